@@ -1,0 +1,1 @@
+"""Holdfast's benchmarks: ours and its peers side by side, on one machine, in one run."""

@@ -1,0 +1,82 @@
+"""One sample: fork, prepare, time, report. Wall time is the figure; CPU time helps to spot a noisy round."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TypeAlias
+
+# Fork, not spawn: a spawned child would import everything again, 50 cases times some rounds.
+# The harness itself starts no threads, so that forking it is safe.
+FORK = multiprocessing.get_context("fork")
+
+Prepare: TypeAlias = Callable[[Path], AbstractContextManager[Callable[[], int]]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One round of one contestant."""
+
+    messages: int
+    seconds: float
+    cpu_seconds: float
+
+
+class SampleFailed(Exception):
+    """The child raised, died, or did not answer in time."""
+
+
+def take_sample(prepare: Prepare, folder: Path, timeout_s: float) -> Sample:
+    """Run one round in a child process of its own."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=_report_sample, args=(prepare, folder, sender))
+    process.start()
+    sender.close()  # so that the child's death ends the pipe
+    try:
+        answer = _answer(receiver, timeout_s)
+    finally:
+        process.kill()
+        process.join()
+    if isinstance(answer, str):
+        raise SampleFailed(answer)
+    return answer
+
+
+def _answer(receiver: Connection, timeout_s: float) -> Sample | str:
+    if not receiver.poll(timeout_s):
+        return f"no answer within {timeout_s:.0f} s"
+    try:
+        answer: Sample | str = receiver.recv()
+    except EOFError:
+        return "died without a word"
+    return answer
+
+
+def _report_sample(prepare: Prepare, folder: Path, sender: Connection) -> None:
+    try:
+        sender.send(_sample(prepare, folder))
+    except BaseException as problem:  # everything must reach the parent, or it would wait in vain
+        sender.send(one_line(problem))
+
+
+def _sample(prepare: Prepare, folder: Path) -> Sample:
+    with prepare(folder) as timed:
+        gc.collect()
+        gc.freeze()  # the harness's own objects: a collection must not walk (and copy) inherited pages
+        cpu_started, started = time.process_time(), time.perf_counter()
+        messages = timed()
+        ended, cpu_ended = time.perf_counter(), time.process_time()
+    return Sample(messages, ended - started, cpu_ended - cpu_started)
+
+
+def one_line(problem: BaseException) -> str:
+    """What happened and where, without a traceback across the progress bar."""
+    last = traceback.extract_tb(problem.__traceback__)[-1]
+    return f"{type(problem).__name__}: {problem} ({Path(last.filename).name}:{last.lineno})"

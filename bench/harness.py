@@ -1,0 +1,124 @@
+"""Runs the contestants of each operation side by side: A B C, A B C, … each time in a fresh process.
+
+Interleaving spreads the machine's moods over everybody; a fresh process keeps one contestant's memory,
+threads and open files away from the next. Nothing here knows a queue: a `Case` brings its own preparation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from bench.child import Sample, SampleFailed, take_sample
+
+OURS = "holdfast"
+
+# What is timed: it does the work and answers how many messages that was.
+Timed: TypeAlias = Callable[[], int]
+Status: TypeAlias = Literal["measured", "skipped", "failed"]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing that is measured. An "opening" is judged by its whole time, all else by message."""
+
+    name: str
+    about: str
+    measures: Literal["messages", "opening"] = "messages"
+    most_rounds: int = 1000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One contestant of one operation; `prepare` fills a folder, warms up, and yields what is timed."""
+
+    operation: Operation
+    contestant: str
+    prepare: Callable[[Path], AbstractContextManager[Timed]]
+    survives: str = ""
+    note: str = ""
+    needs: tuple[str, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is Holdfast, in whatever variant ("holdfast, indexes deleted")."""
+        return self.contestant == OURS or self.contestant.startswith(f"{OURS},")
+
+
+@dataclass
+class Outcome:
+    """What came of a case: its samples, or why there are none."""
+
+    case: Case
+    samples: list[Sample] = field(default_factory=list)
+    status: Status = "measured"
+    problem: str = ""
+
+
+def run(
+    cases: Iterable[Case],
+    folder: Path,
+    *,
+    rounds: int,
+    timeout_s: float = 300.0,
+    on_sample: Callable[[Case, int], None] = lambda case, round_number: None,
+) -> list[Outcome]:
+    """Measure all cases, operation by operation; `on_sample` hears of each sample before it is taken."""
+    outcomes = [_outcome_before(case) for case in cases]
+    for operation, group in by_operation(outcomes):
+        for round_number in range(min(rounds, operation.most_rounds)):
+            for outcome in group:
+                on_sample(outcome.case, round_number)
+                if outcome.status == "measured":
+                    _add_sample(outcome, folder, timeout_s)
+    return outcomes
+
+
+def by_operation(outcomes: Iterable[Outcome]) -> list[tuple[Operation, list[Outcome]]]:
+    """The outcomes of each operation together, in the order in which they first came."""
+    groups: dict[Operation, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(outcome.case.operation, []).append(outcome)
+    return list(groups.items())
+
+
+def sample_count(cases: Sequence[Case], rounds: int) -> int:
+    """How many samples a run takes: the length of its progress bar."""
+    return sum(min(rounds, case.operation.most_rounds) for case in cases)
+
+
+def missing_modules(names: Iterable[str]) -> list[str]:
+    """Those of the modules that are not installed here; looks without importing the last part."""
+    return [name for name in names if not _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # a parent package is missing
+        return False
+
+
+def _outcome_before(case: Case) -> Outcome:
+    missing = missing_modules(case.needs)
+    if missing:
+        return Outcome(case, status="skipped", problem=f"not installed: {', '.join(missing)}")
+    return Outcome(case)
+
+
+def _add_sample(outcome: Outcome, folder: Path, timeout_s: float) -> None:
+    """A contestant that fails once is out: half a set of rounds would not be comparable."""
+    place = folder / "round"
+    place.mkdir(parents=True)
+    try:
+        outcome.samples.append(take_sample(outcome.case.prepare, place, timeout_s))
+    except SampleFailed as problem:
+        outcome.status, outcome.problem = "failed", str(problem)
+    finally:
+        # Removing also drops dirty pages, so that the next contestant does not pay for this one's writes.
+        shutil.rmtree(place)

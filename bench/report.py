@@ -1,0 +1,115 @@
+"""The result files: results.json for programs, results.md for people, and the pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.harness import Operation, Outcome, by_operation, missing_modules
+from bench.machine import title
+from bench.scale import Scale
+from bench.survival import Survivor
+from bench.table import Row, headings, rows
+
+SURVIVAL_HEADINGS = ["contestant", "its put survives", "found after kill -9", "how"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that one run found."""
+
+    machine: dict[str, object]
+    scale: Scale
+    rounds: int
+    outcomes: list[Outcome]
+    survivors: list[Survivor]
+
+    def tables(self) -> list[tuple[Operation, list[Row]]]:
+        """Each operation with its rows, the fastest first."""
+        return [(operation, rows(group, self.scale)) for operation, group in by_operation(self.outcomes)]
+
+    @property
+    def how(self) -> str:
+        """The method in one line."""
+        return f"{self.scale.body_bytes}-byte messages; medians of {self.rounds} interleaved rounds"
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write all files; answers which. Without matplotlib there are no pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = [folder / "results.json", folder / "results.md"]
+    written[0].write_text(json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n")
+    written[1].write_text(as_markdown(report))
+    if missing_modules(["matplotlib"]):
+        return written
+    from bench.picture import draw
+
+    return [*written, *draw(report, folder)]
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Plain values, with every round of everybody."""
+    return {
+        "machine": report.machine,
+        "scale": dataclasses.asdict(report.scale),
+        "rounds": report.rounds,
+        "operations": [
+            {
+                "name": operation.name,
+                "about": operation.about,
+                "measures": operation.measures,
+                "contestants": [_contestant(row) for row in found],
+            }
+            for operation, found in report.tables()
+        ],
+        "survival": [dataclasses.asdict(survivor) for survivor in report.survivors],
+    }
+
+
+def _contestant(row: Row) -> dict[str, Any]:
+    case = row.outcome.case
+    return {
+        "name": case.contestant,
+        "survives": case.survives,
+        "note": case.note,
+        "status": row.outcome.status,
+        "problem": row.outcome.problem,
+        "summary": dataclasses.asdict(row.summary) if row.summary else None,
+        "messages_per_second": row.summary.messages_per_second if row.summary else None,
+        "targets": [dataclasses.asdict(verdict) for verdict in row.verdicts],
+        "rounds": [dataclasses.asdict(sample) for sample in row.outcome.samples],
+    }
+
+
+def as_markdown(report: Report) -> str:
+    """Tables that read well on a web page and in a terminal."""
+    parts = [
+        "# Benchmark results",
+        f"{title(report.machine)}. {report.how}. Method: [bench/README.md](../README.md).",
+    ]
+    for operation, found in report.tables():
+        parts += [f"## {operation.name}", operation.about, _operation_table(operation, found)]
+    if report.survivors:
+        parts += ["## What a put survives", _survival_table(report.survivors)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _operation_table(operation: Operation, found: Sequence[Row]) -> str:
+    lines = [
+        [f"**{cell}**" if cell and row.outcome.case.is_ours else cell for cell in row.cells] for row in found
+    ]
+    return _markdown_table(headings(operation), lines, right_from=2, right_to=6)
+
+
+def _survival_table(survivors: Iterable[Survivor]) -> str:
+    lines = [[s.name, s.survives, s.found, s.note] for s in survivors]
+    return _markdown_table(SURVIVAL_HEADINGS, lines, right_from=4, right_to=4)
+
+
+def _markdown_table(names: list[str], lines: Iterable[list[str]], *, right_from: int, right_to: int) -> str:
+    rule = ["---:" if right_from <= at < right_to else "---" for at in range(len(names))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [names, rule, *lines])

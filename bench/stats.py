@@ -1,0 +1,63 @@
+"""The arithmetic: medians, spread, and ratios to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from bench.harness import OURS, Outcome
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A contestant's rounds in a few figures; times are nanoseconds for each message."""
+
+    messages: int
+    seconds: float
+    median_ns: float
+    min_ns: float
+    max_ns: float
+    cpu_ns: float
+    ratio: float | None = None
+    """How many times our time it took: 2.0 is twice as slow as ours, 0.5 twice as fast."""
+
+    @property
+    def messages_per_second(self) -> float:
+        return 1e9 / self.median_ns
+
+
+def summaries(outcomes: Iterable[Outcome]) -> dict[str, Summary]:
+    """By contestant, for the measured outcomes of one operation."""
+    measured = {o.case.contestant: o for o in outcomes if o.status == "measured" and o.samples}
+    ours = measured.get(OURS)
+    return {name: _summary(outcome, ours) for name, outcome in measured.items()}
+
+
+def _summary(outcome: Outcome, ours: Outcome | None) -> Summary:
+    each_ns = _each_ns(outcome)
+    return Summary(
+        messages=round(median(s.messages for s in outcome.samples)),
+        seconds=median(s.seconds for s in outcome.samples),
+        median_ns=median(each_ns),
+        min_ns=min(each_ns),
+        max_ns=max(each_ns),
+        cpu_ns=median(1e9 * s.cpu_seconds / s.messages for s in outcome.samples),
+        ratio=_ratio(outcome, ours),
+    )
+
+
+def _each_ns(outcome: Outcome) -> list[float]:
+    return [1e9 * s.seconds / s.messages for s in outcome.samples]
+
+
+def _ratio(outcome: Outcome, ours: Outcome | None) -> float | None:
+    if ours is None:
+        return None
+    if outcome.case.operation.measures == "messages":
+        return median(_each_ns(outcome)) / median(_each_ns(ours))
+    # Openings are compared only where both hold as much; a small store that opens fast proves nothing.
+    held, our_held = outcome.samples[0].messages, ours.samples[0].messages
+    if abs(held - our_held) > 0.02 * our_held:
+        return None
+    return median(s.seconds for s in outcome.samples) / median(s.seconds for s in ours.samples)

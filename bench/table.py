@@ -1,0 +1,90 @@
+"""The table of one operation, as plain text cells: for the terminal, for Markdown, for the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from bench import wording
+from bench.harness import OURS, Operation, Outcome
+from bench.scale import Scale
+from bench.stats import Summary, summaries
+from bench.targets import Verdict, verdicts
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant; `summary` is None where there is nothing but a reason."""
+
+    outcome: Outcome
+    summary: Summary | None
+    verdicts: tuple[Verdict, ...] = ()
+
+    @property
+    def cells(self) -> list[str]:
+        """In the order of `headings`."""
+        case = self.outcome.case
+        if self.summary is None:
+            return [
+                case.contestant,
+                case.survives,
+                "–",
+                "–",
+                "–",
+                "–",
+                f"{self.outcome.status}: {self.outcome.problem}",
+            ]
+        return [
+            case.contestant,
+            case.survives,
+            *_figures(case.operation, self.summary),
+            wording.ratio(self.summary.ratio, is_baseline=case.contestant == OURS),
+            "; ".join(str(verdict) for verdict in self.verdicts),
+        ]
+
+
+def headings(operation: Operation) -> list[str]:
+    """An opening has a time of its own; everything else a rate and a time for each message."""
+    figures = (
+        ["messages held", "time to open"] if operation.measures == "opening" else ["messages/s", "a message"]
+    )
+    return ["contestant", "put survives", *figures, "min – max", f"vs {OURS}", "target"]
+
+
+def rows(outcomes: Iterable[Outcome], scale: Scale) -> list[Row]:
+    """The fastest first, those without a figure last."""
+    group = list(outcomes)
+    found = summaries(group)
+    made = [
+        Row(
+            outcome,
+            found.get(outcome.case.contestant),
+            tuple(verdicts(outcome.case.operation.name, outcome.case.contestant, found, scale)),
+        )
+        for outcome in group
+    ]
+    return sorted(made, key=_speed)
+
+
+def _speed(row: Row) -> tuple[bool, float]:
+    if row.summary is None:
+        return True, 0.0
+    return (
+        False,
+        row.summary.seconds if row.outcome.case.operation.measures == "opening" else row.summary.median_ns,
+    )
+
+
+def _figures(operation: Operation, summary: Summary) -> list[str]:
+    if operation.measures == "opening":
+        held = summary.messages
+        return [
+            wording.count(held),
+            wording.duration(1e9 * summary.seconds),
+            wording.duration_range(summary.min_ns * held, summary.max_ns * held),
+        ]
+    return [
+        wording.count(summary.messages_per_second),
+        wording.duration(summary.median_ns),
+        wording.duration_range(summary.min_ns, summary.max_ns),
+    ]

@@ -1,0 +1,90 @@
+"""Frames to Arrow and back, buffer by buffer: no message is touched. Needs pyarrow (extra `arrow`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from crc32c import crc32c
+
+from holdfast.codec.columns import padding
+from holdfast.codec.compression import Codec
+from holdfast.codec.encode import Body
+from holdfast.codec.frame import Frame
+from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge
+
+
+def encode_arrow(values: Any, now_ns: int, *, cap_bytes: int, max_message_bytes: int) -> list[Body]:
+    """Bodies for an array (or chunked array) of binary or text values; nulls are refused."""
+    chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+    return [body for chunk in chunks for body in _encode_chunk(chunk, now_ns, cap_bytes, max_message_bytes)]
+
+
+def values_to_arrow(frame: Frame) -> pa.BinaryArray:
+    """The frame's payloads as an Arrow array over the frame's own bytes."""
+    columns = frame.columns()
+    data, ends = columns.value_bytes(), columns.value_ends()
+    array = pa.Array.from_buffers(pa.binary(), frame.count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    try:
+        array.validate(full=True)  # wrong ends would let Arrow read outside the buffer
+    except pa.ArrowInvalid as error:
+        raise CorruptData(f"the frame at offset {frame.base_offset} is not a valid Arrow array: {error}") from None
+    return array
+
+
+def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: int) -> Iterator[Body]:
+    if not isinstance(chunk, pa.Array):
+        raise InvalidRequest(f"append_arrow takes an Arrow array of binary values, not {type(chunk).__name__}")
+    if chunk.type in (pa.string(), pa.large_string(), pa.large_binary()) or pa.types.is_fixed_size_binary(chunk.type):
+        chunk = chunk.cast(pa.binary())
+    if chunk.type != pa.binary():
+        raise InvalidRequest(f"append_arrow takes binary or text values, not {chunk.type}")
+    if chunk.null_count:
+        raise InvalidRequest(f"{chunk.null_count} of the values are null; a message has a value, maybe an empty one")
+    if not len(chunk):
+        return
+    longest = pc.max(pc.binary_length(chunk)).as_py()
+    if longest > max_message_bytes:
+        raise MessageTooLarge(f"a message has {longest} bytes, the limit is {max_message_bytes}; nothing was kept")
+    _, ends_buffer, data_buffer = chunk.buffers()
+    ends = memoryview(ends_buffer).cast("B").cast("i")[chunk.offset : chunk.offset + len(chunk) + 1]
+    data = memoryview(data_buffer or b"").cast("B")
+    for start, stop in _cuts(ends, cap_bytes):
+        yield _body(ends, data, start, stop, now_ns)
+
+
+def _cuts(ends: memoryview, cap_bytes: int) -> Iterator[tuple[int, int]]:
+    """Runs of messages of at most `cap_bytes`, or of one larger message."""
+    last = len(ends) - 1
+    start = 0
+    while start < last:
+        stop = max(start + 1, _last_below(ends, ends[start] + cap_bytes, start + 1, last))
+        yield start, stop
+        start = stop
+
+
+def _last_below(ends: memoryview, limit: int, low: int, high: int) -> int:
+    while low < high:
+        middle = (low + high + 1) // 2
+        if ends[middle] <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _body(ends: memoryview, data: memoryview, start: int, stop: int, now_ns: int) -> Body:
+    first, last = ends[start], ends[stop]
+    own_ends = pa.Array.from_buffers(pa.int32(), stop - start + 1, [None, pa.py_buffer(ends[start : stop + 1])])
+    head = memoryview(pc.subtract(own_ends, pa.scalar(first, pa.int32())).buffers()[1]).cast("B")
+    head = head[: 4 * (stop - start + 1)]
+    values = data[first:last]
+    gap = padding(len(head))
+    body_bytes = len(head) + len(gap) + len(values)
+    parts = [head, gap, values, padding(body_bytes)]
+    crc = 0
+    for part in parts:
+        crc = crc32c(part, crc)
+    return Body(parts, body_bytes, body_bytes, stop - start, 0, Codec.NONE, now_ns, crc)

@@ -1,0 +1,257 @@
+"""The body of a frame: messages as columns, in Arrow's own memory layout.
+
+    part                        bytes                     there when
+    value ends                  4 * (count + 1)           always
+    times                       8 * count                 column bit 0: int64, ns since 1970
+    key validity                (count + 7) // 8          bit 1: bit i is set when message i has a key
+    keys                        4 * (count + 1) + bytes   bit 2
+    headers                     see below                 bit 3
+    priorities                  count                     bit 4: uint8
+    expiry                      8 * count                 bit 5: int64, ms since 1970, 0 = none
+    due times                   8 * count                 bit 6: int64, ms since 1970, 0 = none
+    flags                       count                     bit 7: uint8, bit 0 = tombstone
+    values                      the rest                  always
+
+"Ends" are count + 1 int32: the first is 0, they never fall, and item i is the bytes from ends[i] to
+ends[i + 1]. A header column is a list of pairs: ends into the pairs, then the pairs' names (ends, bytes)
+and values (ends, bytes). Every part but the values is padded with zeros to 8 bytes. All numbers are
+little endian.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Final
+
+from holdfast.errors import CorruptData
+from holdfast.model import Batch, HeaderPairs
+
+TIMES: Final = 1 << 0
+KEY_VALIDITY: Final = 1 << 1
+KEYS: Final = 1 << 2
+HEADERS: Final = 1 << 3
+PRIORITIES: Final = 1 << 4
+EXPIRY: Final = 1 << 5
+DUE: Final = 1 << 6
+FLAGS: Final = 1 << 7
+KNOWN_COLUMNS: Final = (1 << 8) - 1
+
+TOMBSTONE: Final = 1 << 0
+
+# Arrays are written as they lie in memory; a big-endian machine would have to swap them.
+assert sys.byteorder == "little", "Holdfast's files are little endian, and so must be the machine"
+assert array("i").itemsize == 4
+
+_PADDING: Final = tuple(bytes(n) for n in range(8))
+
+
+def padding(length: int) -> bytes:
+    """The zeros that bring `length` to a multiple of 8."""
+    return _PADDING[-length % 8]
+
+
+def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
+    """Which columns the batch uses, and the body as parts to be joined."""
+    columns = 0
+    values = batch.values
+    parts = _padded(_ends(values))
+    if batch.times_ns is not None:
+        columns |= TIMES
+        parts += _padded(array("q", batch.times_ns).tobytes())
+    if batch.keys is not None:
+        if None in batch.keys:
+            columns |= KEY_VALIDITY
+            parts += _padded(_validity(batch.keys))
+        columns |= KEYS
+        parts += _variable([key or b"" for key in batch.keys])
+    if batch.headers is not None:
+        columns |= HEADERS
+        parts += _header_column(batch.headers)
+    if batch.priorities is not None:
+        columns |= PRIORITIES
+        parts += _padded(bytes(batch.priorities))
+    if batch.expires_at_ms is not None:
+        columns |= EXPIRY
+        parts += _padded(array("q", batch.expires_at_ms).tobytes())
+    if batch.due_at_ms is not None:
+        columns |= DUE
+        parts += _padded(array("q", batch.due_at_ms).tobytes())
+    if batch.flags is not None:
+        columns |= FLAGS
+        parts += _padded(bytes(batch.flags))
+    parts += values
+    return columns, parts
+
+
+class Columns:
+    """A body taken apart: where each part lies; messages are touched only when asked for."""
+
+    __slots__ = ("_body", "_count", "_spans", "columns")
+
+    def __init__(self, body: memoryview, count: int, columns: int) -> None:
+        self._body = body
+        self._count = count
+        self.columns = columns
+        self._spans = _spans(body, count, columns)
+
+    def span(self, column: int) -> memoryview | None:
+        """The bytes of one column without padding, or None where it is not used."""
+        return self._spans.get(column)
+
+    def value_ends(self) -> memoryview:
+        return self._spans[-1]
+
+    def value_bytes(self) -> memoryview:
+        return self._spans[0]
+
+    def values(self) -> list[bytes]:
+        return _items(self._spans[-1], self._spans[0])
+
+    def times_ns(self) -> Sequence[int] | None:
+        return self._integers(TIMES)
+
+    def expires_at_ms(self) -> Sequence[int] | None:
+        return self._integers(EXPIRY)
+
+    def due_at_ms(self) -> Sequence[int] | None:
+        return self._integers(DUE)
+
+    def priorities(self) -> Sequence[int] | None:
+        span = self._spans.get(PRIORITIES)
+        return None if span is None else bytes(span)
+
+    def flags(self) -> Sequence[int] | None:
+        span = self._spans.get(FLAGS)
+        return None if span is None else bytes(span)
+
+    def keys(self) -> list[bytes | None] | None:
+        span = self._spans.get(KEYS)
+        if span is None:
+            return None
+        ends_bytes = 4 * (self._count + 1)
+        keys: list[bytes | None] = [*_items(span[:ends_bytes], span[ends_bytes + len(padding(ends_bytes)) :])]
+        validity = self._spans.get(KEY_VALIDITY)
+        if validity is not None:
+            for i in range(self._count):
+                if not validity[i >> 3] >> (i & 7) & 1:
+                    keys[i] = None
+        return keys
+
+    def headers(self) -> list[tuple[tuple[str, bytes], ...]] | None:
+        span = self._spans.get(HEADERS)
+        if span is None:
+            return None
+        cutter = _Cutter(span)
+        list_ends = cutter.ends(self._count)
+        names = _items(*cutter.variable(list_ends[-1]))
+        values = _items(*cutter.variable(list_ends[-1]))
+        try:
+            pairs = [(str(name, "utf-8"), value) for name, value in zip(names, values, strict=True)]
+        except UnicodeDecodeError:
+            raise CorruptData("a header name is not UTF-8") from None
+        return [tuple(pairs[start:end]) for start, end in pairwise(list_ends)]
+
+    def _integers(self, column: int) -> Sequence[int] | None:
+        span = self._spans.get(column)
+        return None if span is None else array("q", bytes(span))
+
+
+class _Cutter:
+    """Cuts a buffer into its parts, front to back, and refuses parts that are not there."""
+
+    def __init__(self, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self.at = 0
+
+    def take(self, length: int) -> memoryview:
+        end = self.at + length
+        if end > len(self._buffer):
+            raise CorruptData(f"a column of {length} bytes does not fit in the {len(self._buffer)} of its frame")
+        part = self._buffer[self.at : end]
+        self.at = end + -length % 8
+        return part
+
+    def ends(self, count: int) -> array[int]:
+        return _checked_ends(self.take(4 * (count + 1)))
+
+    def variable(self, count: int) -> tuple[memoryview, memoryview]:
+        ends = self.take(4 * (count + 1))
+        return ends, self.take(_checked_ends(ends)[-1])
+
+
+def _spans(body: memoryview, count: int, columns: int) -> dict[int, memoryview]:
+    """Column bit -> its bytes; -1 are the value ends, 0 the values."""
+    cutter = _Cutter(body)
+    spans = {-1: cutter.take(4 * (count + 1))}
+    if columns & TIMES:
+        spans[TIMES] = cutter.take(8 * count)
+    if columns & KEY_VALIDITY:
+        spans[KEY_VALIDITY] = cutter.take((count + 7) // 8)
+    if columns & KEYS:
+        start = cutter.at
+        cutter.variable(count)
+        spans[KEYS] = body[start : cutter.at]
+    if columns & HEADERS:
+        start = cutter.at
+        pairs = cutter.ends(count)[-1]
+        cutter.variable(pairs)
+        cutter.variable(pairs)
+        spans[HEADERS] = body[start : cutter.at]
+    if columns & PRIORITIES:
+        spans[PRIORITIES] = cutter.take(count)
+    if columns & EXPIRY:
+        spans[EXPIRY] = cutter.take(8 * count)
+    if columns & DUE:
+        spans[DUE] = cutter.take(8 * count)
+    if columns & FLAGS:
+        spans[FLAGS] = cutter.take(count)
+    spans[0] = body[cutter.at :]
+    return spans
+
+
+def _items(ends: memoryview, data: memoryview) -> list[bytes]:
+    cuts = _checked_ends(ends)
+    if cuts[-1] > len(data):
+        raise CorruptData(f"a column's items end at {cuts[-1]}, beyond its {len(data)} bytes")
+    plain = bytes(data)
+    return [plain[start:end] for start, end in pairwise(cuts)]
+
+
+def _checked_ends(ends: memoryview) -> array[int]:
+    cuts = array("i", bytes(ends))
+    # One comparison in C is cheaper than a loop that looks at neighbours.
+    if cuts[0] != 0 or (len(cuts) > 2 and cuts.tolist() != sorted(cuts)) or cuts[-1] < 0:
+        raise CorruptData("the ends of a column's items are not in order")
+    return cuts
+
+
+def _ends(items: Iterable[bytes]) -> bytes:
+    return array("i", accumulate(map(len, items), initial=0)).tobytes()
+
+
+def _padded(part: bytes) -> list[bytes]:
+    return [part, _PADDING[-len(part) % 8]]
+
+
+def _variable(items: Sequence[bytes]) -> list[bytes]:
+    return _padded(_ends(items)) + _padded(b"".join(items))
+
+
+def _header_column(rows: Sequence[HeaderPairs]) -> list[bytes]:
+    pairs = list(chain.from_iterable(rows))
+    return [
+        *_padded(array("i", accumulate(map(len, rows), initial=0)).tobytes()),
+        *_variable([name.encode() for name, _ in pairs]),
+        *_variable([value for _, value in pairs]),
+    ]
+
+
+def _validity(keys: Sequence[bytes | None]) -> bytes:
+    bits = bytearray((len(keys) + 7) // 8)
+    for i, key in enumerate(keys):
+        if key is not None:
+            bits[i >> 3] |= 1 << (i & 7)
+    return bytes(bits)

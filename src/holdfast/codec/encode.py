@@ -1,0 +1,147 @@
+"""From messages to frames. Bodies are made first, in any thread; a header is made when the place is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from holdfast.codec.columns import encode_columns, padding
+from holdfast.codec.compression import Codec, compress
+from holdfast.codec.frame import CHECKED_HEADER, MAGIC, Kind, frame_bytes, seal_header
+from holdfast.errors import InvalidRequest
+from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer
+
+_CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD, "lz4": Codec.LZ4, "gzip": Codec.GZIP}
+
+
+class Packing(msgspec.Struct, frozen=True, gc=False):
+    """How bodies are packed: which codec, and when it is worth it."""
+
+    codec: Codec = Codec.NONE
+    level: int | None = None
+    min_bytes: int = 1024
+    min_saving_percent: int = 5
+
+    @staticmethod
+    def named(name: str, *, level: int | None, min_bytes: int, min_saving_percent: int) -> Packing:
+        if name not in _CODECS:
+            raise InvalidRequest(f"codec={name!r} is not known; use one of {', '.join(_CODECS)}")
+        return Packing(_CODECS[name], level, min_bytes, min_saving_percent)
+
+
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """All of a frame that does not depend on its place. `parts` include the padding."""
+
+    parts: Sequence[bytes | memoryview]
+    body_bytes: int
+    raw_bytes: int
+    count: int
+    columns: int
+    codec: int
+    max_time_ns: int
+    crc: int
+    kind: int = Kind.DATA
+
+    @property
+    def frame_bytes(self) -> int:
+        return frame_bytes(self.body_bytes)
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """What the log knows of the place where a frame goes."""
+
+    log_id: int
+    epoch: int
+    position: int
+    base_offset: int
+    synced_offset: int
+
+
+def encode_batch(batch: Batch, now_ns: int, *, packing: Packing, cap_bytes: int, kind: Kind = Kind.DATA) -> list[Body]:
+    """The batch as bodies of at most `cap_bytes` each (but for a single larger message)."""
+    return [_encode(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
+
+
+def message_sizes(batch: Batch) -> list[int]:
+    """Bytes of each message: value, key and headers together."""
+    sizes = list(map(len, batch.values))
+    if batch.keys is not None:
+        sizes = [size + len(key or b"") for size, key in zip(sizes, batch.keys, strict=True)]
+    if batch.headers is not None:
+        sizes = [size + _header_bytes(pairs) for size, pairs in zip(sizes, batch.headers, strict=True)]
+    return sizes
+
+
+def header_for(body: Body, place: Place, *, batch_remaining: int, producer: Producer = NO_PRODUCER) -> bytes:
+    """The sealed header of a body at its place."""
+    return seal_header(
+        CHECKED_HEADER.pack(
+            MAGIC,
+            place.log_id,
+            place.position,
+            body.body_bytes,
+            body.raw_bytes,
+            body.count,
+            body.kind,
+            body.codec,
+            0,
+            body.columns,
+            place.base_offset,
+            body.max_time_ns,
+            place.synced_offset,
+            place.epoch,
+            producer.epoch,
+            producer.id,
+            producer.first_sequence,
+            batch_remaining,
+            body.crc,
+        )
+    )
+
+
+def gap_body(length: int, count: int, max_time_ns: int) -> Body:
+    """A body that fills `length` bytes of a segment, header included, where `count` messages are lost."""
+    filler = bytes(length - frame_bytes(0))
+    return Body([filler], len(filler), len(filler), count, 0, Codec.NONE, max_time_ns, crc32c(filler), Kind.GAP)
+
+
+def _encode(batch: Batch, now_ns: int, packing: Packing, kind: Kind) -> Body:
+    columns, parts = encode_columns(batch)
+    max_time_ns = now_ns if batch.times_ns is None else max(batch.times_ns)
+    body = b"".join(parts)
+    raw_bytes = len(body)
+    codec = Codec.NONE
+    if packing.codec is not Codec.NONE and raw_bytes >= packing.min_bytes:
+        packed = compress(packing.codec, body, level=packing.level)
+        if len(packed) * 100 <= raw_bytes * (100 - packing.min_saving_percent):
+            codec, body = packing.codec, packed
+    body_bytes = len(body)
+    body += padding(body_bytes)
+    return Body([body], body_bytes, raw_bytes, len(batch.values), columns, codec, max_time_ns, crc32c(body), kind)
+
+
+def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
+    sizes = message_sizes(batch)
+    if sum(sizes) <= cap_bytes:
+        yield batch
+        return
+    start, used = 0, 0
+    ends = list(accumulate(sizes))
+    for i, end in enumerate(ends):
+        if end - used > cap_bytes and i > start:
+            yield _slice(batch, start, i)
+            start, used = i, ends[i - 1]
+    yield _slice(batch, start, len(sizes))
+
+
+def _slice(batch: Batch, start: int, end: int) -> Batch:
+    columns = msgspec.structs.asdict(batch)
+    return Batch(**{name: None if column is None else column[start:end] for name, column in columns.items()})
+
+
+def _header_bytes(pairs: HeaderPairs) -> int:
+    return sum(len(name.encode()) + len(value) for name, value in pairs)

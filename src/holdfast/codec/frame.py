@@ -1,0 +1,219 @@
+"""The frame: the only unit on disk, one or more messages with one header and two checksums.
+
+    at   size  field
+    0    4     magic            "HFR" and the format's version, 1
+    4    4     log_id           a random number of this log
+    8    4     position         where this frame starts in its segment
+    12   4     body_bytes       length of the body as stored
+    16   4     raw_bytes        length of the body before compression
+    20   4     count            messages in the frame
+    24   1     kind             1 data, 2 control, 3 journal, 4 gap
+    25   1     codec            0 none, 1 zstd, 2 lz4, 3 gzip
+    26   2     flags            0
+    28   4     columns          which columns the body has
+    32   8     base_offset      offset of the first message
+    40   8     max_time_ns      the latest time among the messages; of each where there are no times
+    48   8     synced_offset    all messages below were known to be on disk when this was written
+    56   4     epoch            epoch of the log's owner
+    60   4     producer_epoch   the three for idempotent producers; 0 without one
+    64   8     producer_id
+    72   4     first_sequence
+    76   4     batch_remaining  frames of the same batch that follow this one
+    80   4     body_crc         CRC32C of all bytes behind the header, padding included
+    84   4     header_crc       CRC32C of bytes 0..83
+    88         body, then zeros up to a multiple of 8
+
+The header has its own checksum, so that a spoiled length is never taken for a write that was cut
+short: the first is corruption, only the second may be repaired. `log_id` and `position` make a frame
+valid in one place only: a copy inside a message, or a stale block, is never taken for a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from holdfast.codec.columns import KNOWN_COLUMNS, Columns
+from holdfast.codec.compression import Codec, decompress
+from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
+from holdfast.model import Record
+
+MAGIC_PREFIX: Final = b"HFR"
+VERSION: Final = 1
+MAGIC: Final = MAGIC_PREFIX + bytes([VERSION])
+
+CHECKED_HEADER: Final = Struct("<4sIIIIIBBHIQqQIIQIII")
+_HEADER: Final = Struct("<4sIIIIIBBHIQqQIIQIIII")
+_U32: Final = Struct("<I")
+HEADER_BYTES: Final = _HEADER.size
+assert HEADER_BYTES == 88  # keeps the table above and the code in step
+assert CHECKED_HEADER.size == HEADER_BYTES - 4
+
+# Where a header says how far the next frame is: enough to hop from frame to frame.
+ALIGNMENT: Final = 8
+
+
+class Kind(IntEnum):
+    """What a frame holds; the number is stored."""
+
+    DATA = 1
+    CONTROL = 2
+    JOURNAL = 3
+    GAP = 4  # stands where damaged messages stood: their offsets are known, their bytes in quarantine
+
+
+KNOWN_KINDS: Final = frozenset(int(kind) for kind in Kind)
+KNOWN_CODECS: Final = frozenset(int(codec) for codec in Codec)
+
+
+class FrameHeader(msgspec.Struct, frozen=True, gc=False):
+    """The header's fields, in their stored order; a header that exists has been checked."""
+
+    magic: bytes
+    log_id: int
+    position: int
+    body_bytes: int
+    raw_bytes: int
+    count: int
+    kind: int
+    codec: int
+    flags: int
+    columns: int
+    base_offset: int
+    max_time_ns: int
+    synced_offset: int
+    epoch: int
+    producer_epoch: int
+    producer_id: int
+    first_sequence: int
+    batch_remaining: int
+    body_crc: int
+    header_crc: int
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.count
+
+    @property
+    def end(self) -> int:
+        """Position of the frame behind this one."""
+        return self.position + frame_bytes(self.body_bytes)
+
+
+def frame_bytes(body_bytes: int) -> int:
+    """Length of a whole frame: header, body, padding."""
+    return (HEADER_BYTES + body_bytes + 7) & ~7
+
+
+def seal_header(checked: bytes) -> bytes:
+    """A header's first 84 bytes with their checksum behind them."""
+    return checked + _U32.pack(crc32c(checked))
+
+
+def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
+    """The header at `at` of the buffer, which is byte `position` of its segment; raises CorruptData."""
+    checked = buffer[at : at + HEADER_BYTES - 4]
+    if len(buffer) - at < HEADER_BYTES:
+        raise ChecksumMismatch(f"the file ends inside the header at position {position}")
+    header = FrameHeader(*_HEADER.unpack_from(buffer, at))
+    if crc32c(checked) != header.header_crc:
+        raise ChecksumMismatch(f"the header at position {position} does not match its checksum")
+    if header.position != position:
+        raise ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
+    if header.magic != MAGIC:
+        raise UnknownFormat(f"the frame at position {position} has format {header.magic!r}, this release reads {MAGIC!r}")
+    if header.columns & ~KNOWN_COLUMNS or header.kind not in KNOWN_KINDS or header.codec not in KNOWN_CODECS:
+        raise UnknownFormat(
+            f"the frame at position {position} has kind {header.kind}, codec {header.codec}, columns "
+            f"{header.columns:#x}: written by a newer release; upgrade to read it"
+        )
+    return header
+
+
+def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
+    """Raise unless the body of the frame at `at` is wholly there and as it was written."""
+    end = at + frame_bytes(header.body_bytes)
+    if end > len(buffer):
+        raise ChecksumMismatch(f"the file ends inside the frame at position {header.position}")
+    if crc32c(buffer[at + HEADER_BYTES : end]) != header.body_crc:
+        raise ChecksumMismatch(f"the body of the frame at position {header.position} does not match its checksum")
+
+
+class Frame:
+    """A frame that was read and checked; its messages are decoded only when asked for."""
+
+    __slots__ = ("_columns", "_max_raw_bytes", "_stored", "header")
+
+    def __init__(self, header: FrameHeader, stored: memoryview, *, max_raw_bytes: int) -> None:
+        self.header = header
+        self._stored = stored
+        self._max_raw_bytes = max_raw_bytes
+        self._columns: Columns | None = None
+
+    @property
+    def base_offset(self) -> int:
+        return self.header.base_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.header.base_offset + self.header.count
+
+    @property
+    def count(self) -> int:
+        return self.header.count
+
+    def columns(self) -> Columns:
+        """The body's columns, unpacked where they were packed."""
+        if self._columns is None:
+            header = self.header
+            if header.codec == Codec.NONE:
+                if header.raw_bytes != header.body_bytes:
+                    raise CorruptData(f"the frame at position {header.position} claims two lengths for one body")
+                body = self._stored
+            else:
+                body = memoryview(
+                    decompress(
+                        Codec(header.codec),
+                        bytes(self._stored),
+                        raw_bytes=header.raw_bytes,
+                        max_raw_bytes=self._max_raw_bytes,
+                    )
+                )
+            self._columns = Columns(body, header.count, header.columns)
+        return self._columns
+
+    def values(self) -> list[bytes]:
+        """The messages' payloads, in order."""
+        return self.columns().values()
+
+    def records(self) -> Iterator[Record]:
+        """The messages, in order."""
+        header, columns = self.header, self.columns()
+        values = columns.values()
+        count = header.count
+        yield from map(
+            Record,
+            range(header.base_offset, header.base_offset + count),
+            columns.times_ns() or [header.max_time_ns] * count,
+            values,
+            columns.keys() or [None] * count,
+            columns.headers() or [()] * count,
+            columns.priorities() or bytes(count),
+            columns.expires_at_ms() or [0] * count,
+            columns.due_at_ms() or [0] * count,
+            columns.flags() or bytes(count),
+            [header.epoch] * count,
+        )
+
+
+def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int) -> Frame:
+    """The frame at `at` of the buffer, checked; raises CorruptData."""
+    header = read_header(buffer, at, position)
+    check_body(buffer, at, header)
+    start = at + HEADER_BYTES
+    return Frame(header, buffer[start : start + header.body_bytes], max_raw_bytes=max_raw_bytes)

@@ -1,0 +1,22 @@
+"""The only doors to the outside world: clock, disk, ids. Everything else is given them."""
+
+from holdfast.env.clock import Clock, ManualClock, SystemClock
+from holdfast.env.disk import Disk, File, FolderLocked, FolderLock, RealDisk
+from holdfast.env.ids import Ids, SeededIds, SystemIds
+from holdfast.env.world import World, real_world
+
+__all__ = [
+    "Clock",
+    "Disk",
+    "File",
+    "FolderLock",
+    "FolderLocked",
+    "Ids",
+    "ManualClock",
+    "RealDisk",
+    "SeededIds",
+    "SystemClock",
+    "SystemIds",
+    "World",
+    "real_world",
+]

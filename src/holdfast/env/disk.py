@@ -1,0 +1,270 @@
+"""The disk: the few calls that storage makes, each of which a simulated disk can fail or forget.
+
+The words are chosen so that the promises are plain. After `write` or a store into a map the bytes are
+in the page cache: they survive the death of the process. After `File.sync` they survive a power cut,
+and so does the file's length. A new, renamed or removed name survives one only after `sync_folder`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import MutableSequence, Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+# The holder's note in a lock file: fixed, so that a new note always covers the old one.
+NOTE_BYTES = 512
+
+# Where a store into a map may need new blocks (and so fail as SIGBUS, not as an error).
+_COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "fuse.zfs"})
+
+
+class WritableMap(Protocol):
+    """A file's bytes as memory: what is stored here survives the death of the process."""
+
+    def __setitem__(self, key: slice, value: bytes, /) -> None: ...
+
+
+class File(Protocol):
+    """An open file. Positions are bytes from its start."""
+
+    def size(self) -> int:
+        """Its length."""
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to `length` bytes; fewer only where the file ends."""
+
+    def view(self, position: int, length: int) -> memoryview:
+        """The same without a copy where the disk can; valid for as long as someone holds it."""
+
+    def write(self, position: int, parts: Sequence[BytesLike]) -> int:
+        """Write the parts one behind the other; answers how many bytes were taken, maybe fewer."""
+
+    def reserve(self, length: int) -> None:
+        """Allocate blocks, so that the first `length` bytes can be written without more room."""
+
+    def map(self, length: int) -> WritableMap:
+        """The first `length` bytes, which must have been reserved, for storing into."""
+
+    def words(self, count: int) -> MutableSequence[int]:
+        """The first `count` 64-bit words, little endian; each store is one, never torn."""
+
+    def truncate(self, length: int) -> None:
+        """Cut or extend with zeros. Never on a file that others may have mapped."""
+
+    def sync(self) -> None:
+        """Return when bytes and length are on stable storage. A failure is final: never retry."""
+
+    def close(self) -> None:
+        """Let go of it; views stay valid."""
+
+
+class FolderLocked(Exception):
+    """Somebody else holds the lock; `note` is what the holder wrote about itself."""
+
+    def __init__(self, note: bytes) -> None:
+        super().__init__("locked")
+        self.note = note
+
+
+class FolderLock(Protocol):
+    """A held lock. It ends with `release` or with the process."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Folders and names. Paths are strings with `/`."""
+
+    def can_map(self, folder: str) -> bool:
+        """Whether stores into a reserved map cannot fail here."""
+
+    def kind(self, folder: str) -> str:
+        """The file system's name, for people."""
+
+    def names(self, folder: str) -> list[str]:
+        """What the folder holds, sorted; FileNotFoundError where there is no such folder."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def make_folder(self, path: str) -> None:
+        """Make it and those above it; no error where it is there already."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    def sync_folder(self, folder: str) -> None:
+        """Return when the names in it are on stable storage."""
+
+    def free_bytes(self, folder: str) -> int:
+        """Room left for this user on the disk that holds the folder."""
+
+    def lock(self, path: str, note: bytes) -> FolderLock:
+        """Take the lock or raise FolderLocked, at once."""
+
+
+class RealFile:
+    """A file of the operating system."""
+
+    def __init__(self, fd: int, *, write: bool) -> None:
+        self._fd = fd
+        self._protection = mmap.PROT_READ | mmap.PROT_WRITE if write else mmap.PROT_READ
+        self._map: mmap.mmap | None = None
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, position: int, length: int) -> bytes:
+        parts = []
+        while length > 0:
+            part = os.pread(self._fd, length, position)
+            if not part:
+                break
+            parts.append(part)
+            position += len(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def view(self, position: int, length: int) -> memoryview:
+        mapped = self._map
+        if mapped is None or len(mapped) < position + length:
+            size = self.size()
+            if size == 0:
+                return memoryview(b"")
+            mapped = self._mapped(size)
+        return memoryview(mapped)[position : position + length].toreadonly()
+
+    def write(self, position: int, parts: Sequence[BytesLike]) -> int:
+        return os.pwritev(self._fd, parts, position)
+
+    def reserve(self, length: int) -> None:
+        os.posix_fallocate(self._fd, 0, length)
+
+    def map(self, length: int) -> WritableMap:
+        return self._mapped(length)
+
+    def words(self, count: int) -> MutableSequence[int]:
+        # A native 8-byte item of an aligned map is stored by one instruction.
+        return memoryview(mmap.mmap(self._fd, count * 8, prot=self._protection)).cast("Q")  # type: ignore[return-value]
+
+    def truncate(self, length: int) -> None:
+        os.ftruncate(self._fd, length)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        self._map = None  # unmapped when the last view of it is gone
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        # A reader may still be at work when a segment is let go: the last one out closes the file.
+        self.close()
+
+    def _mapped(self, length: int) -> mmap.mmap:
+        mapped = mmap.mmap(self._fd, length, prot=self._protection)
+        self._map = mapped
+        return mapped
+
+
+class RealFolderLock:
+    """An flock on a small file that says who holds it."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealDisk:
+    """The disk of this machine."""
+
+    def can_map(self, folder: str) -> bool:
+        return hasattr(os, "posix_fallocate") and self.kind(folder) not in _COPY_ON_WRITE
+
+    def kind(self, folder: str) -> str:
+        return _file_system(folder)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(os.listdir(folder))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def make_folder(self, path: str) -> None:
+        # Each new name must reach the disk through the folder above it.
+        missing = []
+        current = os.path.abspath(path)
+        while not os.path.isdir(current):
+            missing.append(current)
+            current = os.path.dirname(current)
+        for folder in reversed(missing):
+            os.mkdir(folder, 0o700)
+            self.sync_folder(os.path.dirname(folder))
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return RealFile(os.open(path, flags, 0o600), write=write)
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def sync_folder(self, folder: str) -> None:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, folder: str) -> int:
+        facts = os.statvfs(folder)
+        return facts.f_bavail * facts.f_frsize
+
+    def lock(self, path: str, note: bytes) -> FolderLock:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, NOTE_BYTES, 0).rstrip()
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise FolderLocked(holder) from None
+            raise
+        # The note is for people: a full disk must not keep the owner from opening its own log.
+        with contextlib.suppress(OSError):
+            os.pwrite(fd, note.ljust(NOTE_BYTES), 0)
+        return RealFolderLock(fd)
+
+
+def _file_system(folder: str) -> str:
+    """The type of the mount that holds the folder, from the kernel's own list."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "unknown"
+    target = os.path.realpath(folder)
+    best, kind = "", "unknown"
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        mount = left.split(" ")[4].replace("\\040", " ")
+        inside = target == mount or target.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, right.split(" ")[0]
+    return kind

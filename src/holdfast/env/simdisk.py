@@ -1,0 +1,173 @@
+"""A disk in memory that forgets what real disks may forget, for tests that pull the plug.
+
+`siminode` tells what a power cut may leave of a file, `simnames` what it may leave of names, and
+`faults` which calls fail. Here these are put behind the calls of `Disk`.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import defaultdict
+from collections.abc import Callable
+
+from holdfast.env.disk import NOTE_BYTES, File, FolderLock, FolderLocked
+from holdfast.env.faults import FaultPlan
+from holdfast.env.simfile import SimulatedFile
+from holdfast.env.siminode import Fate, Inode
+from holdfast.env.simnames import Folder, NameTree, os_error
+
+_PLENTY_BYTES = 1 << 50
+
+
+class SimulatedLock:
+    """A held lock of the simulated disk."""
+
+    def __init__(self, inode: Inode) -> None:
+        self._inode: Inode | None = inode
+
+    def release(self) -> None:
+        if self._inode is not None:
+            self._inode.locked = False
+            self._inode = None
+
+
+class SimulatedDisk:
+    """A `Disk` in memory: counts calls, fails to order, and answers with what a cut or a kill leaves."""
+
+    def __init__(self, *, maps: bool = True, capacity_bytes: int | None = None) -> None:
+        self.faults = FaultPlan()
+        self.calls: dict[str, int] = defaultdict(int)
+        self.on_call: Callable[[str], None] | None = None  # told of each change after it took effect
+        self._maps = maps
+        self._capacity_bytes = capacity_bytes
+        self._tree = NameTree()
+
+    def can_map(self, folder: str) -> bool:
+        return self._maps
+
+    def kind(self, folder: str) -> str:
+        return "simulated"
+
+    def names(self, folder: str) -> list[str]:
+        self.reach("names")
+        return sorted(self._tree.folder(folder).names)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._tree.node(path)
+        except OSError:
+            return False
+        return True
+
+    def make_folder(self, path: str) -> None:
+        self.reach("make_folder")
+        current = ""
+        for name in path.split("/"):
+            above, current = current, f"{current}/{name}"
+            if not self.exists(current):
+                self._tree.link(self._tree.folder(above), name, Folder())
+                self.done("make_folder")
+                self.sync_folder(above)  # the real disk does so for each folder that it makes
+            elif not isinstance(self._tree.node(current), Folder):
+                raise os_error(errno.EEXIST, path)
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        self.reach("open")
+        if create and not self.exists(path):
+            self._create(path)
+            self.done("open")
+        return SimulatedFile(self, self._tree.inode(path), write=write)
+
+    def rename(self, old: str, new: str) -> None:
+        self.reach("rename")
+        self._tree.rename(old, new)
+        self.done("rename")
+
+    def remove(self, path: str) -> None:
+        self.reach("remove")
+        self._tree.inode(path)
+        self._tree.link(*self._tree.place(path), None)
+        self.done("remove")
+
+    def sync_folder(self, folder: str) -> None:
+        self.reach("sync_folder")
+        self._tree.sync(self._tree.folder(folder))
+        self.done("sync_folder")
+
+    def free_bytes(self, folder: str) -> int:
+        self.reach("free_bytes")
+        self._tree.folder(folder)
+        room = self.room_bytes()
+        return _PLENTY_BYTES if room is None else room
+
+    def lock(self, path: str, note: bytes) -> FolderLock:
+        self.reach("lock")
+        inode = self._tree.inode(path) if self.exists(path) else self._create(path)
+        if inode.locked:
+            raise FolderLocked(bytes(inode.content[:NOTE_BYTES]).rstrip())
+        inode.locked = True
+        room = self.room_bytes()
+        if room is None or inode.allocated + room >= NOTE_BYTES:  # the note is for people: no room, no note
+            inode.write(0, note.ljust(NOTE_BYTES))
+        self.done("lock")
+        return SimulatedLock(inode)
+
+    def cut(self, rng: random.Random) -> SimulatedDisk:
+        """A power cut: a new disk with what may be left. This one goes on as if nothing had happened."""
+        chance = rng.random()
+        fate = Fate.LOST if chance < 0.1 else Fate.KEPT if chance < 0.2 else Fate.MIXED
+        return self._successor(self._tree.after_cut(rng, fate))
+
+    def kill(self) -> SimulatedDisk:
+        """kill -9: a new disk with all that this one shows, unsynced things still unsynced, locks gone."""
+        return self._successor(self._tree.copy())
+
+    def flip(self, path: str, position: int, mask: int = 0xFF) -> None:
+        """Media damage: change a byte, durable and cached."""
+        self._tree.inode(path).damage(position, mask)
+
+    def cut_file(self, path: str, length: int) -> None:
+        """Media damage: lose the end of a file, durable and cached."""
+        self._tree.inode(path).shorten(length)
+
+    def contents(self, path: str) -> bytes:
+        """What the running machine reads."""
+        return self._tree.inode(path).frozen()
+
+    def durable(self, path: str) -> bytes | None:
+        """What is there after a cut that keeps nothing unsynced; None where there is no such file then."""
+        inode = self._tree.durable_inode(path)
+        return None if inode is None else inode.durable()
+
+    def reach(self, call: str) -> bool:
+        """Count a call, which may raise a fault; answers whether it is a write to be cut short."""
+        self.calls[call] += 1
+        return self.faults.armed and self.faults.strike(call)
+
+    def store(self, call: str) -> None:
+        """Count a store into memory, which cannot fail, and tell that it took effect."""
+        self.calls[call] += 1
+        self.done(call)
+
+    def done(self, call: str) -> None:
+        """Tell that a call took effect."""
+        if self.on_call is not None:
+            self.on_call(call)
+
+    def room_bytes(self) -> int | None:
+        """Bytes left; None where there is no limit. A removed file gives its room back at once."""
+        if self._capacity_bytes is None:
+            return None
+        return max(0, self._capacity_bytes - self._tree.allocated_bytes())
+
+    def _create(self, path: str) -> Inode:
+        inode = Inode()
+        self._tree.link(*self._tree.place(path), inode)
+        return inode
+
+    def _successor(self, tree: NameTree) -> SimulatedDisk:
+        """The same machine started anew: no counts, no faults, no hook."""
+        disk = SimulatedDisk(maps=self._maps, capacity_bytes=self._capacity_bytes)
+        disk._tree = tree
+        return disk

@@ -1,0 +1,124 @@
+"""Every error that Holdfast raises on purpose, grouped by what the caller should do about it.
+
+A message says what happened, to what, what was done about it, and what to do next. `code` is stable
+and meant for programs; `retryable` tells whether the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """The root of all errors of this package."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+
+class InvalidRequest(HoldfastError):
+    """The call cannot work as it is: change it."""
+
+    code = "invalid_request"
+
+
+class BadSettings(InvalidRequest, ValueError):
+    """A setting is unknown, of the wrong type, or outside its limits."""
+
+    code = "bad_settings"
+
+
+class MessageTooLarge(InvalidRequest):
+    """A message or a batch is larger than the settings allow."""
+
+    code = "message_too_large"
+
+
+class NotALog(InvalidRequest):
+    """The folder does not exist, or holds no log."""
+
+    code = "not_a_log"
+
+
+class OffsetOutOfRange(InvalidRequest):
+    """The offset lies before the first kept message or beyond the end."""
+
+    code = "offset_out_of_range"
+
+    def __init__(self, message: str, *, offset: int, start: int, end: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class TailLost(InvalidRequest):
+    """A position points into a tail that a power cut (or a truncation) removed."""
+
+    code = "tail_lost"
+
+    def __init__(self, message: str, *, epoch: int, offset: int, epoch_end: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+        self.offset = offset
+        self.epoch_end = epoch_end
+
+
+class Unavailable(HoldfastError):
+    """Not now: the same call may succeed later."""
+
+    code = "unavailable"
+    retryable = True
+
+
+class Busy(Unavailable):
+    """Another process (or another object in this one) owns the folder."""
+
+    code = "busy"
+
+
+class DiskFull(Unavailable):
+    """There is no room for this write; nothing of it was kept, and reading goes on."""
+
+    code = "disk_full"
+
+
+class Closed(HoldfastError):
+    """This object is finished: open a new one."""
+
+    code = "closed"
+
+
+class DiskFailed(Closed):
+    """The disk failed a write or a sync; what was not acknowledged before may be lost."""
+
+    code = "disk_failed"
+
+
+class CorruptData(HoldfastError):
+    """Stored bytes are not what was written: a person must look."""
+
+    code = "corrupt_data"
+
+
+class ChecksumMismatch(CorruptData):
+    """A frame's bytes do not match their checksum, or are not a frame at all."""
+
+    code = "checksum_mismatch"
+
+
+class UnknownFormat(CorruptData):
+    """The bytes are of a format version, kind or column that this release cannot read."""
+
+    code = "unknown_format"
+
+
+class DamagedRange(CorruptData):
+    """Messages that the log once held are damaged on disk; the messages around them are intact."""
+
+    code = "damaged_range"
+
+    def __init__(self, message: str, *, first_offset: int, next_offset: int) -> None:
+        super().__init__(message)
+        self.first_offset = first_offset
+        self.next_offset = next_offset

@@ -1,0 +1,77 @@
+"""Plain values that travel between the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Durability: TypeAlias = Literal["fsync", "os", "interval"]
+CodecName: TypeAlias = Literal["none", "zstd", "lz4", "gzip"]
+HeaderPairs: TypeAlias = Sequence[tuple[str, bytes]]
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages to store, as columns of equal length; a column that is None is not stored at all.
+
+    In `expires_at_ms` and `due_at_ms` a 0 stands for "none".
+    """
+
+    values: Sequence[bytes]
+    times_ns: Sequence[int] | None = None
+    keys: Sequence[bytes | None] | None = None
+    headers: Sequence[HeaderPairs] | None = None
+    priorities: Sequence[int] | None = None
+    expires_at_ms: Sequence[int] | None = None
+    due_at_ms: Sequence[int] | None = None
+    flags: Sequence[int] | None = None
+
+
+class Producer(msgspec.Struct, frozen=True, gc=False):
+    """Who wrote a batch and where it stands in that producer's sequence; id 0 is nobody."""
+
+    id: int = 0
+    epoch: int = 0
+    first_sequence: int = 0
+
+
+NO_PRODUCER = Producer()
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One message as the log holds it."""
+
+    offset: int
+    timestamp_ns: int
+    value: bytes
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    priority: int = 0
+    expires_at_ms: int = 0
+    due_at_ms: int = 0
+    flags: int = 0
+    epoch: int = 0
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """What an append answers: the offsets [offset, next_offset), and what they survive."""
+
+    offset: int
+    next_offset: int
+    durability: Durability
+
+
+class LogPosition(msgspec.Struct, frozen=True, gc=False):
+    """An offset together with the epoch in which it was seen, so that a lost tail is noticed."""
+
+    epoch: int
+    offset: int
+
+
+class Trimmed(msgspec.Struct, frozen=True, gc=False):
+    """What a trim or a retention run removed."""
+
+    segments: int
+    bytes: int
+    start: int

@@ -1,0 +1,81 @@
+"""From what a caller hands over to bodies that can be stored, with errors that say what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.codec.encode import Body, Packing, encode_batch, message_sizes
+from holdfast.codec.frame import Kind
+from holdfast.errors import InvalidRequest, MessageTooLarge
+from holdfast.model import Batch, CodecName
+from holdfast.settings import LogSettings
+
+
+class Encoder:
+    """Checks and encodes batches by a log's settings."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        self._settings = settings
+        self._packings: dict[str, Packing] = {}
+
+    def encode(
+        self, messages: Sequence[bytes] | Batch, now_ns: int, *, codec: CodecName | None, kind: Kind
+    ) -> list[Body]:
+        """The bodies of the batch; none for an empty one."""
+        settings = self._settings
+        batch = messages if isinstance(messages, Batch) else Batch(values=_as_values(messages))
+        if not batch.values:
+            return []
+        packing = self._packing(codec or settings.codec)
+        try:
+            _check_lengths(batch)
+            self._check_sizes(message_sizes(batch))
+            # A message with a codec of its own gets a frame of its own: encode_batch is called for it alone.
+            return encode_batch(batch, now_ns, packing=packing, cap_bytes=settings.frame_bytes, kind=kind)
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise InvalidRequest(f"the batch cannot be stored: {error}. Nothing of it was kept") from error
+
+    def _check_sizes(self, sizes: list[int]) -> None:
+        limit, batch_limit = self._settings.max_message_bytes, self._settings.max_batch_bytes
+        if max(sizes) > limit:
+            which = next(i for i, size in enumerate(sizes) if size > limit)
+            raise MessageTooLarge(
+                f"message {which} of the batch has {sizes[which]} bytes with key and headers, the limit is {limit}; "
+                "nothing of the batch was kept. Send it in parts, or raise max_message_bytes"
+            )
+        if sum(sizes) > batch_limit:
+            raise MessageTooLarge(f"the batch has {sum(sizes)} bytes, the limit is {batch_limit}; send smaller batches")
+
+    def _packing(self, codec: str) -> Packing:
+        packing = self._packings.get(codec)
+        if packing is None:
+            settings = self._settings
+            packing = Packing.named(
+                codec,
+                level=settings.codec_level if codec == settings.codec else None,
+                min_bytes=settings.codec_min_bytes,
+                min_saving_percent=settings.codec_min_saving_percent,
+            )
+            self._packings[codec] = packing
+        return packing
+
+
+def _as_values(messages: Sequence[bytes]) -> Sequence[bytes]:
+    if isinstance(messages, (bytes, bytearray, str)):
+        raise InvalidRequest(
+            f"append takes a list of messages, not a single {type(messages).__name__}: write append([message])"
+        )
+    return messages if isinstance(messages, (list, tuple)) else list(messages)
+
+
+def _check_lengths(batch: Batch) -> None:
+    count = len(batch.values)
+    for name in batch.__struct_fields__:
+        column = getattr(batch, name)
+        if column is not None and len(column) != count:
+            raise ValueError(f"{name} has {len(column)} items for {count} values")
+    wrong = next((value for value in batch.values if not isinstance(value, (bytes, bytearray, memoryview))), None)
+    if wrong is not None:
+        raise TypeError(f"a message's value must be bytes, not {type(wrong).__name__}")
+
+

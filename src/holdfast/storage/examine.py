@@ -1,0 +1,262 @@
+"""What state is a log in? Looks, decides what opening would do, and changes nothing.
+
+Two things look alike and must never be confused. A *torn tail* is what a crash leaves of writes that
+were not yet synced: it may be cut. *Damage* is synced data that is no longer what was written: it is
+reported, and everything behind it stays. What tells them apart:
+
+- Without a restart of the machine the page cache lost nothing, and the owner writes front to back. So
+  whatever lies behind a bad frame was written after it, and the frame was whole once: damage.
+- After a restart, what was known to be synced (the state file says so, and so does every later frame)
+  and is bad now is damage. Anything else bad is torn, and what follows it was never promised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.codec.frame import FrameHeader
+from holdfast.env import World
+from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
+from holdfast.storage.files import join, segment_bases, segment_name
+from holdfast.storage.index import SegmentIndex
+from holdfast.storage.segment import Segment
+from holdfast.storage.state import Identity, State
+from holdfast.storage.walk import Wanted, first_log_id, used_end, walk
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where the log ends: `position` in segment `base`; bytes up to `used_end` and later segments go."""
+
+    base: int
+    position: int
+    used_end: int
+    offset: int
+    reason: str
+    later_bases: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class SegmentDamage:
+    """Damage and the segment it lies in. `next_offset` is always known here."""
+
+    base: int
+    position: int
+    end: int
+    first_offset: int
+    next_offset: int
+    reason: str
+
+
+@dataclass
+class Findings:
+    """All that opening needs to know."""
+
+    log_id: int | None
+    identity: Identity | None
+    epochs: Epochs
+    epochs_are_whole: bool
+    bases: list[int]
+    synced_end: int
+    known_synced: int
+    clean: bool
+    same_boot: bool
+    end: int
+    last_epoch: int
+    active_base: int = 0
+    active_position: int = 0
+    indexes: dict[int, SegmentIndex] = field(default_factory=dict)
+    damage: list[SegmentDamage] = field(default_factory=list)
+    cut: Cut | None = None
+    lost_tail: tuple[int, int] | None = None  # synced offsets [first, next) of which nothing is left
+
+
+class _End(msgspec.Struct, frozen=True, gc=False):
+    """A place where the log could end: behind a frame, or at the start of a segment."""
+
+    base: int
+    position: int
+    offset: int
+
+
+class _Hole(msgspec.Struct, frozen=True, gc=False):
+    """A stretch that should be frames and is not, with where the log could end before it."""
+
+    base: int
+    position: int
+    end: int
+    first_offset: int
+    reason: str
+    frame_before: _End
+    batch_before: _End
+
+
+class _Scan:
+    """One pass over segments: holes, indexes, and where the last frame and the last whole batch end."""
+
+    def __init__(self, findings: Findings, bases: list[int], index_bytes: int) -> None:
+        self._findings = findings
+        self._index_bytes = index_bytes
+        self._wanted = Wanted(findings.log_id or 0, bases[0], epochs=findings.epochs)
+        self.frame_end = self.batch_end = _End(bases[0], 0, bases[0])
+        self.holes: list[_Hole] = []
+        self.good_after: list[int | None] = []  # for each hole, the first good offset behind it
+        self.indexes: dict[int, SegmentIndex] = {}
+
+    def run(self, world: World, folder: str, base: int) -> None:
+        expected = self._wanted.offset
+        if base > expected:
+            open_hole = bool(self.good_after) and self.good_after[-1] is None
+            if not open_hole:
+                at = self.frame_end
+                reason = f"offsets {expected} to {base - 1} are missing before segment {base}"
+                self._add_hole(at.base, at.position, at.position, expected, reason)
+            self._wanted.offset = base
+        index = self.indexes[base] = SegmentIndex(base, self._index_bytes)
+        for found in walk(_data(world, folder, base), self._wanted):
+            if isinstance(found, FrameHeader):
+                index.add_header(found)
+                self._add_frame(base, found)
+            elif found.end > found.position:
+                self._add_hole(base, found.position, found.end, found.first_offset, found.reason)
+            else:
+                at = self.frame_end
+                self._add_hole(at.base, at.position, at.position, found.first_offset, found.reason)
+
+    def _add_frame(self, base: int, header: FrameHeader) -> None:
+        self.frame_end = _End(base, header.end, header.next_offset)
+        if header.batch_remaining == 0:
+            self.batch_end = self.frame_end
+        for i in range(len(self.good_after) - 1, -1, -1):
+            if self.good_after[i] is not None:
+                break
+            self.good_after[i] = header.base_offset
+        findings = self._findings
+        findings.known_synced = max(findings.known_synced, header.synced_offset)
+        findings.last_epoch = max(findings.last_epoch, header.epoch)
+
+    def _add_hole(self, base: int, position: int, end: int, first_offset: int, reason: str) -> None:
+        self.holes.append(_Hole(base, position, end, first_offset, reason, self.frame_end, self.batch_end))
+        self.good_after.append(None)
+
+
+def examine(world: World, folder: str, state: State | None, *, index_bytes: int, everything: bool = False) -> Findings:
+    """Look at the tail (or at everything) and say what opening the log would do."""
+    findings = _known_facts(world, folder, state)
+    if findings.log_id is None:
+        findings.log_id = _log_id_of_frames(world, folder, findings.bases)
+    if not findings.bases:
+        return findings
+    if findings.clean and not everything and _trust_index(world, folder, findings, index_bytes):
+        return findings
+    findings.clean = False
+    to_scan = _to_scan(findings, everything=everything)
+    scan = _Scan(findings, to_scan, index_bytes)
+    for base in to_scan:
+        scan.run(world, folder, base)
+    frame_end, batch_end, reason = _judge(findings, scan)
+    # A batch counts only when its last frame is there; but what is synced is never given up.
+    half = batch_end.offset < frame_end.offset and batch_end.offset >= findings.known_synced
+    end = batch_end if half else frame_end
+    _settle_end(world, folder, findings, end, reason or ("a batch was not written to its end" if half else ""))
+    findings.indexes = _kept_indexes(world, folder, findings, scan.indexes)
+    return findings
+
+
+def _known_facts(world: World, folder: str, state: State | None) -> Findings:
+    identity = None if state is None else state.identity
+    table = load_epochs(world.disk, folder)
+    log_id = identity.log_id if identity is not None else table[0] if table is not None else None
+    epochs = table[1] if table is not None and table[0] == log_id else None
+    boot_id = world.ids.boot_id()
+    synced_end = 0 if state is None else state.synced_end
+    return Findings(
+        log_id=log_id,
+        identity=identity,
+        epochs=epochs or NO_EPOCHS,
+        epochs_are_whole=epochs is not None,
+        bases=segment_bases(world.disk.names(folder)),
+        synced_end=synced_end,
+        known_synced=synced_end,
+        clean=identity is not None and identity.clean_end == synced_end and epochs is not None,
+        same_boot=identity is not None and boot_id != 0 and identity.boot_id == boot_id,
+        end=synced_end,
+        last_epoch=max(epochs.last if epochs else 0, identity.epoch if identity else 0),
+    )
+
+
+def _log_id_of_frames(world: World, folder: str, bases: list[int]) -> int | None:
+    found = (first_log_id(_data(world, folder, base)) for base in bases)
+    return next((log_id for log_id in found if log_id is not None), None)
+
+
+def _data(world: World, folder: str, base: int) -> memoryview:
+    file = world.disk.open(join(folder, segment_name(base)))
+    return file.view(0, file.size())
+
+
+def _trust_index(world: World, folder: str, findings: Findings, index_bytes: int) -> bool:
+    """After an orderly end the saved index of the last segment saves reading it again."""
+    base = findings.bases[-1]
+    segment = Segment(world.disk, folder, base, log_id=findings.log_id or 0, index_bytes=index_bytes)
+    index = segment.load_index()
+    if index is None or index.next_offset != findings.synced_end or used_end(segment.data(), index.end) != index.end:
+        return False
+    findings.indexes[base] = index
+    findings.active_base, findings.active_position = base, index.end
+    return True
+
+
+def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
+    """Segments whose tail may be unsynced; the others are checked when they are read."""
+    bases = findings.bases
+    if everything or findings.identity is None:
+        return bases
+    if findings.same_boot or findings.identity.clean_end is not None:
+        return bases[-1:]
+    first = max((i for i, base in enumerate(bases) if base <= findings.synced_end), default=0)
+    return bases[first:]
+
+
+def _judge(findings: Findings, scan: _Scan) -> tuple[_End, _End, str]:
+    """Where the log ends, by frames and by whole batches; holes that stay inside it are damage."""
+    for hole, follower in zip(scan.holes, scan.good_after, strict=True):
+        promised = findings.same_boot or hole.first_offset < findings.known_synced
+        if follower is None or not promised:
+            return hole.frame_before, hole.batch_before, hole.reason
+        findings.damage.append(
+            SegmentDamage(hole.base, hole.position, hole.end, hole.first_offset, follower, hole.reason)
+        )
+    return scan.frame_end, scan.batch_end, ""
+
+
+def _settle_end(world: World, folder: str, findings: Findings, end: _End, reason: str) -> None:
+    """Which segment is the active one, and what must go."""
+    base, position = end.base, end.position
+    if end.offset in findings.bases and end.offset > base:
+        base, position = end.offset, 0  # the segment that was begun last, still without a frame
+    findings.active_base, findings.active_position, findings.end = base, position, end.offset
+    later = tuple(b for b in findings.bases if b > base)
+    used = used_end(_data(world, folder, base), position)
+    if used > position or later:
+        findings.cut = Cut(base, position, used, end.offset, reason or "segments without a frame follow", later)
+    if end.offset < findings.known_synced:
+        findings.lost_tail = (end.offset, findings.known_synced)
+
+
+def _kept_indexes(
+    world: World, folder: str, findings: Findings, indexes: dict[int, SegmentIndex]
+) -> dict[int, SegmentIndex]:
+    """Indexes of the segments that stay; the active one may end earlier than was scanned."""
+    base, position = findings.active_base, findings.active_position
+    kept = {b: index for b, index in indexes.items() if b <= base}
+    if base not in kept or kept[base].end != position:
+        segment = Segment(world.disk, folder, base, log_id=findings.log_id or 0, index_bytes=0)
+        index = SegmentIndex(base, next(iter(indexes.values())).spacing_bytes)
+        for found in walk(segment.data()[:position], Wanted(findings.log_id or 0, base, epochs=findings.epochs)):
+            if isinstance(found, FrameHeader):
+                index.add_header(found)
+        kept[base] = index
+    return kept

@@ -1,0 +1,80 @@
+"""Names of the files of a log, and the few ways in which they are written."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.env.disk import BytesLike, Disk, File
+
+LOCK: Final = "lock"
+STATE: Final = "state"
+EPOCHS: Final = "epochs"
+QUARANTINE: Final = "quarantine"
+
+_SEGMENT: Final = re.compile(r"(\d{20})\.log")
+_INDEX: Final = re.compile(r"(\d{20})\.idx")
+
+FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def segment_name(base_offset: int) -> str:
+    return f"{base_offset:020d}.log"
+
+
+def index_name(base_offset: int) -> str:
+    return f"{base_offset:020d}.idx"
+
+
+def segment_bases(names: Sequence[str]) -> list[int]:
+    """Base offsets of the segments among the names; foreign names are left alone."""
+    return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
+
+
+def index_bases(names: Sequence[str]) -> list[int]:
+    return sorted(int(match[1]) for name in names if (match := _INDEX.fullmatch(name)))
+
+
+def join(folder: str, name: str) -> str:
+    return f"{folder}/{name}"
+
+
+def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
+    """Write every byte or raise; a full disk shows itself first as a short write."""
+    wanted = sum(map(len, parts))
+    done = file.write(position, parts)
+    if done == wanted:
+        return
+    rest = memoryview(b"".join(parts))
+    while done < wanted:
+        taken = file.write(position + done, [rest[done:]])
+        if taken == 0:
+            raise OSError(errno.ENOSPC, "the disk took no more bytes")
+        done += taken
+
+
+def durable_replace(disk: Disk, folder: str, name: str, content: bytes) -> None:
+    """Put a file in place so that after a crash the old or the new one is there, whole."""
+    temporary = join(folder, name + ".tmp")
+    file = disk.open(temporary, write=True, create=True)
+    try:
+        file.truncate(0)
+        write_fully(file, 0, [content])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, join(folder, name))
+    disk.sync_folder(folder)
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The whole content, or None where there is no such file."""
+    if not disk.exists(path):
+        return None
+    file = disk.open(path)
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()

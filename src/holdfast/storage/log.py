@@ -1,0 +1,347 @@
+"""The log: append a batch, read from an offset, find by time, trim the head, truncate the tail.
+
+Durability is chosen by name, for the log and for a single call, and the answer says which one it got:
+
+    fsync     the call returns when the bytes are on disk; one sync serves all who wait
+    interval  the call returns at once; a sync follows within `sync_interval_ms`
+    os        the call returns when the kernel has the bytes: they survive kill -9, not a power cut
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, get_args
+
+from holdfast.codec.encode import Body
+from holdfast.codec.frame import Frame, Kind
+from holdfast.env import FolderLock, World, real_world
+from holdfast.errors import InvalidRequest, OffsetOutOfRange
+from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
+from holdfast.settings import LogSettings
+from holdfast.storage.batches import Encoder
+from holdfast.storage.gate import SyncGate
+from holdfast.storage.opening import open_error, require_log
+from holdfast.storage.lock import take_lock
+from holdfast.storage.pruning import remove_head, truncate_tail
+from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
+from holdfast.storage.retention import SegmentFacts, expired
+from holdfast.storage.state import Identity
+from holdfast.storage.view import LogView, OnDamage
+from holdfast.storage.writer import Writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DURABILITIES = frozenset(get_args(Durability))
+
+
+class Log:
+    """A log in a folder, owned by this object until it is closed. Safe to use from any thread."""
+
+    def __init__(self, world: World, folder: str, settings: LogSettings, lock: FolderLock, recovered: Recovered) -> None:
+        self._world = world
+        self.folder = folder
+        self.settings = settings
+        self.report: OpenReport = recovered.report
+        self.on_attention: Callable[[], None] = lambda: None  # something is due soon: call `tick`
+        self.before_close: Callable[[], None] = lambda: None
+        self._lock: FolderLock | None = lock
+        self._writer = Writer(world, folder, settings, recovered)
+        self._writer.on_sealed = lambda: self.on_attention()
+        self._gate = SyncGate(self._writer.sync, recovered.end)
+        self._view = LogView(
+            lambda: self._writer.segments, lambda: self._writer.readable_end, max_raw_bytes=settings.max_raw_bytes
+        )
+        self._encoder = Encoder(settings)
+        self._now_ns = world.clock.now_ns
+        self._default_durability: Durability = settings.durability
+        self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
+        self._pins: dict[str, int] = {}
+        self._unsynced_since_ns: int | None = None
+        self._retention_due_ns = world.clock.monotonic_ns()
+
+    @staticmethod
+    def open(
+        folder: str, settings: LogSettings | None = None, world: World | None = None, *, create: bool = True
+    ) -> Log:
+        """Own the log in the folder; made where there is none, recovered where it did not end in order."""
+        world = world or real_world()
+        settings = settings or LogSettings()
+        try:
+            if create:
+                world.disk.make_folder(folder)
+            else:
+                require_log(world, folder)
+            lock = take_lock(world, folder)
+            try:
+                recovered = recover(world, folder, SegmentLimits(settings.index_bytes, settings.segment_bytes))
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise open_error(folder, error) from error
+        return Log(world, folder, settings, lock, recovered)
+
+    @property
+    def start(self) -> int:
+        """Offset of the first message that is kept."""
+        return self._view.start()
+
+    @property
+    def end(self) -> int:
+        """The readable end: offset behind the last message that readers may see."""
+        return self._writer.readable_end
+
+    @property
+    def written_end(self) -> int:
+        """Offset that the next message will get."""
+        return self._writer.end
+
+    @property
+    def synced_end(self) -> int:
+        """Offset behind the last message known to be on disk."""
+        return self._writer.synced_end
+
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
+
+    @property
+    def log_id(self) -> int:
+        return self._writer.log_id
+
+    def segments(self) -> list[SegmentFacts]:
+        """The segments, oldest first; the last one is the active one."""
+        return self._view.facts()
+
+    def append(
+        self,
+        messages: Sequence[bytes] | Batch,
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        kind: Kind = Kind.DATA,
+        producer: Producer = NO_PRODUCER,
+    ) -> Appended:
+        """Append messages as one batch: all of them or none. Returns when they are as durable as asked."""
+        appended = self._append(messages, durability, codec, kind, producer)
+        if appended.durability == "fsync":
+            self._gate.wait(appended.next_offset)
+        return appended
+
+    def append_one(self, value: bytes, durability: Durability | None = None) -> Appended:
+        """The same as `append([value])`, faster: the way of a single put."""
+        chosen = self._default_durability if durability is None else self._durability(durability)
+        if type(value) is not bytes or len(value) > self._most_plain_bytes:
+            return self.append([value], durability=chosen)
+        offset = self._writer.append_one(value, self._now_ns(), chosen == "fsync")
+        if chosen == "fsync":
+            self._gate.wait(offset + 1)
+        elif chosen == "interval":
+            self._note_unsynced()
+        return Appended(offset, offset + 1, chosen)
+
+    async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:
+        """The same for a task."""
+        chosen = self._default_durability if durability is None else self._durability(durability)
+        if chosen != "fsync" or type(value) is not bytes or len(value) > self._most_plain_bytes:
+            return await self.append_async([value], durability=chosen)
+        offset = self._writer.append_one(value, self._now_ns(), True)
+        await self._gate.wait_async(offset + 1)
+        return Appended(offset, offset + 1, chosen)
+
+    async def append_async(
+        self,
+        messages: Sequence[bytes] | Batch,
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        kind: Kind = Kind.DATA,
+        producer: Producer = NO_PRODUCER,
+    ) -> Appended:
+        """The same for a task: it waits, the event loop does not."""
+        appended = self._append(messages, durability, codec, kind, producer)
+        if appended.durability == "fsync":
+            await self._gate.wait_async(appended.next_offset)
+        return appended
+
+    def append_arrow(self, values: pa.Array[Any], *, durability: Durability | None = None) -> Appended:
+        """Append an Arrow array of binary or text values as one batch, without touching a message."""
+        from holdfast.codec.arrow import encode_arrow
+
+        chosen = self._durability(durability)
+        now_ns = self._now_ns()
+        bodies = encode_arrow(
+            values, now_ns, cap_bytes=self.settings.frame_bytes, max_message_bytes=self.settings.max_message_bytes
+        )
+        appended = self._write(bodies, now_ns, chosen, NO_PRODUCER)
+        if chosen == "fsync":
+            self._gate.wait(appended.next_offset)
+        return appended
+
+    def sync(self) -> None:
+        """Return when everything appended so far is on disk."""
+        self._gate.wait(self._writer.end)
+
+    def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
+        """Frames from the one that holds `offset` on, up to the readable end."""
+        return self._view.read(offset, on_damage=on_damage)
+
+    def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
+        """Messages from `offset` on, up to the readable end."""
+        return self._view.records(offset, on_damage=on_damage)
+
+    def find_time(self, time_ns: int) -> int:
+        """Offset of the first message of this time or later; the end if there is none."""
+        return self._view.find_time(time_ns)
+
+    def position(self, offset: int) -> LogPosition:
+        """The offset with its epoch, for keeping outside the log."""
+        return LogPosition(self._writer.epochs.at(offset), offset)
+
+    def check_position(self, position: LogPosition) -> None:
+        """Raise TailLost if the position points into a tail that this log no longer has."""
+        self._writer.epochs.check(position)
+
+    def pin(self, name: str, offset: int) -> None:
+        """Keep everything from `offset` on, whatever retention says, until `unpin` or a later offset."""
+        self._pins[name] = offset
+
+    def unpin(self, name: str) -> None:
+        self._pins.pop(name, None)
+
+    @property
+    def pins(self) -> dict[str, int]:
+        return dict(self._pins)
+
+    def trim(self, before: int) -> Trimmed:
+        """Drop whole segments that lie below `before`; what is pinned and the active segment stay."""
+        floor = min([before, *self._pins.values()])
+        count = sum(1 for segment in self.segments()[:-1] if segment.next_offset <= floor)
+        return self._remove_head(count)
+
+    def retain(self) -> Trimmed:
+        """Apply the retention settings now; answers with what was freed."""
+        floor = min(self._pins.values(), default=None)
+        return self._remove_head(expired(self.segments(), self.settings, now_ns=self._now_ns(), floor=floor))
+
+    def truncate(self, offset: int) -> None:
+        """Drop every message from `offset` on, which must lie between two frames; a new epoch begins."""
+        self.sync()
+        start, end = self.start, self._writer.end
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(
+                f"cannot truncate at {offset}: the log holds {start} to {end - 1}", offset=offset, start=start, end=end
+            )
+        limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
+        with self._stopping_on_error("truncating failed"):
+            truncate_tail(self._world, self._writer, self.folder, limits, offset)
+        self._gate.synced_end = self._writer.synced_end
+
+    def tick(self) -> int | None:
+        """Do what is due by now: syncs, rolls by age, retention. Answers in how many ms more will be due."""
+        due_ms = [*self._tick_sync(), *self._tick_roll(), *self._tick_retention()]
+        return min(due_ms, default=None)
+
+    def close(self) -> None:
+        """Sync, note the orderly end, let go of the folder. Closing twice is fine."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        self.before_close()
+        writer = self._writer
+        try:
+            if writer.failure is None:
+                self.sync()
+                with self._stopping_on_error("closing failed"):
+                    if writer.active is not None:
+                        writer.active.save_index()
+                    writer.state.set_identity(
+                        Identity(writer.log_id, writer.epoch, self._world.ids.boot_id(), clean_end=writer.end)
+                    )
+        finally:
+            writer.close()
+            self._gate.close()
+            lock.release()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _append(
+        self,
+        messages: Sequence[bytes] | Batch,
+        durability: Durability | None,
+        codec: CodecName | None,
+        kind: Kind,
+        producer: Producer,
+    ) -> Appended:
+        chosen = self._durability(durability)
+        now_ns = self._now_ns()
+        bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind)
+        return self._write(bodies, now_ns, chosen, producer)
+
+    def _write(self, bodies: Sequence[Body], now_ns: int, chosen: Durability, producer: Producer) -> Appended:
+        if not bodies:
+            return Appended(self._writer.end, self._writer.synced_end, chosen)
+        offset, next_offset = self._writer.append(bodies, now_ns, producer=producer, hold=chosen == "fsync")
+        if chosen == "interval":
+            self._note_unsynced()
+        return Appended(offset, next_offset, chosen)
+
+    def _durability(self, asked: Durability | None) -> Durability:
+        if asked is None:
+            return self.settings.durability
+        if asked not in _DURABILITIES:
+            raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(sorted(_DURABILITIES))}")
+        return asked
+
+    def _note_unsynced(self) -> None:
+        if self._unsynced_since_ns is None:
+            self._unsynced_since_ns = self._world.clock.monotonic_ns()
+            self.on_attention()
+
+    def _tick_sync(self) -> list[int]:
+        since_ns = self._unsynced_since_ns
+        waited_ms = 0 if since_ns is None else (self._world.clock.monotonic_ns() - since_ns) // 1_000_000
+        overdue = since_ns is not None and waited_ms >= self.settings.sync_interval_ms
+        # Sealed segments are synced soon under any policy, so that a crash leaves little to examine.
+        if overdue or self._writer.unsynced_segments():
+            self._unsynced_since_ns = None
+            self.sync()
+            return []
+        return [] if since_ns is None else [self.settings.sync_interval_ms - waited_ms]
+
+    def _tick_roll(self) -> list[int]:
+        segment_ms, active = self.settings.segment_ms, self._writer.active
+        if segment_ms is None or active is None:
+            return []
+        age_ms = (self._now_ns() - active.created_ns) // 1_000_000
+        if age_ms >= segment_ms:
+            self._writer.roll()
+            return [segment_ms]
+        return [segment_ms - age_ms]
+
+    def _tick_retention(self) -> list[int]:
+        settings = self.settings
+        if settings.retention_ms is None and settings.retention_bytes is None and settings.retention_segments is None:
+            return []
+        now_ns = self._world.clock.monotonic_ns()
+        if now_ns >= self._retention_due_ns:
+            self._retention_due_ns = now_ns + settings.retention_check_ms * 1_000_000
+            self.retain()
+        return [(self._retention_due_ns - now_ns) // 1_000_000 + 1]
+
+    def _remove_head(self, count: int) -> Trimmed:
+        with self._stopping_on_error("trimming failed"):
+            return remove_head(self._world, self._writer, self.folder, count)
+
+    @contextmanager
+    def _stopping_on_error(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise self._writer.fail(what, error) from error

@@ -1,0 +1,35 @@
+"""What may stand in the way of opening a folder, in words."""
+
+from __future__ import annotations
+
+from holdfast.env import World
+from holdfast.errors import DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
+from holdfast.storage.files import FULL_DISK, STATE, join, segment_bases
+
+
+def require_log(world: World, folder: str) -> None:
+    """Raise NotALog unless the folder holds a log."""
+    try:
+        names = world.disk.names(folder)
+    except FileNotFoundError:
+        raise NotALog(f"there is no folder {folder}") from None
+    except NotADirectoryError:
+        raise NotALog(f"{folder} is a file, not the folder of a log") from None
+    if STATE not in names and not segment_bases(names):
+        raise NotALog(f"{folder} holds no log")
+
+
+def is_log(world: World, folder: str) -> bool:
+    return world.disk.exists(join(folder, STATE)) or bool(segment_bases(world.disk.names(folder)))
+
+
+def open_error(folder: str, error: OSError) -> HoldfastError:
+    """The error of the disk as one that says what to do."""
+    why = error.strerror or str(error)
+    if error.errno in FULL_DISK:
+        return DiskFull(f"cannot open {folder}: {why}. Free some space; it can still be read with LogReader")
+    if isinstance(error, PermissionError):
+        return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
+    if isinstance(error, (NotADirectoryError, FileExistsError)):
+        return NotALog(f"cannot open {folder}: {why}; a log lives in a folder")
+    return Unavailable(f"cannot open {folder}: {why}. Nothing was lost by trying; look at the disk and try again")

@@ -1,0 +1,86 @@
+"""Trimming the head and truncating the tail, in steps that a crash may interrupt anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+
+from holdfast.codec.frame import FrameHeader
+from holdfast.env import World
+from holdfast.errors import InvalidRequest
+from holdfast.model import Trimmed
+from holdfast.storage.files import index_name, join, segment_name
+from holdfast.storage.index import SegmentIndex
+from holdfast.storage.recovery import SegmentLimits, open_segment, zero
+from holdfast.storage.segment import Segment
+from holdfast.storage.state import Identity
+from holdfast.storage.walk import Wanted, walk
+from holdfast.storage.writer import Writer
+
+
+def remove_head(world: World, writer: Writer, folder: str, count: int) -> Trimmed:
+    """Remove the oldest `count` segments, which are sealed.
+
+    One by one, each made durable before the next: after a crash an oldest part is gone, never a middle.
+    """
+    freed = 0
+    for removed in range(count):
+        with writer.lock:
+            segment = writer.segments[0]
+            if segment is writer.active:
+                return Trimmed(removed, freed, segment.base_offset)
+            freed += segment.size()
+            writer.replace(writer.segments[1:], writer.active)
+        _remove_index(world, folder, segment.base_offset)
+        world.disk.remove(join(folder, segment_name(segment.base_offset)))
+        world.disk.sync_folder(folder)
+    start = writer.segments[0].base_offset if writer.segments else writer.end
+    return Trimmed(count, freed, start)
+
+
+def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
+    """Drop all messages from `offset` on.
+
+    The new epoch is in the table before a byte is destroyed: if we die on the way, the next opening
+    finds the rest void and finishes. Everything written was synced by the caller.
+    """
+    with writer.lock:
+        kept = [segment for segment in writer.segments if segment.base_offset < offset] or list(writer.segments[:1])
+        gone = [segment for segment in writer.segments if segment not in kept]
+        if not kept:
+            return
+        last = kept[-1]
+        index = _index_up_to(last, writer.log_id, offset, limits.index_bytes)
+        used_end = last.index.end
+        epoch = writer.epoch + 1
+        epochs = writer.epochs.begin(epoch, offset)
+        epochs.save(world.disk, folder, writer.log_id)
+        writer.begin_epoch(epoch, epochs)
+        writer.cut_to(offset)
+        writer.state.set_identity(Identity(writer.log_id, epoch, world.ids.boot_id()))
+        for segment in reversed(gone):
+            _remove_index(world, folder, segment.base_offset)
+            world.disk.remove(segment.path)
+        _remove_index(world, folder, last.base_offset)
+        world.disk.sync_folder(folder)
+        if used_end > index.end:
+            zero(world, folder, last.base_offset, index.end, used_end)
+        active = open_segment(world, folder, limits, writer.log_id, index)
+        writer.replace((*kept[:-1], active), active)
+
+
+def _index_up_to(segment: Segment, log_id: int, offset: int, index_bytes: int) -> SegmentIndex:
+    index = SegmentIndex(segment.base_offset, index_bytes)
+    for found in walk(segment.data()[: segment.index.end], Wanted(log_id, segment.base_offset), bodies=False):
+        if not isinstance(found, FrameHeader) or found.base_offset >= offset:
+            continue
+        if found.next_offset > offset:
+            raise InvalidRequest(
+                f"offset {offset} lies inside a frame; truncate at {found.base_offset} or at {found.next_offset}"
+            )
+        index.add_header(found)
+    return index
+
+
+def _remove_index(world: World, folder: str, base_offset: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        world.disk.remove(join(folder, index_name(base_offset)))

@@ -1,0 +1,117 @@
+"""A log read by somebody who does not own it: another process, a Spark executor, the command line.
+
+Opens the files read-only, takes no lock and writes nothing. It sees what the owner has published; where
+there is no owner, or the machine was restarted since, only what is known to be on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.codec.frame import Frame
+from holdfast.env import World, real_world
+from holdfast.model import LogPosition, Record
+from holdfast.settings import LogSettings
+from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
+from holdfast.storage.examine import examine
+from holdfast.storage.files import segment_bases
+from holdfast.storage.opening import open_error, require_log
+from holdfast.storage.retention import SegmentFacts
+from holdfast.storage.segment import Segment
+from holdfast.storage.state import Identity, State
+from holdfast.storage.view import LogView, OnDamage
+
+
+class LogReader:
+    """The read side of a log in a folder. Call `refresh` to see segments that came or went."""
+
+    def __init__(self, folder: str, settings: LogSettings | None = None, world: World | None = None) -> None:
+        self._world = world or real_world()
+        self._settings = settings or LogSettings()
+        self.folder = folder
+        self.log_id = 0
+        self._segments: tuple[Segment, ...] = ()
+        self._state: State | None = None
+        self._fixed_end: int | None = None
+        self._seen_end = 0
+        try:
+            require_log(self._world, folder)
+            self.refresh()
+        except OSError as error:
+            raise open_error(folder, error) from error
+        self._view = LogView(
+            lambda: self._segments, lambda: self.end, max_raw_bytes=self._settings.max_raw_bytes
+        )
+
+    @property
+    def start(self) -> int:
+        return self._segments[0].base_offset if self._segments else self.end
+
+    @property
+    def end(self) -> int:
+        """The readable end."""
+        if self._fixed_end is not None or self._state is None:
+            return self._fixed_end or 0
+        end = self._state.readable_end
+        if end > self._seen_end:
+            # The owner may have begun new segments for what it published since.
+            self._find_segments()
+            self._seen_end = end
+        return end
+
+    @property
+    def identity(self) -> Identity | None:
+        """What the owner says of itself; None where the state file is gone."""
+        return None if self._state is None else self._state.identity
+
+    @property
+    def epochs(self) -> Epochs:
+        table = load_epochs(self._world.disk, self.folder)
+        return NO_EPOCHS if table is None else table[1]
+
+    def refresh(self) -> None:
+        """Look again which segments there are, and who owns the log."""
+        if self._state is None:
+            self._state = State.open(self._world.disk, self.folder, write=False)
+        identity = self.identity
+        if identity is None or self._state is None:
+            # Without the owner's word, what an opening would keep is what there is to read.
+            findings = examine(self._world, self.folder, None, index_bytes=self._settings.index_bytes)
+            self.log_id, self._fixed_end = findings.log_id or 0, findings.end
+        else:
+            self.log_id = identity.log_id
+            restarted = identity.boot_id != self._world.ids.boot_id()
+            self._fixed_end = self._state.synced_end if restarted else None
+        self._find_segments()
+
+    def _find_segments(self) -> None:
+        known = {segment.base_offset: segment for segment in self._segments}
+        bases = segment_bases(self._world.disk.names(self.folder))
+        self._segments = tuple(known.get(base) or self._segment(base) for base in bases)
+
+    def _segment(self, base: int) -> Segment:
+        return Segment(
+            self._world.disk, self.folder, base, log_id=self.log_id, index_bytes=self._settings.index_bytes
+        )
+
+    def segments(self) -> list[SegmentFacts]:
+        return self._view.facts()
+
+    def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
+        """Frames from the one that holds `offset` on, up to the readable end."""
+        return self._view.read(offset, on_damage=on_damage)
+
+    def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
+        return self._view.records(offset, on_damage=on_damage)
+
+    def find_time(self, time_ns: int) -> int:
+        """Offset of the first message of this time or later; the end if there is none."""
+        return self._view.find_time(time_ns)
+
+    def position(self, offset: int) -> LogPosition:
+        """The offset with its epoch, for keeping outside the log."""
+        return LogPosition(self.epochs.at(offset), offset)
+
+    def check_position(self, position: LogPosition) -> None:
+        """Raise TailLost if the position points into a tail that the log no longer has."""
+        self.epochs.check(position)

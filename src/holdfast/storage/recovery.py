@@ -1,0 +1,279 @@
+"""Opening a log for its owner: what `examine` found is carried out, in an order that any crash may cut.
+
+    1. keep a copy of the bytes that will go, in quarantine
+    2. enter the new epoch in the table: from now on the bytes behind the end are void
+    3. zero those bytes, take out segments behind the end
+    4. write again what was never known to be synced, and sync it
+    5. say in the state file who owns the log now
+
+Step 4 is there because a failed sync may have left pages that look written and are not on disk:
+writing the same bytes once more makes the kernel take them seriously. Each step may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from holdfast.codec.encode import Place, gap_body, header_for
+from holdfast.codec.frame import frame_bytes
+from holdfast.env import World
+from holdfast.storage.epochs import Epochs
+from holdfast.storage.examine import Cut, Findings, SegmentDamage, examine
+from holdfast.storage.files import index_bases, index_name, join, segment_name, write_fully
+from holdfast.storage.index import SegmentIndex
+from holdfast.storage.quarantine import QuarantineNote, keep_bytes, move_segment
+from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.state import Identity, State
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class OpenReport:
+    """What opening found and did; empty after an orderly end."""
+
+    clean: bool = True
+    epoch: int = 1
+    cut: Cut | None = None
+    damage: tuple[SegmentDamage, ...] = ()
+    lost_tail: tuple[int, int] | None = None
+
+
+@dataclass
+class Recovered:
+    """A log ready for its owner."""
+
+    log_id: int
+    epochs: Epochs
+    epoch: int
+    state: State
+    sealed: list[Segment]
+    active: ActiveSegment | None
+    end: int
+    report: OpenReport = field(default_factory=OpenReport)
+
+
+@dataclass(frozen=True)
+class SegmentLimits:
+    """What segments need to know of the settings."""
+
+    index_bytes: int
+    segment_bytes: int
+
+
+def recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
+    """Make the log whole and take it over. The caller holds the folder's lock."""
+    state = State.open(world.disk, folder, write=True)
+    try:
+        findings = examine(world, folder, state, index_bytes=limits.index_bytes)
+        return _take_over(world, folder, limits, state, findings)
+    except BaseException:
+        if state is not None:
+            state.close()
+        raise
+
+
+def _take_over(
+    world: World, folder: str, limits: SegmentLimits, state: State | None, findings: Findings
+) -> Recovered:
+    log_id = findings.log_id or world.ids.random_u32()
+    epoch, epochs = findings.last_epoch, findings.epochs
+    if not findings.clean:
+        _log_findings(folder, findings)
+        _quarantine(world, folder, findings)
+        epoch = findings.last_epoch + 1
+        epochs = _table(findings).begin(epoch, findings.end)
+        epochs.save(world.disk, folder, log_id)
+        _remove_cut(world, folder, findings)
+    _remove_strays(world, folder)
+    active = _open_active(world, folder, limits, log_id, findings)
+    end = findings.end
+    if findings.lost_tail is not None:
+        end = _fill_lost_tail(world, folder, active, log_id, epoch, findings)
+    if not findings.clean:
+        _sync_again(world, folder, findings, active)
+    identity = Identity(log_id, epoch, world.ids.boot_id())
+    if state is None:
+        state = State.create(world.disk, folder, identity, end)
+    else:
+        state.words[1] = end
+        state.set_synced(end)
+        state.set_identity(identity)
+    report = OpenReport(findings.clean, epoch, findings.cut, tuple(findings.damage), findings.lost_tail)
+    return Recovered(log_id, epochs, epoch, state, _sealed(world, folder, limits, log_id, findings), active, end, report)
+
+
+def _table(findings: Findings) -> Epochs:
+    """The table of epochs; where it is lost, at least what the frames of the active segment tell."""
+    if findings.epochs_are_whole or findings.last_epoch == 0:
+        return findings.epochs
+    first = findings.bases[0] if findings.bases else 0
+    return Epochs([(findings.last_epoch, first)])
+
+
+def _quarantine(world: World, folder: str, findings: Findings) -> None:
+    cut = findings.cut
+    if cut is not None and cut.used_end > cut.position:
+        _keep(world, folder, cut.base, cut.position, cut.used_end, cut.offset, None, cut.reason)
+    for d in findings.damage:
+        if d.end > d.position:
+            _keep(world, folder, d.base, d.position, d.end, d.first_offset, d.next_offset, d.reason)
+
+
+def _keep(
+    world: World, folder: str, base: int, position: int, end: int, first: int, next_offset: int | None, reason: str
+) -> None:
+    file = world.disk.open(join(folder, segment_name(base)))
+    content = file.read(position, end - position)
+    file.close()
+    note = QuarantineNote(
+        segment=segment_name(base),
+        position=position,
+        bytes=len(content),
+        first_offset=first,
+        next_offset=next_offset,
+        reason=reason,
+        at_ns=world.clock.now_ns(),
+    )
+    keep_bytes(world.disk, folder, content, note)
+
+
+def _remove_cut(world: World, folder: str, findings: Findings) -> None:
+    """Last first, so that a crash on the way never leaves a hole that was not there before."""
+    cut = findings.cut
+    if cut is None:
+        return
+    for base in reversed(cut.later_bases):
+        file = world.disk.open(join(folder, segment_name(base)))
+        size = file.size()
+        file.close()
+        note = QuarantineNote(
+            segment=segment_name(base),
+            position=0,
+            bytes=size,
+            first_offset=base,
+            next_offset=None,
+            reason=cut.reason,
+            at_ns=world.clock.now_ns(),
+        )
+        move_segment(world.disk, folder, base, note)
+    if cut.used_end > cut.position:
+        zero(world, folder, cut.base, cut.position, cut.used_end)
+
+
+def zero(world: World, folder: str, base: int, position: int, end: int) -> None:
+    """Overwrite with zeros and sync. Never shortens the file: readers may have it mapped."""
+    file = world.disk.open(join(folder, segment_name(base)), write=True)
+    try:
+        write_fully(file, position, [bytes(end - position)])
+        file.sync()
+    finally:
+        file.close()
+
+
+def _remove_strays(world: World, folder: str) -> None:
+    """Half-written temporary files, and indexes whose segment is gone."""
+    names = world.disk.names(folder)
+    orphans = [index_name(base) for base in index_bases(names) if segment_name(base) not in names]
+    for name in [*orphans, *(name for name in names if name.endswith(".tmp"))]:
+        world.disk.remove(join(folder, name))
+
+
+def _open_active(
+    world: World, folder: str, limits: SegmentLimits, log_id: int, findings: Findings
+) -> ActiveSegment | None:
+    if not findings.bases:
+        return None
+    return open_segment(world, folder, limits, log_id, findings.indexes[findings.active_base])
+
+
+def _fill_lost_tail(
+    world: World, folder: str, active: ActiveSegment | None, log_id: int, epoch: int, findings: Findings
+) -> int:
+    """Synced messages of which nothing is left: their offsets are never used again.
+
+    A gap frame stands in their place, so that a reader is told instead of finding other messages there.
+    """
+    assert findings.lost_tail is not None
+    first, next_offset = findings.lost_tail
+    if active is None or next_offset - first >= 2**32:
+        return next_offset
+    length = frame_bytes(0)
+    body = gap_body(length, next_offset - first, active.index.max_time_ns)
+    place = Place(log_id, epoch, active.position, first, first)
+    active.make_room(length)
+    active.store([header_for(body, place, batch_remaining=0), *body.parts], length)
+    active.index.add(place.position, active.position, first, next_offset, body.max_time_ns)
+    return next_offset
+
+
+def _sync_again(world: World, folder: str, findings: Findings, active: ActiveSegment | None) -> None:
+    """Make durable what this opening keeps, page by page where a failed sync may have lied."""
+    if active is None:
+        return
+    kept = [base for base in findings.bases if base < active.base_offset]
+    unsynced = [base for base, next_base in zip(kept, [*kept[1:], active.base_offset], strict=True)
+                if next_base > findings.synced_end]
+    for base in unsynced:
+        file = world.disk.open(join(folder, segment_name(base)), write=True)
+        try:
+            if findings.same_boot:
+                write_fully(file, 0, [file.read(0, file.size())])
+            file.sync()
+        finally:
+            file.close()
+    if findings.same_boot:
+        start = active.index.position_before(findings.synced_end)
+        content = active.file.read(start, active.position - start)
+        if content:
+            write_fully(active.file, start, [content])
+    active.file.sync()
+    world.disk.sync_folder(folder)
+
+
+def _sealed(world: World, folder: str, limits: SegmentLimits, log_id: int, findings: Findings) -> list[Segment]:
+    segments = []
+    for base in findings.bases:
+        if base < findings.active_base:
+            segment = Segment(world.disk, folder, base, log_id=log_id, index_bytes=limits.index_bytes)
+            if base in findings.indexes:
+                segment.use_index(findings.indexes[base])
+            segments.append(segment)
+    return segments
+
+
+def open_segment(
+    world: World, folder: str, limits: SegmentLimits, log_id: int, index: SegmentIndex
+) -> ActiveSegment:
+    """The segment of this index, for appending; a new one's name is durable only after the folder's next sync."""
+    path = join(folder, segment_name(index.base_offset))
+    return ActiveSegment(
+        world.disk,
+        folder,
+        index.base_offset,
+        log_id=log_id,
+        index_bytes=limits.index_bytes,
+        file=world.disk.open(path, write=True, create=index.frames == 0),
+        index=index,
+        limit_bytes=limits.segment_bytes,
+        mapped=world.disk.can_map(folder),
+        created_ns=index.first_time_ns if index.frames else world.clock.now_ns(),
+    )
+
+
+def _log_findings(folder: str, findings: Findings) -> None:
+    """One line for each thing that an operator should know."""
+    if findings.cut is not None and findings.cut.used_end > findings.cut.position:
+        logger.info("torn tail cut", extra={"folder": folder, "offset": findings.cut.offset, "why": findings.cut.reason})
+    for d in findings.damage:
+        logger.warning(
+            "damaged messages found; bytes kept in quarantine",
+            extra={"folder": folder, "first_offset": d.first_offset, "next_offset": d.next_offset, "why": d.reason},
+        )
+    if findings.lost_tail is not None:
+        first, next_offset = findings.lost_tail
+        logger.error(
+            "synced messages are missing from the end",
+            extra={"folder": folder, "first_offset": first, "next_offset": next_offset},
+        )

@@ -1,0 +1,187 @@
+"""One file of the log. A sealed segment never changes; the active one grows at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.codec.frame import FrameHeader
+from holdfast.env.disk import BytesLike, Disk, File, WritableMap
+from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully
+from holdfast.storage.index import SegmentIndex, parse_index
+from holdfast.storage.walk import Wanted, walk
+
+logger = logging.getLogger(__name__)
+
+# Reserved blocks grow from small to large, so that a thousand quiet logs do not hold a disk between them.
+_FIRST_RESERVE: Final = 64 * 1024
+_MOST_RESERVE: Final = 16 * 1024 * 1024
+# From here on one system call beats a store into a map that must fault its pages in first.
+_LARGE_WRITE: Final = 32 * 1024
+
+
+class Segment:
+    """The read side: find a position, read a frame. File and index are opened when first needed."""
+
+    def __init__(self, disk: Disk, folder: str, base_offset: int, *, log_id: int, index_bytes: int) -> None:
+        self._disk = disk
+        self.folder = folder
+        self.base_offset = base_offset
+        self.path = join(folder, segment_name(base_offset))
+        self.log_id = log_id
+        self._index_bytes = index_bytes
+        self._file: File | None = None
+        self._index: SegmentIndex | None = None
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._disk.open(self.path)
+        return self._file
+
+    @property
+    def index(self) -> SegmentIndex:
+        """From its file, or from the frames where that is missing or damaged."""
+        if self._index is None:
+            self._index = self.load_index() or SegmentIndex(self.base_offset, self._index_bytes)
+        return self._index
+
+    def index_to(self, next_offset: int) -> SegmentIndex:
+        """The index, extended over frames that it does not know yet, up to an offset that may be read."""
+        index = self.index
+        if index.next_offset < next_offset:
+            wanted = Wanted(self.log_id, index.next_offset)
+            for found in walk(self.data(), wanted, position=index.end, bodies=False):
+                if isinstance(found, FrameHeader):
+                    index.add_header(found)
+                if index.next_offset >= next_offset:
+                    break
+        return index
+
+    @property
+    def index_path(self) -> str:
+        return join(self.folder, index_name(self.base_offset))
+
+    def size(self) -> int:
+        """Bytes on disk."""
+        return self.file.size()
+
+    def data(self) -> memoryview:
+        """All its bytes."""
+        return self.file.view(0, self.file.size())
+
+    def load_index(self) -> SegmentIndex | None:
+        content = read_file(self._disk, self.index_path)
+        return None if content is None else parse_index(content, self.log_id, self.base_offset, self._index_bytes)
+
+    def use_index(self, index: SegmentIndex) -> None:
+        self._index = index
+
+    def save_index(self) -> None:
+        """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
+        temporary = self.index_path + ".tmp"
+        try:
+            file = self._disk.open(temporary, write=True, create=True)
+            try:
+                file.truncate(0)
+                write_fully(file, 0, [self.index.encode(self.log_id)])
+            finally:
+                file.close()
+            self._disk.rename(temporary, self.index_path)
+        except OSError as error:
+            logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
+
+    def let_go(self) -> None:
+        """Forget file and index until they are needed again; who reads at this moment keeps them alive."""
+        self._file = None
+        self._index = None
+
+
+class ActiveSegment(Segment):
+    """The write side: the last segment, owned by one process."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        base_offset: int,
+        *,
+        log_id: int,
+        index_bytes: int,
+        file: File,
+        index: SegmentIndex,
+        limit_bytes: int,
+        mapped: bool,
+        created_ns: int,
+    ) -> None:
+        super().__init__(disk, folder, base_offset, log_id=log_id, index_bytes=index_bytes)
+        self._file = file
+        self._index = index
+        self._limit_bytes = limit_bytes
+        self._mapped = mapped
+        self.map: WritableMap | None = None
+        self._dirty_from: int | None = None
+        self._size = file.size()
+        self.created_ns = created_ns
+        self.position = index.end
+        self.reserved = 0  # though the file be longer: a copied file may have lost its blocks
+
+    def shortage(self, length: int) -> int:
+        """How many bytes must be reserved before `length` more can be stored; usually 0."""
+        need = self.position + length
+        if need <= self.reserved or not self._mapped:
+            return 0 if self._mapped else length
+        return self._next_reserve(need) - self.reserved
+
+    def make_room(self, length: int) -> None:
+        """Reserve blocks for `length` more bytes; OSError where the disk has none, and nothing changes."""
+        self._scrub()
+        need = self.position + length
+        if not self._mapped or need <= self.reserved:
+            return
+        reserve = self._next_reserve(need)
+        self.file.reserve(reserve)
+        self.map = self.file.map(reserve)
+        self.reserved = reserve
+
+    def store(self, parts: Sequence[BytesLike], length: int) -> None:
+        """Put bytes behind the last frame. Room was made. All of them, or an OSError and none of them."""
+        position = self.position
+        if self.map is not None and length < _LARGE_WRITE:
+            self.map[position : position + length] = b"".join(parts)
+        else:
+            try:
+                write_fully(self.file, position, parts)
+            except OSError:
+                self._dirty_from = position
+                raise
+        self.position = position + length
+
+    def let_go(self) -> None:
+        """Never while it is written to."""
+
+    def sealed(self) -> Segment:
+        """The same file as a segment that only gets read; its index goes beside it."""
+        self.save_index()
+        segment = Segment(self._disk, self.folder, self.base_offset, log_id=self.log_id, index_bytes=self._index_bytes)
+        segment._file, segment._index = self._file, self._index
+        return segment
+
+    def forget(self, position: int) -> None:
+        """Take back what was stored from the position on: a batch that did not become whole."""
+        self._dirty_from = position
+        self.position = position
+
+    def _next_reserve(self, need: int) -> int:
+        step = min(max(self.reserved, _FIRST_RESERVE), _MOST_RESERVE)
+        return max(need, self._size, min(self.reserved + step, self._limit_bytes))
+
+    def _scrub(self) -> None:
+        """Zero what a failed write left behind, before anything is written in its place."""
+        if self._dirty_from is None:
+            return
+        length = max(self.file.size() - self._dirty_from, 0)
+        if length:
+            write_fully(self.file, self._dirty_from, [bytes(length)])
+        self._dirty_from = None

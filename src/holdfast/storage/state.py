@@ -1,0 +1,139 @@
+"""The small mapped file beside the log: how far readers may read, and what is known to be on disk.
+
+    word  field
+    0     magic           "HFSTATE" and the version, 1
+    1     readable_end    offset behind the last message that readers may see
+    2     synced_end      offset behind the last message known to be on disk
+    3     synced_copy     the same again, stored after it
+    4..7  unused, 0
+    8     slot A: sequence, then words 9 identity, 10 boot_id, 11 clean_end, 12 check
+    16    slot B: the same
+
+Words are 64-bit little endian, each stored at once. `readable_end` is one store for each append, so
+that it costs next to nothing and readers in other processes never see half of it. `synced_end` is
+stored only after the sync it tells of; of the two copies the smaller is true whatever was torn. A slot
+is written as a whole behind the other's back: the valid one with the higher sequence counts, so a crash
+between two stores leaves the older one.
+
+    identity   log_id in the low half, epoch in the high half
+    clean_end  0 while the log is open, otherwise 1 + its end: it was closed in order
+    check      CRC32C of the four words before it
+
+The log can be opened without this file: all that is lost is the knowledge of what was synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+from struct import Struct
+from typing import Final
+
+import msgspec
+from crc32c import crc32c
+
+from holdfast.env.disk import Disk, File
+from holdfast.storage.files import STATE, durable_replace, join
+
+WORDS: Final = 24
+STATE_BYTES: Final = WORDS * 8
+MAGIC_WORD: Final = int.from_bytes(b"HFSTATE\x01", "little")
+
+READABLE: Final = 1
+_SYNCED: Final = 2
+_SYNCED_COPY: Final = 3
+_SLOTS: Final = (8, 16)
+_SLOT: Final = Struct("<QQQQ")
+
+
+class Identity(msgspec.Struct, frozen=True, gc=False):
+    """Which log this is, in which epoch, since which boot; `clean_end` once it was closed in order."""
+
+    log_id: int
+    epoch: int
+    boot_id: int
+    clean_end: int | None = None
+
+
+class State:
+    """The mapped words. Only the owner stores into them."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.words: MutableSequence[int] = file.words(WORDS)
+
+    @staticmethod
+    def create(disk: Disk, folder: str, identity: Identity, end: int) -> State:
+        """A new file, in place before anything is written into the log."""
+        words = [0] * WORDS
+        words[0], words[READABLE], words[_SYNCED], words[_SYNCED_COPY] = MAGIC_WORD, end, end, end
+        words[_SLOTS[0] : _SLOTS[0] + 5] = _slot_words(1, identity)
+        durable_replace(disk, folder, STATE, b"".join(word.to_bytes(8, "little") for word in words))
+        return State(disk.open(join(folder, STATE), write=True))
+
+    @staticmethod
+    def open(disk: Disk, folder: str, *, write: bool) -> State | None:
+        """The file that is there, or None where it is missing, too short or not ours."""
+        path = join(folder, STATE)
+        if not disk.exists(path):
+            return None
+        file = disk.open(path, write=write)
+        if file.size() >= STATE_BYTES:
+            state = State(file)
+            if state.words[0] == MAGIC_WORD and state.identity is not None:
+                return state
+        file.close()
+        return None
+
+    @property
+    def identity(self) -> Identity | None:
+        """What the newest valid slot says."""
+        slot = self._newest_slot()
+        if slot is None:
+            return None
+        identity, boot_id, clean = self.words[slot + 1], self.words[slot + 2], self.words[slot + 3]
+        return Identity(identity & 0xFFFFFFFF, identity >> 32, boot_id, clean - 1 if clean else None)
+
+    @property
+    def readable_end(self) -> int:
+        return self.words[READABLE]
+
+    @property
+    def synced_end(self) -> int:
+        return min(self.words[_SYNCED], self.words[_SYNCED_COPY])
+
+    def set_synced(self, end: int) -> None:
+        self.words[_SYNCED] = end
+        self.words[_SYNCED_COPY] = end
+
+    def set_identity(self, identity: Identity) -> None:
+        """Write the slot that is not in use and make it durable."""
+        current = self._newest_slot()
+        sequence = 1 if current is None else self.words[current] + 1
+        slot = _SLOTS[0] if current != _SLOTS[0] else _SLOTS[1]
+        for i, word in enumerate(_slot_words(sequence, identity)):
+            self.words[slot + i] = word
+        self._file.sync()
+
+    def close(self) -> None:
+        release = getattr(self.words, "release", None)
+        if release is not None:
+            release()
+        self._file.close()
+
+    def _newest_slot(self) -> int | None:
+        valid = [slot for slot in _SLOTS if self._slot_is_valid(slot)]
+        return max(valid, key=lambda slot: self.words[slot]) if valid else None
+
+    def _slot_is_valid(self, slot: int) -> bool:
+        stored = [self.words[slot + i] for i in range(5)]
+        return stored[0] > 0 and stored[4] == _check(*stored[:4])
+
+
+def _slot_words(sequence: int, identity: Identity) -> list[int]:
+    clean = 0 if identity.clean_end is None else identity.clean_end + 1
+    words = [sequence, identity.epoch << 32 | identity.log_id, identity.boot_id, clean]
+    return [*words, _check(*words)]
+
+
+def _check(sequence: int, identity: int, boot_id: int, clean: int) -> int:
+    return crc32c(_SLOT.pack(sequence, identity, boot_id, clean))

@@ -1,0 +1,196 @@
+"""Reading a log: from an offset, or from a time, frame by frame, up to the readable end.
+
+Readers take no lock. They look at segments that only grow, and never beyond the readable end, so they
+neither block the writer nor see half of a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, TypeAlias
+
+from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, read_header
+from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, UnknownFormat
+from holdfast.model import Record
+from holdfast.storage.retention import SegmentFacts
+from holdfast.storage.segment import Segment
+from holdfast.storage.walk import Wanted, find_frame
+
+OnDamage: TypeAlias = Literal["raise", "skip"]
+
+# Each open segment costs a file descriptor, a map and its index.
+_MOST_OPEN: Final = 64
+
+
+class LogView:
+    """The read side of a log, for its owner and for readers in other processes alike."""
+
+    def __init__(
+        self, segments: Callable[[], Sequence[Segment]], readable_end: Callable[[], int], *, max_raw_bytes: int
+    ) -> None:
+        self._segments = segments
+        self._readable_end = readable_end
+        self._max_raw_bytes = max_raw_bytes
+        self._open: OrderedDict[int, Segment] = OrderedDict()
+        self._open_lock = threading.Lock()
+
+    def start(self) -> int:
+        """The first offset that is kept."""
+        segments = self._segments()
+        return segments[0].base_offset if segments else self._readable_end()
+
+    def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
+        """Frames from the one that holds `offset` on, up to the readable end of the moment.
+
+        The first may begin before the offset. Damaged messages raise DamagedRange, which says where to go
+        on; with on_damage="skip" they are passed over.
+        """
+        while True:
+            end = self._readable_end()
+            segments = self._segments()
+            self._check_range(offset, segments, end)
+            if offset >= end or not segments:
+                return
+            i = _segment_at(segments, offset)
+            segment_end = _ends(segments, end)[i]
+            for frame in self._read_segment(segments[i], offset, segment_end, on_damage):
+                yield frame
+                offset = frame.next_offset
+            offset = max(offset, segment_end)
+
+    def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
+        """Messages from `offset` on, of every kind of frame but gaps."""
+        for frame in self.read(offset, on_damage=on_damage):
+            for record in frame.records():
+                if record.offset >= offset:
+                    yield record
+
+    def facts(self) -> list[SegmentFacts]:
+        """The segments, oldest first."""
+        end = self._readable_end()
+        segments = self._segments()
+        return [
+            SegmentFacts(s.base_offset, next_offset, s.size(), self._touch(s).index_to(next_offset).max_time_ns)
+            for s, next_offset in zip(segments, _ends(segments, end), strict=True)
+        ]
+
+    def find_time(self, time_ns: int) -> int:
+        """Offset of the first message with this time or a later one; the readable end if there is none."""
+        end = self._readable_end()
+        segments = self._segments()
+        for segment, segment_end in zip(segments, _ends(segments, end), strict=True):
+            if self._touch(segment).index_to(segment_end).max_time_ns >= time_ns:
+                found = self._find_time_in(segment, time_ns, end)
+                if found is not None:
+                    return found
+        return end
+
+    def _find_time_in(self, segment: Segment, time_ns: int, end: int) -> int | None:
+        data = segment.data()
+        position = segment.index.position_before_time(time_ns)
+        while position < segment.index.end:
+            try:
+                header = read_header(data, position, position)
+            except UnknownFormat:
+                raise
+            except CorruptData:
+                found = find_frame(data, position, Wanted(segment.log_id, segment.base_offset))
+                if found is None:
+                    return None
+                header = found
+            if header.base_offset >= end:
+                return None
+            position = header.end
+            if header.max_time_ns >= time_ns and header.kind != Kind.GAP:
+                with contextlib.suppress(ChecksumMismatch):  # a damaged frame holds no message of any time
+                    check_body(data, header.position, header)
+                    return _first_at_time(self._frame(data, header), time_ns)
+        return None
+
+    def _frame(self, data: memoryview, header: FrameHeader) -> Frame:
+        start = header.position + HEADER_BYTES
+        return Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
+
+    def _read_segment(self, segment: Segment, offset: int, end: int, on_damage: OnDamage) -> Iterator[Frame]:
+        self._touch(segment)
+        data = segment.data()
+        position = segment.index_to(end).position_before(offset)
+        while offset < end:
+            try:
+                header = read_header(data, position, position)
+                if header.next_offset <= offset:
+                    position = header.end
+                    continue
+                if header.kind == Kind.GAP:
+                    raise CorruptData("the messages were lost to damage earlier; a gap frame stands in their place")
+                if header.log_id != segment.log_id or header.base_offset > offset:
+                    raise CorruptData(f"offset {offset} is not where it should be")
+                check_body(data, position, header)
+                frame = self._frame(data, header)
+            except UnknownFormat:
+                raise
+            except CorruptData as error:
+                if len(data) < segment.size():
+                    data = segment.data()  # it has grown since
+                    continue
+                offset, position = self._pass_damage(segment, data, offset, position, end, on_damage, error)
+                continue
+            yield frame
+            offset, position = header.next_offset, header.end
+
+    def _pass_damage(
+        self, segment: Segment, data: memoryview, offset: int, position: int, end: int, on_damage: OnDamage, error: Exception
+    ) -> tuple[int, int]:
+        """Where good frames go on: (offset, position); raises instead where the caller wants to know."""
+        found = find_frame(data, position, Wanted(segment.log_id, offset))
+        while found is not None and found.kind == Kind.GAP:
+            found = find_frame(data, found.end, Wanted(segment.log_id, found.next_offset))
+        next_offset = min(end, found.base_offset) if found is not None else end
+        if on_damage == "raise":
+            raise DamagedRange(
+                f"messages {offset} to {next_offset - 1} in {segment.path} are damaged: {error}. They were skipped, the "
+                f"others are intact: read on from {next_offset}, and run `holdfast check` on the folder",
+                first_offset=offset,
+                next_offset=next_offset,
+            )
+        return next_offset, found.position if found is not None else position
+
+    def _check_range(self, offset: int, segments: Sequence[Segment], end: int) -> None:
+        start = segments[0].base_offset if segments else end
+        if not start <= offset <= end:
+            where = "was trimmed away" if offset < start else "is beyond the end"
+            raise OffsetOutOfRange(
+                f"offset {offset} {where}: the log holds {start} to {end - 1}; read from {start if offset < start else end}",
+                offset=offset,
+                start=start,
+                end=end,
+            )
+
+    def _touch(self, segment: Segment) -> Segment:
+        """Remember that it is in use; the one not used for longest is let go."""
+        with self._open_lock:
+            self._open[segment.base_offset] = segment
+            self._open.move_to_end(segment.base_offset)
+            if len(self._open) > _MOST_OPEN:
+                self._open.popitem(last=False)[1].let_go()
+        return segment
+
+
+def _ends(segments: Sequence[Segment], end: int) -> list[int]:
+    """For each segment the offset behind its last readable message."""
+    return [min(segment.base_offset, end) for segment in segments[1:]] + [end]
+
+
+def _segment_at(segments: Sequence[Segment], offset: int) -> int:
+    return max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
+
+
+def _first_at_time(frame: Frame, time_ns: int) -> int:
+    times = frame.columns().times_ns()
+    if times is None:
+        return frame.base_offset
+    return frame.base_offset + next(i for i, time in enumerate(times) if time >= time_ns)

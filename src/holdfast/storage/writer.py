@@ -1,0 +1,333 @@
+"""The one who writes: puts frames behind each other, rolls segments, syncs, and stops when the disk lies.
+
+All changes happen under one lock. Syncing happens outside it, so that appending goes on meanwhile.
+
+What readers may see (`readable_end`) is a contiguous prefix: a message that asked for `fsync` holds back
+itself and everything behind it until a sync has covered it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Final
+
+from crc32c import crc32c
+
+from holdfast.codec.compression import Codec
+from holdfast.codec.encode import Body, Place, header_for
+from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
+from holdfast.env import World
+from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
+from holdfast.model import Producer
+from holdfast.settings import LogSettings
+from holdfast.storage.epochs import Epochs
+from holdfast.storage.files import FULL_DISK
+from holdfast.storage.index import SegmentIndex
+from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
+from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.state import READABLE
+
+logger = logging.getLogger(__name__)
+
+_MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
+_NEVER_NS: Final = 2**63 - 1
+
+# The header of a frame with one plain message, its constant fields taken together.
+_ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
+_ONE_COUNT: Final = Struct("<IBBHI").pack(1, Kind.DATA, Codec.NONE, 0, 0)
+_NO_PRODUCER: Final = bytes(16)
+assert _ONE_STRUCT.size == HEADER_BYTES - 4
+
+_ONE_HEADER: Final = _ONE_STRUCT.pack
+_ONE_VALUE: Final = Struct("<ii").pack
+_CRC: Final = Struct("<I").pack
+_PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
+
+
+class Writer:
+    """Appends for one log; every method may be called from any thread."""
+
+    def __init__(self, world: World, folder: str, settings: LogSettings, recovered: Recovered) -> None:
+        self._world = world
+        self._folder = folder
+        self._settings = settings
+        self._limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
+        self.lock = threading.Lock()
+        self.log_id = recovered.log_id
+        self.epoch = recovered.epoch
+        self.epochs = recovered.epochs
+        self.state = recovered.state
+        self.segments: tuple[Segment, ...] = (*recovered.sealed, *([recovered.active] if recovered.active else []))
+        self.active = recovered.active
+        self.end = recovered.end
+        self.readable_end = recovered.end
+        self.synced_end = recovered.end
+        self.failure: HoldfastError | None = None
+        self.on_sealed: Callable[[], None] = lambda: None
+        self._words = recovered.state.words
+        self._unsynced_sealed: list[Segment] = []
+        self._names_changed = False
+        self._held_from: int | None = None
+        self._held_since_sync: int | None = None
+        self._fast_until = 0  # position up to which a single message needs no more than a store
+        self._roll_at_ns = _NEVER_NS
+        self._acquire, self._release = self.lock.acquire, self.lock.release
+        self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
+        self._epoch_field = self.epoch.to_bytes(8, "little")
+        if self.active is not None:
+            self._use(self.active)
+
+    def append_one(self, value: bytes, now_ns: int, hold: bool) -> int:
+        """Append one plain message and answer its offset: `append` for the commonest case, without detours.
+
+        The fused form of encode, place, store and index; a property test holds it to the plain form.
+        """
+        length = len(value)
+        body = _ONE_VALUE(0, length) + value + _PADDING[length & 7]
+        total = HEADER_BYTES + len(body)
+        crc = crc32c(body)
+        self._acquire()
+        try:
+            offset = self.end
+            segment = self.active
+            if segment is None or now_ns >= self._roll_at_ns or segment.position + total > self._fast_until:
+                segment = self._segment_for(total, now_ns)
+            position = segment.position
+            end = position + total
+            checked = _ONE_HEADER(
+                self._log_prefix, position, length + 8, length + 8, _ONE_COUNT, offset, now_ns,
+                self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
+            )  # fmt: skip
+            frame = checked + _CRC(crc32c(checked)) + body
+            if end <= self._fast_until:
+                self._map[position:end] = frame
+                segment.position = end
+            else:
+                self._store(segment, (frame,), total)
+            index = self._index
+            if position >= index.next_entry_at:
+                index.add_entry(position, offset)
+            index.end = end
+            index.frames += 1
+            if now_ns > index.max_time_ns:
+                index.max_time_ns = now_ns
+            index.next_offset = self.end = offset + 1
+            if self._held_from is None and not hold:
+                self.readable_end = self._words[READABLE] = offset + 1
+            else:
+                self._hold(offset, hold=hold)
+            return offset
+        finally:
+            self._release()
+
+    def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
+        """Append a batch, wholly or not at all; answers its first offset and the one behind its last."""
+        total = sum(body.frame_bytes for body in bodies)
+        with self.lock:
+            segment = self._segment_for(total, now_ns)
+            offset = base = self.end
+            position = start = segment.position
+            remaining = len(bodies)
+            try:
+                for body in bodies:
+                    remaining -= 1
+                    place = Place(self.log_id, self.epoch, position, offset, self.synced_end)
+                    header = header_for(body, place, batch_remaining=remaining, producer=producer)
+                    self._store(segment, (header, *body.parts), body.frame_bytes)
+                    position += body.frame_bytes
+                    offset += body.count
+            except HoldfastError:
+                segment.forget(start)
+                self._fast_until = 0
+                raise
+            self._add_to_index(segment, bodies, start, base)
+            self.end = offset
+            self._hold(base, hold=hold)
+            return base, offset
+
+    def sync(self) -> int:
+        """Make all that is written durable and answer its end; raises DiskFailed, and then for ever."""
+        with self.lock:
+            self._check_usable()
+            target = self.end
+            if target == self.synced_end:
+                return target
+            files = [segment.file for segment in self._unsynced_sealed]
+            files += [self.active.file] if self.active is not None else []
+            sealed = len(self._unsynced_sealed)
+            names_changed, self._names_changed = self._names_changed, False
+            self._held_since_sync = None
+        try:
+            for file in files:
+                file.sync()
+            if names_changed:
+                self._world.disk.sync_folder(self._folder)
+        except OSError as error:
+            raise self.fail("a sync failed", error) from error
+        with self.lock:
+            self._unsynced_sealed = self._unsynced_sealed[sealed:]
+            self.synced_end = target
+            self.state.set_synced(target)
+            self._held_from = self._held_since_sync
+            self._publish(self.end if self._held_from is None else self._held_from)
+        return target
+
+    def roll(self) -> None:
+        """Seal the active segment, if it holds anything; the next append begins a new one."""
+        with self.lock:
+            self._check_usable()
+            if self.active is not None and self.active.position > 0:
+                try:
+                    self._begin_segment()
+                except OSError as error:
+                    raise self._refusal("a segment could not be begun", error) from error
+
+    def unsynced_segments(self) -> int:
+        return len(self._unsynced_sealed)
+
+    def fail(self, what: str, error: OSError) -> DiskFailed:
+        """Stop for good: what the disk did once it may have done to any byte not yet synced."""
+        failure = DiskFailed(
+            f"{what} in {self._folder}: {error.strerror or error}. Messages not yet acknowledged may be lost; nothing "
+            "more is accepted. Reading goes on. Look at the disk, then open the log anew: it recovers what is there"
+        )
+        if self.failure is None:
+            self.failure = failure
+            logger.error("log stopped", extra={"folder": self._folder, "what": what, "error": str(error)})
+        self._fast_until = 0
+        return failure
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        with self.lock:
+            self._fast_until = 0
+            if self.failure is None:
+                self.failure = Closed(f"the log in {self._folder} is closed; open it again to use it")
+
+    def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
+        """Frames carry the new epoch from now on. The caller holds the lock."""
+        self.epoch, self.epochs = epoch, epochs
+        self._epoch_field = epoch.to_bytes(8, "little")
+
+    def replace(self, segments: tuple[Segment, ...], active: ActiveSegment | None) -> None:
+        """After a trim or a truncation: what is left. The caller holds the lock."""
+        self.segments = segments
+        self._unsynced_sealed = [segment for segment in self._unsynced_sealed if segment in segments]
+        if active is not self.active:
+            self.active = active
+            self._fast_until = 0
+
+    def cut_to(self, end: int) -> None:
+        """Forget the messages from `end` on: readers first. All was synced. The caller holds the lock."""
+        self._held_from = self._held_since_sync = None
+        self._publish(min(self.readable_end, end))
+        self.end = self.synced_end = end
+        self.state.set_synced(end)
+
+    def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
+        """The active segment with room for `total` bytes, after rolling where a limit is reached."""
+        self._check_usable()
+        if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
+            raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
+        segment = self.active
+        try:
+            if segment is None or self._must_roll(segment, total, now_ns):
+                segment = self._begin_segment()
+            self._check_free(segment.shortage(total))
+            segment.make_room(total)
+        except OSError as error:
+            raise self._refusal("a segment could not be prepared", error) from error
+        self._use(segment)
+        return segment
+
+    def _must_roll(self, segment: ActiveSegment, total: int, now_ns: int) -> bool:
+        if segment.position == 0:
+            return False
+        return (
+            segment.position + total > self._settings.segment_bytes
+            or self.end - segment.base_offset >= (self._settings.segment_messages or _NEVER_NS)
+            or now_ns >= self._roll_at_ns
+        )
+
+    def _begin_segment(self) -> ActiveSegment:
+        segment = open_segment(
+            self._world, self._folder, self._limits, self.log_id, SegmentIndex(self.end, self._limits.index_bytes)
+        )
+        self._names_changed = True
+        if self.active is None:
+            self.segments = (*self.segments, segment)
+        else:
+            sealed = self.active.sealed()
+            self._unsynced_sealed.append(sealed)
+            self.segments = (*self.segments[:-1], sealed, segment)
+            self.on_sealed()
+        self.active = segment
+        self._use(segment)
+        return segment
+
+    def _use(self, segment: ActiveSegment) -> None:
+        """Work out how far single messages may go before a limit must be looked at again."""
+        settings = self._settings
+        self._index = segment.index
+        self._map = segment.map
+        # A limit by count is looked at for each message, on the slower path.
+        counted = settings.segment_messages is not None
+        self._fast_until = 0 if counted else min(segment.reserved, settings.segment_bytes)
+        self._roll_at_ns = _NEVER_NS
+        if settings.segment_ms is not None:
+            self._roll_at_ns = segment.created_ns + settings.segment_ms * 1_000_000
+
+    def _store(self, segment: ActiveSegment, parts: Sequence[bytes | memoryview], length: int) -> None:
+        try:
+            segment.store(parts, length)
+        except OSError as error:
+            self._fast_until = 0
+            raise self._refusal("a write failed", error) from error
+
+    def _add_to_index(self, segment: ActiveSegment, bodies: Sequence[Body], position: int, offset: int) -> None:
+        for body in bodies:
+            end, next_offset = position + body.frame_bytes, offset + body.count
+            segment.index.add(position, end, offset, next_offset, body.max_time_ns)
+            position, offset = end, next_offset
+
+    def _hold(self, base: int, *, hold: bool) -> None:
+        """Move the readable end, or hold it back at `base` until a sync."""
+        if hold:
+            if self._held_from is None:
+                self._held_from = base
+            if self._held_since_sync is None:
+                self._held_since_sync = base
+        if self._held_from is None:
+            self._publish(self.end)
+
+    def _publish(self, end: int) -> None:
+        self.readable_end = end
+        self._words[READABLE] = end
+
+    def _check_free(self, shortage: int) -> None:
+        if not shortage:
+            return
+        free = self._world.disk.free_bytes(self._folder)
+        if free - shortage < self._settings.min_free_bytes:
+            raise self._disk_full(
+                f"{free} bytes are free, {shortage} are needed and {self._settings.min_free_bytes} must stay free"
+            )
+
+    def _refusal(self, what: str, error: OSError) -> HoldfastError:
+        """A full disk refuses one call; any other error ends the log."""
+        if error.errno in FULL_DISK:
+            return self._disk_full(error.strerror or "no room")
+        return self.fail(what, error)
+
+    def _disk_full(self, why: str) -> DiskFull:
+        return DiskFull(
+            f"no room to append in {self._folder}: {why}. Nothing of this call was kept; reading goes on. Free some "
+            "space (`holdfast log info` shows what the log takes) and try again"
+        )
+
+    def _check_usable(self) -> None:
+        if self.failure is not None:
+            raise type(self.failure)(str(self.failure))

@@ -1,0 +1,56 @@
+"""What every test may use: the option --long, the fixtures `long` and `scale`, Hypothesis profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+T = TypeVar("T")
+
+LONG_TIMEOUT_S = 6 * 3600
+
+# No deadline: a busy machine is not a bug. A failure prints the blob that reproduces it.
+_COMMON = settings(
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("quick", _COMMON, max_examples=25, stateful_step_count=25)
+settings.register_profile("default", _COMMON, max_examples=100, stateful_step_count=50)
+settings.register_profile("long", _COMMON, max_examples=5_000, stateful_step_count=200)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long",
+        action="store_true",
+        help="run the long soaks: thousands of kills, millions of cut states (hours, not minutes)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.getoption("--hypothesis-profile")
+    settings.load_profile(chosen or ("long" if config.getoption("--long") else "default"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--long"):
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def long(request: pytest.FixtureRequest) -> bool:
+    """Whether this is a long run (`--long`)."""
+    return bool(request.config.getoption("--long"))
+
+
+@pytest.fixture(scope="session")
+def scale(long: bool) -> Callable[[T, T], T]:
+    """`scale(200, 10_000)` is 200 in a usual run and 10,000 in a long one."""
+    return lambda usual, in_a_long_run: in_a_long_run if long else usual

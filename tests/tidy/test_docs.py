@@ -1,0 +1,180 @@
+"""The docs name what the code has, their examples run, and their links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from tests.tidy import markdown
+from tests.tidy.repo import ROOT, assert_none, files, name_of
+
+REFERENCE = ROOT / "docs" / "reference"
+
+# What typer adds to every program.
+OPTIONS_OF_TYPER = frozenset({"--help", "--install-completion", "--show-completion"})
+
+# Each block keeps the line numbers of its file, so that a traceback points into the docs.
+RUN_BLOCKS = """
+import json, sys
+page = json.load(sys.stdin)
+names = {"__name__": "__main__"}
+for line, code in page["blocks"]:
+    exec(compile("\\n" * (line - 1) + code, page["name"], "exec"), names)
+"""
+
+
+def test_every_command_and_option_is_in_the_reference():
+    main = importlib.import_module("holdfast.cli.main")
+    text = reference("cli.md")
+    faults = []
+    for command, options in commands(tree_of_commands(main)):
+        part = markdown.section(text, titled=command)
+        if part is None:
+            faults.append(f"`{command}` has no section")
+        else:
+            written = markdown.code(part)
+            faults += [f"`{command}`: {option}" for option in options if not names(written, option)]
+    assert_none(
+        faults,
+        "Add to docs/reference/cli.md: a heading that holds the command as code (## `holdfast check`), "
+        "and each option as code below it.",
+    )
+
+
+def test_every_setting_is_in_the_reference():
+    written = markdown.code(reference("settings.md"))
+    faults = [
+        f"{struct.__name__}.{field}"
+        for struct in classes_in("holdfast.settings")
+        for field in getattr(struct, "__struct_encode_fields__", ())
+        if not names(written, field)
+    ]
+    assert_none(faults, "Add each of these settings, as code, to docs/reference/settings.md.")
+
+
+def test_every_error_code_is_in_the_reference():
+    written = markdown.code(reference("errors.md"))
+    faults = [
+        f"{error.__name__}: {error.code}"
+        for error in classes_in("holdfast.errors")
+        if issubclass(error, Exception) and hasattr(error, "code") and not names(written, error.code)
+    ]
+    assert_none(faults, "Add each of these codes, as code, to docs/reference/errors.md.")
+
+
+def pages_with_examples() -> list[Path]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in pages if page.is_file() and examples(page)]
+
+
+def examples(page: Path) -> list[tuple[int, str]]:
+    return [
+        (block.line, block.code)
+        for block in markdown.blocks(page.read_text("utf-8"))
+        if block.language == "python" and not block.skipped
+    ]
+
+
+@pytest.mark.parametrize("page", pages_with_examples(), ids=name_of)
+def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path):
+    done = run_examples(name_of(page), examples(page), cwd=tmp_path)
+    if done.returncode != 0:
+        pytest.fail(f"{done.stdout}{done.stderr}\nAn example in {name_of(page)} fails.", pytrace=False)
+
+
+def run_examples(name: str, found: list[tuple[int, str]], *, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", RUN_BLOCKS],
+        input=json.dumps({"name": name, "blocks": found}),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_every_relative_link_leads_somewhere():
+    faults = [
+        f"{name_of(page)}:{line}: {target}"
+        for page in files()
+        if page.suffix == ".md"
+        for line, target in markdown.links(page.read_text("utf-8"))
+        if not resolves(page, target)
+    ]
+    assert_none(faults, "There is no such file, or no such heading in it.")
+
+
+def resolves(page: Path, target: str) -> bool:
+    """Whether a link leads to a file (and a heading) of this repository; other links are not followed."""
+    if re.match(r"[a-z][a-z0-9+.-]*:|//", target, re.IGNORECASE):
+        return True
+    path, _, anchor = unquote(target).partition("#")
+    there = (page.parent / path).resolve() if path else page
+    if not there.exists():
+        return False
+    return not anchor or there.suffix != ".md" or anchor in markdown.anchors(there.read_text("utf-8"))
+
+
+def reference(name: str) -> str:
+    page = REFERENCE / name
+    if not page.is_file():
+        pytest.fail(f"docs/reference/{name} is not written yet", pytrace=False)
+    return page.read_text("utf-8")
+
+
+def names(written: str, word: str) -> bool:
+    """Whether `word` stands there by itself: `--all` is not named by `--all-topics`."""
+    return re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", written) is not None
+
+
+def tree_of_commands(main: ModuleType) -> Any:
+    typer_main = importlib.import_module("typer.main")
+    return typer_main.get_command(main.app)
+
+
+def commands(root: Any) -> Iterator[tuple[str, list[str]]]:
+    """Every command that people can see, with its options: a walk over the tree that typer builds."""
+    waiting = [("holdfast", root)]
+    while waiting:
+        path, command = waiting.pop()
+        children = getattr(command, "commands", {})
+        options = visible_options(command)
+        if options or not children:
+            yield path, options
+        waiting += [(f"{path} {name}", child) for name, child in children.items() if not child.hidden]
+
+
+def visible_options(command: Any) -> list[str]:
+    return [
+        name
+        for param in command.params
+        if param.param_type_name == "option" and not param.hidden
+        for name in (*param.opts, *param.secondary_opts)
+        if name not in OPTIONS_OF_TYPER
+    ]
+
+
+def classes_in(module_name: str) -> list[type[Any]]:
+    """The classes that a module, or the modules of a package, define."""
+    module = importlib.import_module(module_name)
+    found = [module]
+    for child in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module_name}."):
+        found.append(importlib.import_module(child.name))
+    return [
+        value
+        for each in found
+        for value in vars(each).values()
+        if inspect.isclass(value) and value.__module__ == each.__name__
+    ]
