@@ -130,6 +130,8 @@ def test_a_folder_moves_with_what_it_holds(place: Place) -> None:
     place.disk.rename(place.path("x"), place.path("z"))
     assert place.disk.open(place.path("z/y/a")).read(0, 9) == b"here"
     fails(errno.EINVAL, lambda: place.disk.rename(place.path("z"), place.path("z/y/z")))
+    place.disk.rename(place.path("z"), place.path("z"))
+    assert place.disk.names(place.path("z")) == ["y"]
 
 
 def test_a_rename_that_makes_no_sense_is_refused(place: Place) -> None:

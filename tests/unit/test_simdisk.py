@@ -119,6 +119,18 @@ def test_a_truncated_tail_may_come_back_until_it_is_synced() -> None:
     assert outcomes(place) == {b"abXY"}
 
 
+def test_bytes_written_behind_a_truncated_tail_never_meet_it() -> None:
+    place = simulated()
+    file = synced(place, "a", b"abcdef")
+    file.truncate(2)
+    after = Place(sim(place).kill(), place.folder)
+    for each in (place, after):
+        each.disk.open(each.path("a"), write=True).write(4, [b"Z"])
+        seen = outcomes(each)
+        assert {b"ab", b"abcdef", b"ab\0\0Z"} <= seen
+        assert not {b"abcdZ", b"abcdZf"} & seen
+
+
 def test_sometimes_all_of_the_unsynced_is_lost_and_sometimes_none() -> None:
     place = simulated()
     files = [synced(place, name, b"o" * 4 * PAGE) for name in "abcd"]
@@ -208,6 +220,16 @@ def test_a_new_folder_may_be_lost_with_all_in_it_until_the_one_above_is_synced()
     assert outcomes(place, "x/a") == {None, b"data"}
     place.disk.sync_folder(place.folder)
     assert outcomes(place, "x/a") == {b"data"}
+
+
+def test_a_file_that_moves_into_an_unsynced_folder_is_never_lost_with_it() -> None:
+    place = simulated()
+    synced(place, "a", b"data")
+    sim(place).faults.fail(1, errno.EIO, sticky=False, calls=frozenset({"sync_folder"}))
+    fails(errno.EIO, lambda: place.disk.make_folder(place.path("x")))
+    place.disk.rename(place.path("a"), place.path("x/a"))
+    seen = {(disk.exists(place.path("a")), disk.exists(place.path("x/a"))) for disk in cuts(place)}
+    assert seen == {(True, False), (False, True)}
 
 
 def test_a_kill_keeps_the_cache_and_frees_the_locks_but_makes_nothing_durable() -> None:

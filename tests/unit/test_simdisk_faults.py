@@ -137,9 +137,26 @@ def test_after_a_failed_sync_the_next_one_says_ok_and_the_bytes_are_still_lost()
     assert file.read(0, 9) == b"newer"
     assert {b"old", b"newer"} <= outcomes(place)
     file.write(2, [b"W"])  # beside the lost bytes: those stay lost
+    assert {b"old", b"olW", b"new", b"newer", b"neWer"} <= outcomes(place, count=1000)
     file.sync()
     assert {b"olW", b"neWer"} <= outcomes(place)
     assert outcomes(Place(sim(place).kill(), place.folder)) == outcomes(place)
+
+
+def test_a_tail_that_was_cut_after_a_failed_sync_stays_away_once_that_is_synced() -> None:
+    place = simulated()
+    file = synced(place, "a", b"abcdef")
+    sim(place).faults.fail(1, errno.EIO, sticky=False, calls=frozenset({"sync"}))
+    file.write(0, [b"ABCDEF"])
+    fails(errno.EIO, file.sync)
+    file.truncate(2)
+    file.truncate(4)
+    file.sync()
+    assert outcomes(place) == {b"ab\0\0", b"AB\0\0"}
+    file.truncate(3)
+    file.sync()
+    file.truncate(6)
+    assert {content[2:] for content in outcomes(place) if content} == {b"\0", b"\0" * 4}
 
 
 def test_what_is_written_again_after_a_failed_sync_is_safe_after_the_next() -> None:
@@ -176,6 +193,7 @@ def test_a_file_cut_short_is_short_in_every_version() -> None:
     assert file.read(0, 3 * PAGE) == b"o" * PAGE + b"nn"
     assert outcomes(place) == {b"o" * PAGE + b"nn", b"o" * (PAGE + 2)}
     file.write(PAGE + 2, [b"tail"])
+    assert {content[PAGE + 2 :] for content in outcomes(place) if content} == {b"", b"\0" * 4, b"tail"}
     file.sync()
     assert outcomes(place) == {b"o" * PAGE + b"nntail"}
 

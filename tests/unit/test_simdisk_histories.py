@@ -70,9 +70,7 @@ class Ledger:
 
 @pytest.mark.parametrize("with_failure", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_no_cut_of_any_history_shows_a_byte_that_no_kernel_could_have_left(
-    seed: int, with_failure: bool
-) -> None:
+def test_no_cut_of_any_history_shows_a_byte_that_no_kernel_could_have_left(seed: int, with_failure: bool) -> None:
     rng, place = random.Random(seed), simulated()
     ledger = Ledger(synced(place, "a", b""))
     for step in range(30):

@@ -83,7 +83,7 @@ def _body(ends: memoryview, data: memoryview, start: int, stop: int, now_ns: int
     values = data[first:last]
     gap = padding(len(head))
     body_bytes = len(head) + len(gap) + len(values)
-    parts = [head, gap, values, padding(body_bytes)]
+    parts: list[bytes | memoryview] = [head, gap, values, padding(body_bytes)]
     crc = 0
     for part in parts:
         crc = crc32c(part, crc)

@@ -139,8 +139,8 @@ def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
 
 
 def _slice(batch: Batch, start: int, end: int) -> Batch:
-    columns = msgspec.structs.asdict(batch)
-    return Batch(**{name: None if column is None else column[start:end] for name, column in columns.items()})
+    columns = {name: column[start:end] for name, column in msgspec.structs.asdict(batch).items() if column is not None}
+    return Batch(**columns)
 
 
 def _header_bytes(pairs: HeaderPairs) -> int:

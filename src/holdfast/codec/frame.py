@@ -126,7 +126,9 @@ def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
     if header.position != position:
         raise ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
     if header.magic != MAGIC:
-        raise UnknownFormat(f"the frame at position {position} has format {header.magic!r}, this release reads {MAGIC!r}")
+        raise UnknownFormat(
+            f"the frame at position {position} has format {header.magic!r}, this release reads {MAGIC!r}"
+        )
     if header.columns & ~KNOWN_COLUMNS or header.kind not in KNOWN_KINDS or header.codec not in KNOWN_CODECS:
         raise UnknownFormat(
             f"the frame at position {position} has kind {header.kind}, codec {header.codec}, columns "

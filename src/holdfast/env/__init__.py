@@ -1,7 +1,7 @@
 """The only doors to the outside world: clock, disk, ids. Everything else is given them."""
 
 from holdfast.env.clock import Clock, ManualClock, SystemClock
-from holdfast.env.disk import Disk, File, FolderLocked, FolderLock, RealDisk
+from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, RealDisk
 from holdfast.env.ids import Ids, SeededIds, SystemIds
 from holdfast.env.world import World, real_world
 

@@ -242,10 +242,7 @@ def _assign(names: dict[str, Node], name: str, node: Node | None) -> None:
 
 
 def _allocated_bytes(folder: Folder) -> int:
-    return sum(
-        _allocated_bytes(node) if isinstance(node, Folder) else node.allocated
-        for node in folder.names.values()
-    )
+    return sum(_allocated_bytes(node) if isinstance(node, Folder) else node.allocated for node in folder.names.values())
 
 
 def _check_replacing(node: Node, replaced: Node | None, path: str) -> None:

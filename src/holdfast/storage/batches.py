@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from holdfast.codec.encode import Body, Packing, encode_batch, message_sizes
 from holdfast.codec.frame import Kind
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import Batch, CodecName
 from holdfast.settings import LogSettings
+
+_BYTES = {bytes, bytearray, memoryview}
 
 
 class Encoder:
@@ -60,11 +62,13 @@ class Encoder:
         return packing
 
 
-def _as_values(messages: Sequence[bytes]) -> Sequence[bytes]:
+def _as_values(messages: object) -> Sequence[bytes]:
     if isinstance(messages, (bytes, bytearray, str)):
         raise InvalidRequest(
             f"append takes a list of messages, not a single {type(messages).__name__}: write append([message])"
         )
+    if not isinstance(messages, Iterable):
+        raise InvalidRequest(f"append takes a list of messages, not {type(messages).__name__}")
     return messages if isinstance(messages, (list, tuple)) else list(messages)
 
 
@@ -74,8 +78,6 @@ def _check_lengths(batch: Batch) -> None:
         column = getattr(batch, name)
         if column is not None and len(column) != count:
             raise ValueError(f"{name} has {len(column)} items for {count} values")
-    wrong = next((value for value in batch.values if not isinstance(value, (bytes, bytearray, memoryview))), None)
-    if wrong is not None:
-        raise TypeError(f"a message's value must be bytes, not {type(wrong).__name__}")
-
-
+    wrong = set(map(type, batch.values)) - _BYTES
+    if wrong:
+        raise TypeError(f"a message's value must be bytes, not {wrong.pop().__name__}")

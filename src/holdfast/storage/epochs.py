@@ -52,6 +52,11 @@ class Epochs:
         """Offset at which what `epoch` wrote ends, or None while it goes on (or is not known)."""
         return next((first for later, first in self._entries if later > epoch), None)
 
+    def cap(self, epoch: int, offset: int) -> int:
+        """What is left of a claim that `epoch` made about everything below `offset`."""
+        end = self.end_of(epoch)
+        return offset if end is None else min(offset, end)
+
     def at(self, offset: int) -> int:
         """The epoch in which the message at `offset` was written, 0 before the first."""
         return max((epoch for epoch, first in self._entries if first <= offset), default=0)
@@ -61,8 +66,8 @@ class Epochs:
         end = self.end_of(position.epoch)
         if end is not None and position.offset > end:
             raise TailLost(
-                f"position {position.offset} of epoch {position.epoch} is gone: that epoch ends at {end}, what followed "
-                f"was lost in a power cut or truncated. Go on from {end}",
+                f"position {position.offset} of epoch {position.epoch} is gone: that epoch ends at {end}, "
+                f"what followed was lost in a power cut or truncated. Go on from {end}",
                 epoch=position.epoch,
                 offset=position.offset,
                 epoch_end=end,

@@ -134,7 +134,9 @@ class _Scan:
                 break
             self.good_after[i] = header.base_offset
         findings = self._findings
-        findings.known_synced = max(findings.known_synced, header.synced_offset)
+        if header.synced_offset > findings.known_synced:
+            synced = findings.epochs.cap(header.epoch, header.synced_offset)
+            findings.known_synced = max(findings.known_synced, synced)
         findings.last_epoch = max(findings.last_epoch, header.epoch)
 
     def _add_hole(self, base: int, position: int, end: int, first_offset: int, reason: str) -> None:
@@ -171,7 +173,9 @@ def _known_facts(world: World, folder: str, state: State | None) -> Findings:
     log_id = identity.log_id if identity is not None else table[0] if table is not None else None
     epochs = table[1] if table is not None and table[0] == log_id else None
     boot_id = world.ids.boot_id()
-    synced_end = 0 if state is None else state.synced_end
+    synced_end = 0
+    if state is not None and identity is not None:
+        synced_end = (epochs or NO_EPOCHS).cap(identity.epoch, state.synced_end)
     return Findings(
         log_id=log_id,
         identity=identity,

@@ -41,7 +41,18 @@ NO_TIME: Final = -(2**63)
 class SegmentIndex:
     """Where to start looking. The owner adds while others search: offsets grow last."""
 
-    __slots__ = ("base_offset", "end", "frames", "max_time_ns", "next_entry_at", "next_offset", "offsets", "positions", "spacing_bytes", "times")
+    __slots__ = (
+        "base_offset",
+        "end",
+        "frames",
+        "max_time_ns",
+        "next_entry_at",
+        "next_offset",
+        "offsets",
+        "positions",
+        "spacing_bytes",
+        "times",
+    )
 
     def __init__(self, base_offset: int, spacing_bytes: int) -> None:
         self.spacing_bytes = spacing_bytes

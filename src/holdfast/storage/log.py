@@ -17,12 +17,22 @@ from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, real_world
 from holdfast.errors import InvalidRequest, OffsetOutOfRange
-from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
+from holdfast.model import (
+    NO_PRODUCER,
+    Appended,
+    Batch,
+    CodecName,
+    Durability,
+    LogPosition,
+    Producer,
+    Record,
+    Trimmed,
+)
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder
 from holdfast.storage.gate import SyncGate
-from holdfast.storage.opening import open_error, require_log
 from holdfast.storage.lock import take_lock
+from holdfast.storage.opening import open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, expired
@@ -39,7 +49,9 @@ _DURABILITIES = frozenset(get_args(Durability))
 class Log:
     """A log in a folder, owned by this object until it is closed. Safe to use from any thread."""
 
-    def __init__(self, world: World, folder: str, settings: LogSettings, lock: FolderLock, recovered: Recovered) -> None:
+    def __init__(
+        self, world: World, folder: str, settings: LogSettings, lock: FolderLock, recovered: Recovered
+    ) -> None:
         self._world = world
         self.folder = folder
         self.settings = settings
@@ -48,10 +60,12 @@ class Log:
         self.before_close: Callable[[], None] = lambda: None
         self._lock: FolderLock | None = lock
         self._writer = Writer(world, folder, settings, recovered)
-        self._writer.on_sealed = lambda: self.on_attention()
+        self._writer.on_sealed = self._call_attention
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
-            lambda: self._writer.segments, lambda: self._writer.readable_end, max_raw_bytes=settings.max_raw_bytes
+            lambda: self._writer.segments,
+            lambda: self._writer.readable_end,
+            max_raw_bytes=settings.max_raw_bytes,
         )
         self._encoder = Encoder(settings)
         self._now_ns = world.clock.now_ns
@@ -173,7 +187,10 @@ class Log:
         chosen = self._durability(durability)
         now_ns = self._now_ns()
         bodies = encode_arrow(
-            values, now_ns, cap_bytes=self.settings.frame_bytes, max_message_bytes=self.settings.max_message_bytes
+            values,
+            now_ns,
+            cap_bytes=self.settings.frame_bytes,
+            max_message_bytes=self.settings.max_message_bytes,
         )
         appended = self._write(bodies, now_ns, chosen, NO_PRODUCER)
         if chosen == "fsync":
@@ -232,7 +249,10 @@ class Log:
         start, end = self.start, self._writer.end
         if not start <= offset <= end:
             raise OffsetOutOfRange(
-                f"cannot truncate at {offset}: the log holds {start} to {end - 1}", offset=offset, start=start, end=end
+                f"cannot truncate at {offset}: the log holds {start} to {end - 1}",
+                offset=offset,
+                start=start,
+                end=end,
             )
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
         with self._stopping_on_error("truncating failed"):
@@ -298,6 +318,9 @@ class Log:
         if asked not in _DURABILITIES:
             raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(sorted(_DURABILITIES))}")
         return asked
+
+    def _call_attention(self) -> None:
+        self.on_attention()
 
     def _note_unsynced(self) -> None:
         if self._unsynced_since_ns is None:

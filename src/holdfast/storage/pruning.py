@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-from holdfast.codec.frame import FrameHeader
 from holdfast.env import World
 from holdfast.errors import InvalidRequest
 from holdfast.model import Trimmed
@@ -13,7 +12,7 @@ from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import SegmentLimits, open_segment, zero
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
-from holdfast.storage.walk import Wanted, walk
+from holdfast.storage.walk import Damage, Wanted, walk
 from holdfast.storage.writer import Writer
 
 
@@ -69,14 +68,18 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
 
 
 def _index_up_to(segment: Segment, log_id: int, offset: int, index_bytes: int) -> SegmentIndex:
+    """The segment's index as if it ended at the offset, which must not lie inside a batch."""
     index = SegmentIndex(segment.base_offset, index_bytes)
+    batch_start = segment.base_offset
     for found in walk(segment.data()[: segment.index.end], Wanted(log_id, segment.base_offset), bodies=False):
-        if not isinstance(found, FrameHeader) or found.base_offset >= offset:
+        if isinstance(found, Damage) or found.base_offset >= offset:
             continue
-        if found.next_offset > offset:
+        if found.next_offset > offset or (found.next_offset == offset and found.batch_remaining):
             raise InvalidRequest(
-                f"offset {offset} lies inside a frame; truncate at {found.base_offset} or at {found.next_offset}"
+                f"offset {offset} lies inside a batch, which is kept or dropped as a whole; truncate at {batch_start}"
             )
+        if found.batch_remaining == 0:
+            batch_start = found.next_offset
         index.add_header(found)
     return index
 

@@ -39,9 +39,7 @@ class LogReader:
             self.refresh()
         except OSError as error:
             raise open_error(folder, error) from error
-        self._view = LogView(
-            lambda: self._segments, lambda: self.end, max_raw_bytes=self._settings.max_raw_bytes
-        )
+        self._view = LogView(lambda: self._segments, lambda: self.end, max_raw_bytes=self._settings.max_raw_bytes)
 
     @property
     def start(self) -> int:
@@ -90,9 +88,7 @@ class LogReader:
         self._segments = tuple(known.get(base) or self._segment(base) for base in bases)
 
     def _segment(self, base: int) -> Segment:
-        return Segment(
-            self._world.disk, self.folder, base, log_id=self.log_id, index_bytes=self._settings.index_bytes
-        )
+        return Segment(self._world.disk, self.folder, base, log_id=self.log_id, index_bytes=self._settings.index_bytes)
 
     def segments(self) -> list[SegmentFacts]:
         return self._view.facts()

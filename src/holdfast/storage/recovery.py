@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from holdfast.codec.encode import Place, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
@@ -74,9 +75,7 @@ def recover(world: World, folder: str, limits: SegmentLimits) -> Recovered:
         raise
 
 
-def _take_over(
-    world: World, folder: str, limits: SegmentLimits, state: State | None, findings: Findings
-) -> Recovered:
+def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | None, findings: Findings) -> Recovered:
     log_id = findings.log_id or world.ids.random_u32()
     epoch, epochs = findings.last_epoch, findings.epochs
     if not findings.clean:
@@ -101,7 +100,9 @@ def _take_over(
         state.set_synced(end)
         state.set_identity(identity)
     report = OpenReport(findings.clean, epoch, findings.cut, tuple(findings.damage), findings.lost_tail)
-    return Recovered(log_id, epochs, epoch, state, _sealed(world, folder, limits, log_id, findings), active, end, report)
+    return Recovered(
+        log_id, epochs, epoch, state, _sealed(world, folder, limits, log_id, findings), active, end, report
+    )
 
 
 def _table(findings: Findings) -> Epochs:
@@ -122,7 +123,14 @@ def _quarantine(world: World, folder: str, findings: Findings) -> None:
 
 
 def _keep(
-    world: World, folder: str, base: int, position: int, end: int, first: int, next_offset: int | None, reason: str
+    world: World,
+    folder: str,
+    base: int,
+    position: int,
+    end: int,
+    first: int,
+    next_offset: int | None,
+    reason: str,
 ) -> None:
     file = world.disk.open(join(folder, segment_name(base)))
     content = file.read(position, end - position)
@@ -212,9 +220,8 @@ def _sync_again(world: World, folder: str, findings: Findings, active: ActiveSeg
     """Make durable what this opening keeps, page by page where a failed sync may have lied."""
     if active is None:
         return
-    kept = [base for base in findings.bases if base < active.base_offset]
-    unsynced = [base for base, next_base in zip(kept, [*kept[1:], active.base_offset], strict=True)
-                if next_base > findings.synced_end]
+    bases = [base for base in findings.bases if base <= active.base_offset]
+    unsynced = [base for base, next_base in pairwise(bases) if next_base > findings.synced_end]
     for base in unsynced:
         file = world.disk.open(join(folder, segment_name(base)), write=True)
         try:
@@ -243,9 +250,7 @@ def _sealed(world: World, folder: str, limits: SegmentLimits, log_id: int, findi
     return segments
 
 
-def open_segment(
-    world: World, folder: str, limits: SegmentLimits, log_id: int, index: SegmentIndex
-) -> ActiveSegment:
+def open_segment(world: World, folder: str, limits: SegmentLimits, log_id: int, index: SegmentIndex) -> ActiveSegment:
     """The segment of this index, for appending; a new one's name is durable only after the folder's next sync."""
     path = join(folder, segment_name(index.base_offset))
     return ActiveSegment(
@@ -265,11 +270,19 @@ def open_segment(
 def _log_findings(folder: str, findings: Findings) -> None:
     """One line for each thing that an operator should know."""
     if findings.cut is not None and findings.cut.used_end > findings.cut.position:
-        logger.info("torn tail cut", extra={"folder": folder, "offset": findings.cut.offset, "why": findings.cut.reason})
+        logger.info(
+            "torn tail cut",
+            extra={"folder": folder, "offset": findings.cut.offset, "why": findings.cut.reason},
+        )
     for d in findings.damage:
         logger.warning(
             "damaged messages found; bytes kept in quarantine",
-            extra={"folder": folder, "first_offset": d.first_offset, "next_offset": d.next_offset, "why": d.reason},
+            extra={
+                "folder": folder,
+                "first_offset": d.first_offset,
+                "next_offset": d.next_offset,
+                "why": d.reason,
+            },
         )
     if findings.lost_tail is not None:
         first, next_offset = findings.lost_tail

@@ -30,7 +30,11 @@ class LogView:
     """The read side of a log, for its owner and for readers in other processes alike."""
 
     def __init__(
-        self, segments: Callable[[], Sequence[Segment]], readable_end: Callable[[], int], *, max_raw_bytes: int
+        self,
+        segments: Callable[[], Sequence[Segment]],
+        readable_end: Callable[[], int],
+        *,
+        max_raw_bytes: int,
     ) -> None:
         self._segments = segments
         self._readable_end = readable_end
@@ -143,7 +147,14 @@ class LogView:
             offset, position = header.next_offset, header.end
 
     def _pass_damage(
-        self, segment: Segment, data: memoryview, offset: int, position: int, end: int, on_damage: OnDamage, error: Exception
+        self,
+        segment: Segment,
+        data: memoryview,
+        offset: int,
+        position: int,
+        end: int,
+        on_damage: OnDamage,
+        error: Exception,
     ) -> tuple[int, int]:
         """Where good frames go on: (offset, position); raises instead where the caller wants to know."""
         found = find_frame(data, position, Wanted(segment.log_id, offset))
@@ -152,8 +163,8 @@ class LogView:
         next_offset = min(end, found.base_offset) if found is not None else end
         if on_damage == "raise":
             raise DamagedRange(
-                f"messages {offset} to {next_offset - 1} in {segment.path} are damaged: {error}. They were skipped, the "
-                f"others are intact: read on from {next_offset}, and run `holdfast check` on the folder",
+                f"messages {offset} to {next_offset - 1} in {segment.path} are damaged: {error}. They were skipped, "
+                f"the others are intact: read on from {next_offset}, and run `holdfast check` on the folder",
                 first_offset=offset,
                 next_offset=next_offset,
             )
@@ -162,9 +173,9 @@ class LogView:
     def _check_range(self, offset: int, segments: Sequence[Segment], end: int) -> None:
         start = segments[0].base_offset if segments else end
         if not start <= offset <= end:
-            where = "was trimmed away" if offset < start else "is beyond the end"
+            where, instead = ("was trimmed away", start) if offset < start else ("is beyond the end", end)
             raise OffsetOutOfRange(
-                f"offset {offset} {where}: the log holds {start} to {end - 1}; read from {start if offset < start else end}",
+                f"offset {offset} {where}: the log holds {start} to {end - 1}; read from {instead}",
                 offset=offset,
                 start=start,
                 end=end,
@@ -182,7 +193,7 @@ class LogView:
 
 def _ends(segments: Sequence[Segment], end: int) -> list[int]:
     """For each segment the offset behind its last readable message."""
-    return [min(segment.base_offset, end) for segment in segments[1:]] + [end]
+    return [min(segment.base_offset, end) for segment in segments[1:]] + [end] * bool(segments)
 
 
 def _segment_at(segments: Sequence[Segment], offset: int) -> int:

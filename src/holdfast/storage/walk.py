@@ -47,9 +47,8 @@ class Wanted:
 
     def check(self, header: FrameHeader) -> None:
         if header.log_id != self.log_id:
-            raise CorruptData(
-                f"the frame at position {header.position} is of another log ({header.log_id:08x}, not {self.log_id:08x})"
-            )
+            other = f"{header.log_id:08x}, not {self.log_id:08x}"
+            raise CorruptData(f"the frame at position {header.position} is of another log ({other})")
         if header.epoch != self._void_epoch:
             self._void_epoch, self._void_from = header.epoch, self.epochs.end_of(header.epoch)
         void = self._void_from is not None and header.base_offset >= self._void_from
@@ -60,9 +59,7 @@ class Wanted:
             )
 
 
-def walk(
-    data: memoryview, wanted: Wanted, *, position: int = 0, bodies: bool = True
-) -> Iterator[FrameHeader | Damage]:
+def walk(data: memoryview, wanted: Wanted, *, position: int = 0, bodies: bool = True) -> Iterator[FrameHeader | Damage]:
     """Each good frame, and one Damage for each stretch of bytes that is not one.
 
     `data` is the whole segment as far as it may be looked at. Zeros up to its end are no damage.

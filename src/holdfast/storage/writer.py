@@ -20,6 +20,7 @@ from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Place, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
 from holdfast.env import World
+from holdfast.env.disk import WritableMap
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -60,7 +61,10 @@ class Writer:
         self.epoch = recovered.epoch
         self.epochs = recovered.epochs
         self.state = recovered.state
-        self.segments: tuple[Segment, ...] = (*recovered.sealed, *([recovered.active] if recovered.active else []))
+        self.segments: tuple[Segment, ...] = (
+            *recovered.sealed,
+            *([recovered.active] if recovered.active else []),
+        )
         self.active = recovered.active
         self.end = recovered.end
         self.readable_end = recovered.end
@@ -72,6 +76,7 @@ class Writer:
         self._names_changed = False
         self._held_from: int | None = None
         self._held_since_sync: int | None = None
+        self._map: WritableMap | None = None
         self._fast_until = 0  # position up to which a single message needs no more than a store
         self._roll_at_ns = _NEVER_NS
         self._acquire, self._release = self.lock.acquire, self.lock.release
@@ -80,7 +85,7 @@ class Writer:
         if self.active is not None:
             self._use(self.active)
 
-    def append_one(self, value: bytes, now_ns: int, hold: bool) -> int:
+    def append_one(self, value: bytes, now_ns: int, hold: bool) -> int:  # noqa: FBT001  a keyword costs time here
         """Append one plain message and answer its offset: `append` for the commonest case, without detours.
 
         The fused form of encode, place, store and index; a property test holds it to the plain form.
@@ -102,12 +107,12 @@ class Writer:
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
             frame = checked + _CRC(crc32c(checked)) + body
-            if end <= self._fast_until:
+            if end <= self._fast_until and self._map is not None:
                 self._map[position:end] = frame
                 segment.position = end
             else:
                 self._store(segment, (frame,), total)
-            index = self._index
+            index = segment.index
             if position >= index.next_entry_at:
                 index.add_entry(position, offset)
             index.end = end
@@ -167,12 +172,7 @@ class Writer:
                 self._world.disk.sync_folder(self._folder)
         except OSError as error:
             raise self.fail("a sync failed", error) from error
-        with self.lock:
-            self._unsynced_sealed = self._unsynced_sealed[sealed:]
-            self.synced_end = target
-            self.state.set_synced(target)
-            self._held_from = self._held_since_sync
-            self._publish(self.end if self._held_from is None else self._held_from)
+        self._note_synced(target, sealed)
         return target
 
     def roll(self) -> None:
@@ -227,6 +227,14 @@ class Writer:
         self.end = self.synced_end = end
         self.state.set_synced(end)
 
+    def _note_synced(self, end: int, sealed: int) -> None:
+        with self.lock:
+            self._unsynced_sealed = self._unsynced_sealed[sealed:]
+            self.synced_end = end
+            self.state.set_synced(end)
+            self._held_from = self._held_since_sync
+            self._publish(self.end if self._held_from is None else self._held_from)
+
     def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
         """The active segment with room for `total` bytes, after rolling where a limit is reached."""
         self._check_usable()
@@ -254,12 +262,18 @@ class Writer:
 
     def _begin_segment(self) -> ActiveSegment:
         segment = open_segment(
-            self._world, self._folder, self._limits, self.log_id, SegmentIndex(self.end, self._limits.index_bytes)
+            self._world,
+            self._folder,
+            self._limits,
+            self.log_id,
+            SegmentIndex(self.end, self._limits.index_bytes),
         )
-        self._names_changed = True
         if self.active is None:
+            # Nothing else tells where a log begins: were this name lost, a later segment would seem to be the first.
+            self._world.disk.sync_folder(self._folder)
             self.segments = (*self.segments, segment)
         else:
+            self._names_changed = True
             sealed = self.active.sealed()
             self._unsynced_sealed.append(sealed)
             self.segments = (*self.segments[:-1], sealed, segment)
@@ -271,7 +285,6 @@ class Writer:
     def _use(self, segment: ActiveSegment) -> None:
         """Work out how far single messages may go before a limit must be looked at again."""
         settings = self._settings
-        self._index = segment.index
         self._map = segment.map
         # A limit by count is looked at for each message, on the slower path.
         counted = settings.segment_messages is not None
