@@ -170,9 +170,7 @@ def test_every_todo_names_its_issue():
         if path.suffix != ".py":
             continue
         for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
-            if token.type == tokenize.COMMENT and re.search(
-                r"\b(?:TODO|FIXME|XXX)\b(?!\s*\(#\d+\))", token.string
-            ):
+            if token.type == tokenize.COMMENT and re.search(r"\b(?:TODO|FIXME|XXX)\b(?!\s*\(#\d+\))", token.string):
                 faults.append(f"{name_of(path)}:{token.start[0]}: {token.string}")
     assert_none(faults, "Do it now, or open an issue and write its number: TODO(#12).")
 

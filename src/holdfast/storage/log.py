@@ -359,8 +359,8 @@ class Log:
         return [(self._retention_due_ns - now_ns) // 1_000_000 + 1]
 
     def _remove_head(self, count: int) -> Trimmed:
-        with self._stopping_on_error("trimming failed"):
-            return remove_head(self._world, self._writer, self.folder, count)
+        self._writer.check_usable()
+        return remove_head(self._world, self._writer, self.folder, count)
 
     @contextmanager
     def _stopping_on_error(self, what: str) -> Iterator[None]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 from holdfast.env import World
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.model import Trimmed
-from holdfast.storage.files import index_name, join, segment_name
+from holdfast.storage.files import index_name, join
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import SegmentLimits, open_segment, zero
 from holdfast.storage.segment import Segment
@@ -27,11 +27,18 @@ def remove_head(world: World, writer: Writer, folder: str, count: int) -> Trimme
             segment = writer.segments[0]
             if segment is writer.active:
                 return Trimmed(removed, freed, segment.base_offset)
-            freed += segment.size()
+            size = segment.size()
             writer.replace(writer.segments[1:], writer.active)
-        _remove_index(world, folder, segment.base_offset)
-        world.disk.remove(join(folder, segment_name(segment.base_offset)))
-        world.disk.sync_folder(folder)
+        try:
+            _remove_index(world, folder, segment.base_offset)
+            world.disk.remove(segment.path)
+            world.disk.sync_folder(folder)
+        except OSError as error:
+            raise Unavailable(
+                f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it are gone; "
+                "it is no longer used, and comes back if the log is opened anew"
+            ) from error
+        freed += size
     start = writer.segments[0].base_offset if writer.segments else writer.end
     return Trimmed(count, freed, start)
 

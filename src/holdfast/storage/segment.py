@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from holdfast.codec.frame import FrameHeader
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
+from holdfast.errors import Unavailable
 from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully
 from holdfast.storage.index import SegmentIndex, parse_index
 from holdfast.storage.walk import Wanted, walk
@@ -65,14 +67,21 @@ class Segment:
 
     def size(self) -> int:
         """Bytes on disk."""
-        return self.file.size()
+        with self._reading():
+            return self.file.size()
 
     def data(self) -> memoryview:
         """All its bytes."""
-        return self.file.view(0, self.file.size())
+        with self._reading():
+            file = self.file
+            return file.view(0, file.size())
 
     def load_index(self) -> SegmentIndex | None:
-        content = read_file(self._disk, self.index_path)
+        try:
+            content = read_file(self._disk, self.index_path)
+        except OSError as error:
+            logger.warning("index not read", extra={"segment": self.path, "error": str(error)})
+            return None
         return None if content is None else parse_index(content, self.log_id, self.base_offset, self._index_bytes)
 
     def use_index(self, index: SegmentIndex) -> None:
@@ -91,6 +100,15 @@ class Segment:
             self._disk.rename(temporary, self.index_path)
         except OSError as error:
             logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Unavailable(
+                f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk and try again"
+            ) from error
 
     def let_go(self) -> None:
         """Forget file and index until they are needed again; who reads at this moment keeps them alive."""

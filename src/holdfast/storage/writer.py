@@ -156,7 +156,7 @@ class Writer:
     def sync(self) -> int:
         """Make all that is written durable and answer its end; raises DiskFailed, and then for ever."""
         with self.lock:
-            self._check_usable()
+            self.check_usable()
             target = self.end
             if target == self.synced_end:
                 return target
@@ -178,7 +178,7 @@ class Writer:
     def roll(self) -> None:
         """Seal the active segment, if it holds anything; the next append begins a new one."""
         with self.lock:
-            self._check_usable()
+            self.check_usable()
             if self.active is not None and self.active.position > 0:
                 try:
                     self._begin_segment()
@@ -237,7 +237,7 @@ class Writer:
 
     def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
         """The active segment with room for `total` bytes, after rolling where a limit is reached."""
-        self._check_usable()
+        self.check_usable()
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
         segment = self.active
@@ -341,6 +341,6 @@ class Writer:
             "space (`holdfast log info` shows what the log takes) and try again"
         )
 
-    def _check_usable(self) -> None:
+    def check_usable(self) -> None:
         if self.failure is not None:
             raise type(self.failure)(str(self.failure))
