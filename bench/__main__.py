@@ -17,7 +17,7 @@ from bench.operations import all_cases
 from bench.scale import Scale, quick
 from bench.survival import check_survival
 
-_QUICK = "Small counts, two rounds: does it run? Its figures mean little."
+_QUICK = "Small counts, one round: does it run? Its figures mean little."
 
 
 def main(
@@ -27,9 +27,7 @@ def main(
         str, typer.Option(help='Only what matches this pattern in "operation: contestant"; ours always.')
     ] = "",
     body_bytes: Annotated[int, typer.Option("--bytes", min=1, help="Length of a message.")] = 100,
-    folder: Annotated[
-        Path, typer.Option("--dir", help="Where to make the data folder: on a real disk.")
-    ] = Path(),
+    folder: Annotated[Path, typer.Option("--dir", help="Where to make the data folder: on a real disk.")] = Path(),
     out: Annotated[Path, typer.Option(help="Where to write the results.")] = Path("bench/results"),
     date: Annotated[str, typer.Option(help="The date to write on the results; today if not given.")] = "",
 ) -> None:
@@ -38,7 +36,7 @@ def main(
     console = _console()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-data-", dir=folder) as data:
-        found = _measure(console, Path(data), scale, min(rounds, 2) if small else rounds, only, date)
+        found = _measure(console, Path(data), scale, 1 if small else rounds, only, date)
     show(console, found)
     for path in report.write(found, out):
         console.print(f"wrote {path}")
@@ -46,10 +44,6 @@ def main(
 
 def _measure(console: Console, data: Path, scale: Scale, rounds: int, only: str, date: str) -> report.Report:
     here = machine.facts(data, date or dt.date.today().isoformat())
-    if here["file_system"] in ("tmpfs", "ramfs"):
-        console.print(
-            "[red]The data folder is in memory: syncs cost nothing there, durable figures are void.[/red]"
-        )
     cases = all_cases(scale, only)
     if not cases:
         raise typer.BadParameter(f"nothing matches {only!r}")

@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.table import Table
 
 from bench.harness import Case, Operation
-from bench.machine import title
+from bench.machine import title, warning
 from bench.report import SURVIVAL_HEADINGS, Report
 from bench.survival import Survivor
 from bench.table import Row, headings
@@ -56,6 +56,8 @@ def progress_bar(console: Console, total: int) -> Iterator[Callable[[Case, int],
 def show(console: Console, report: Report) -> None:
     """All tables; below each the targets, and who was not measured and why."""
     console.print(f"[bold]{escape(title(report.machine))}[/bold]. {report.how}.\n")
+    if warning(report.machine):
+        console.print(f"[bold red]{escape(warning(report.machine))}[/]\n")
     for operation, found in report.tables():
         console.print(_operation_table(operation, found, narrow=console.width < _NARROW))
         for line in _remarks(found):

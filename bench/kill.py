@@ -46,9 +46,7 @@ def _report(writer: Callable[[Connection], None], sender: Connection) -> None:
         sender.send(one_line(problem))
 
 
-def _write(
-    queue: Peer, folder: Path, bodies: list[bytes], count: int, batch: int, sender: Connection
-) -> None:
+def _write(queue: Peer, folder: Path, bodies: list[bytes], count: int, batch: int, sender: Connection) -> None:
     queue.open(folder)
     put: Callable[[list[bytes]], None] = queue.put_each if batch == 1 else queue.put_many
     calls = -(-count // len(bodies))

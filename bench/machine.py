@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 _PACKAGES = ("holdfast", "persist-queue", "queuelib", "litequeue", "lmdb", "pyarrow", "uvloop", "crc32c")
@@ -14,6 +15,7 @@ def facts(folder: Path, date: str) -> dict[str, object]:
     """For results.json and the picture's title."""
     return {
         "date": date,
+        "holdfast": _commit(),
         "cores": os.cpu_count(),
         "cpu": _cpu_model(),
         "python": platform.python_version(),
@@ -31,9 +33,18 @@ def load() -> float:
 
 def title(machine: dict[str, object]) -> str:
     """One line."""
-    return (
-        f"{machine['cores']} cores, Python {machine['python']}, {machine['file_system']}, {machine['date']}"
-    )
+    return "{cpu}, {cores} cores, Python {python}, {file_system}, {date}".format_map(machine)
+
+
+def warning(machine: dict[str, object]) -> str:
+    """What a reader must know before any figure; empty on a quiet machine with a real disk."""
+    if machine["file_system"] in ("tmpfs", "ramfs"):
+        return "The data folder was in memory: syncs cost nothing there, the durable figures are void."
+    if float(str(machine["load_before"])) > 1:
+        return (
+            f"Others were at work (load {machine['load_before']} before the start): trust ratios, not absolute figures."
+        )
+    return ""
 
 
 def file_system(folder: Path) -> str:
@@ -46,10 +57,18 @@ def file_system(folder: Path) -> str:
     return kind
 
 
+def _commit() -> str:
+    """Which state of our own code was measured; "-dirty" if it was not committed."""
+    command = ["git", "-c", "safe.directory=*", "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
 def _cpu_model() -> str:
-    names = [
-        line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")
-    ]
+    names = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return names[0] if names else platform.processor()
 
 

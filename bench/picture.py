@@ -49,11 +49,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = [
-        _Panel(operation, measured)
-        for operation, rows in report.tables()
-        if (measured := _with_figures(rows))
-    ]
+    panels = [_Panel(operation, measured) for operation, rows in report.tables() if (measured := _with_figures(rows))]
     style: Any = {"font.family": "DejaVu Sans", "font.size": 9, "text.color": _INK, "svg.fonttype": "path"}
     # A fixed salt: the same figures give the same file, and version control shows no change.
     with plt.rc_context({**style, "svg.hashsalt": "holdfast"}):

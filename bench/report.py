@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import Operation, Outcome, by_operation, missing_modules
-from bench.machine import title
+from bench.machine import title, warning
 from bench.scale import Scale
 from bench.survival import Survivor
 from bench.table import Row, headings, rows
@@ -35,7 +35,8 @@ class Report:
     @property
     def how(self) -> str:
         """The method in one line."""
-        return f"{self.scale.body_bytes}-byte messages; medians of {self.rounds} interleaved rounds"
+        rounds = "a single round" if self.rounds == 1 else f"medians of {self.rounds} interleaved rounds"
+        return f"{self.scale.body_bytes}-byte messages; {rounds}"
 
 
 def write(report: Report, folder: Path) -> list[Path]:
@@ -91,6 +92,8 @@ def as_markdown(report: Report) -> str:
         "# Benchmark results",
         f"{title(report.machine)}. {report.how}. Method: [bench/README.md](../README.md).",
     ]
+    if warning(report.machine):
+        parts.append(f"**{warning(report.machine)}**")
     for operation, found in report.tables():
         parts += [f"## {operation.name}", operation.about, _operation_table(operation, found)]
     if report.survivors:
@@ -99,9 +102,7 @@ def as_markdown(report: Report) -> str:
 
 
 def _operation_table(operation: Operation, found: Sequence[Row]) -> str:
-    lines = [
-        [f"**{cell}**" if cell and row.outcome.case.is_ours else cell for cell in row.cells] for row in found
-    ]
+    lines = [[f"**{cell}**" if cell and row.outcome.case.is_ours else cell for cell in row.cells] for row in found]
     return _markdown_table(headings(operation), lines, right_from=2, right_to=6)
 
 

@@ -49,7 +49,7 @@ def quick(body_bytes: int) -> Scale:
         warm_up_seconds=0.01,
         sample_bytes=16 * MIB,
         reopen_bytes=32 * MIB,
-        reopen_single_bytes=8 * MIB,
+        reopen_single_bytes=4 * MIB,
         reopen_peer_bytes=8 * MIB,
         arrow_messages=20_000,
         killed_after=50,

@@ -45,9 +45,7 @@ class Row:
 
 def headings(operation: Operation) -> list[str]:
     """An opening has a time of its own; everything else a rate and a time for each message."""
-    figures = (
-        ["messages held", "time to open"] if operation.measures == "opening" else ["messages/s", "a message"]
-    )
+    figures = ["messages held", "time to open"] if operation.measures == "opening" else ["messages/s", "a message"]
     return ["contestant", "put survives", *figures, "min – max", f"vs {OURS}", "target"]
 
 

@@ -18,9 +18,7 @@ from bench.peers.ours import HoldfastSynced
 from bench.scale import Scale, passes_that_fill
 
 ALONE = Operation("durable put, 1 caller", "One message a call; each returns after a sync.")
-THREADS = Operation(
-    "durable put, 64 threads", "64 threads, each puts one message at a time and waits for its sync."
-)
+THREADS = Operation("durable put, 64 threads", "64 threads, each puts one message at a time and waits for its sync.")
 TASKS = Operation(
     "durable put, 64 tasks",
     "64 asyncio tasks do the same; peers have no async put and run in 64 threads behind the loop.",

@@ -11,9 +11,7 @@ from bench.harness import Case, Operation, Timed
 from bench.peers import OS_CLASS, Peer
 from bench.scale import BATCH, PASS_MESSAGES, Scale, passes_that_fill
 
-PUT = Operation(
-    "put", "One message a call, one caller; no sync. What a put survives differs: see the column."
-)
+PUT = Operation("put", "One message a call, one caller; no sync. What a put survives differs: see the column.")
 PUT_MANY = Operation(f"put many ({BATCH})", f"{BATCH} messages a call, one caller; no sync.")
 
 

@@ -28,7 +28,8 @@ class Told:
     """What the log was told and what it answered: the model that a cut is held against."""
 
     written: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (epoch, offset) -> value, also unfinished
-    durable: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # offset -> (epoch, value), acknowledged
+    acknowledged: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # offset -> (epoch, value)
+    durable: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # those of them that were synced
     batches: list[tuple[int, int, int]] = field(default_factory=list)  # epoch, first offset, next offset
     held: list[LogPosition] = field(default_factory=list)  # what readers keep outside
     trimmed_below: int = 0
@@ -72,8 +73,7 @@ class History:
         self.told.trimmed_below = max(self.told.trimmed_below, before)
         self.log.trim(before)
         self.told.trimmed_below = self.log.start
-        for offset in [o for o in self.told.durable if o < self.log.start]:
-            del self.told.durable[offset]
+        self._forget(range(self.log.start))
 
     def truncate(self) -> None:
         offset = self.rng.randint(self.log.start, self.log.written_end)
@@ -83,7 +83,7 @@ class History:
         except InvalidRequest:
             self.told.truncating_from = None  # inside a frame: refused, nothing happened
             return
-        self._forget_from(offset)
+        self._forget(range(offset, 1 << 60))
         self.told.truncating_from = None
 
     def reopen(self) -> None:
@@ -121,6 +121,8 @@ class History:
         else:
             appended = self.log.append(Batch(values=values, keys=keys), durability=durability, codec=codec)
         assert (appended.offset, appended.next_offset) == (first, first + len(values))
+        for i, value in enumerate(values):
+            self.told.acknowledged[first + i] = (epoch, value)
         if durability == "fsync":
             self._all_durable()
         if self.rng.random() < 0.3:
@@ -134,9 +136,10 @@ class History:
         for record in self.log.records(self.log.start):
             self.told.durable[record.offset] = (record.epoch, record.value)
 
-    def _forget_from(self, offset: int) -> None:
-        for later in [o for o in self.told.durable if o >= offset]:
-            del self.told.durable[later]
+    def _forget(self, offsets: range) -> None:
+        for promised in (self.told.acknowledged, self.told.durable):
+            for offset in [o for o in promised if o in offsets]:
+                del promised[offset]
 
     def _open(self) -> Log:
         return Log.open(FOLDER, small_settings(), self.world(self.disk, self.ids))
@@ -158,10 +161,26 @@ def cut_while_opening(history: History, disk: SimulatedDisk, seed: int, rng: ran
     return disks
 
 
+def check_after_kill(history: History, disk: SimulatedDisk, seed: int, *, write_again: bool) -> None:
+    """The same after kill -9, without a restart of the machine: what was acknowledged as `os` is there, too."""
+    check_opened(history, disk, SeededIds(seed), history.told.acknowledged, write_again=write_again)
+
+
 def check_after_cut(history: History, disk: SimulatedDisk, seed: int, *, write_again: bool) -> None:
     """Open what the cut left, and hold it against what had been promised by then."""
+    another_boot = SeededIds(-seed - 1)
+    check_opened(history, disk, another_boot, history.told.durable, write_again=write_again)
+
+
+def check_opened(
+    history: History,
+    disk: SimulatedDisk,
+    ids: SeededIds,
+    promised: dict[int, tuple[int, bytes]],
+    *,
+    write_again: bool,
+) -> None:
     told = history.told
-    ids = SeededIds(-seed - 1)  # another boot
     with Log.open(FOLDER, small_settings(), history.world(disk, ids)) as log:
         assert not log.report.damage, log.report
         assert log.report.lost_tail is None, log.report
@@ -169,8 +188,8 @@ def check_after_cut(history: History, disk: SimulatedDisk, seed: int, *, write_a
         assert list(found) == list(range(log.start, log.end)), "offsets have holes"
         for offset, record in found.items():
             assert told.written[record.epoch, offset] == record.value, f"wrong bytes at {offset}"
-        assert log.start <= max(told.trimmed_below, min(told.durable, default=0)), "trimmed too much"
-        for offset, (epoch, value) in told.durable.items():
+        assert log.start <= max(told.trimmed_below, min(promised, default=0)), "trimmed too much"
+        for offset, (epoch, value) in promised.items():
             if offset < told.trimmed_below or (told.truncating_from is not None and offset >= told.truncating_from):
                 continue
             assert offset in found, f"acknowledged message {offset} is lost"

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,14 @@ def measured(contestant: str, *each_ns: float, operation: Operation = PUT, messa
 
 
 def report_of(*outcomes: Outcome, scale: Scale = FULL) -> Report:
-    machine = {"cores": 2, "python": "3.11.7", "file_system": "ext4", "date": "2025-01-31"}
+    machine = {
+        "cores": 2,
+        "python": "3.11.7",
+        "file_system": "ext4",
+        "date": "2025-01-31",
+        "cpu": "EPYC",
+        "load_before": 0.5,
+    }
     survivors = [Survivor("queuelib", "nothing", "no close, no messages", "0 of 300")]
     return Report(machine, scale, 3, list(outcomes), survivors)
 
@@ -229,10 +237,17 @@ def test_the_json_has_every_round_of_everybody():
 
 def test_the_markdown_shows_ours_in_bold_and_what_each_put_survives():
     text = as_markdown(report_of(measured("holdfast", 800), measured("SQLite", 1600)))
-    assert "2 cores, Python 3.11.7, ext4, 2025-01-31" in text
+    assert "EPYC, 2 cores, Python 3.11.7, ext4, 2025-01-31" in text
     assert "| **holdfast** | **kill -9** | **1.25 M** |" in text
     assert "| SQLite | kill -9 | 625 k | 1.60 µs | 1.60 – 1.60 µs | 2.0× slower |  |" in text
     assert "| queuelib | nothing | 0 of 300 | no close, no messages |" in text
+
+
+def test_the_results_warn_of_a_busy_machine_and_of_a_disk_that_is_none():
+    report = report_of(measured("holdfast", 800))
+    assert "**" not in as_markdown(report).split("##")[0]
+    assert "load 6.8" in as_markdown(replace(report, machine={**report.machine, "load_before": 6.8}))
+    assert "in memory" in as_markdown(replace(report, machine={**report.machine, "file_system": "tmpfs"}))
 
 
 def test_the_result_files_are_written(tmp_path):

@@ -60,7 +60,7 @@ def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
     parts = _padded(_ends(values))
     if batch.times_ns is not None:
         columns |= TIMES
-        parts += _padded(array("q", batch.times_ns).tobytes())
+        parts += _padded(_int64(batch.times_ns))
     if batch.keys is not None:
         if None in batch.keys:
             columns |= KEY_VALIDITY
@@ -72,16 +72,16 @@ def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
         parts += _header_column(batch.headers)
     if batch.priorities is not None:
         columns |= PRIORITIES
-        parts += _padded(bytes(batch.priorities))
+        parts += _padded(bytes([*batch.priorities]))
     if batch.expires_at_ms is not None:
         columns |= EXPIRY
-        parts += _padded(array("q", batch.expires_at_ms).tobytes())
+        parts += _padded(_int64(batch.expires_at_ms))
     if batch.due_at_ms is not None:
         columns |= DUE
-        parts += _padded(array("q", batch.due_at_ms).tobytes())
+        parts += _padded(_int64(batch.due_at_ms))
     if batch.flags is not None:
         columns |= FLAGS
-        parts += _padded(bytes(batch.flags))
+        parts += _padded(bytes([*batch.flags]))
     parts += values
     return columns, parts
 
@@ -230,6 +230,10 @@ def _checked_ends(ends: memoryview) -> array[int]:
 
 def _ends(items: Iterable[bytes]) -> bytes:
     return array("i", accumulate(map(len, items), initial=0)).tobytes()
+
+
+def _int64(numbers: Iterable[int]) -> bytes:
+    return array("q", [*numbers]).tobytes()
 
 
 def _padded(part: bytes) -> list[bytes]:

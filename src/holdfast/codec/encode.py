@@ -125,7 +125,8 @@ def _encode(batch: Batch, now_ns: int, packing: Packing, kind: Kind) -> Body:
 
 
 def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
-    sizes = message_sizes(batch)
+    fixed = _fixed_bytes(batch)
+    sizes = [size + fixed for size in message_sizes(batch)]
     if sum(sizes) <= cap_bytes:
         yield batch
         return
@@ -136,6 +137,13 @@ def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
             yield _slice(batch, start, i)
             start, used = i, ends[i - 1]
     yield _slice(batch, start, len(sizes))
+
+
+def _fixed_bytes(batch: Batch) -> int:
+    """What each message adds to a frame besides its own bytes: at least the end of its value."""
+    wide = sum(column is not None for column in (batch.times_ns, batch.expires_at_ms, batch.due_at_ms))
+    narrow = sum(column is not None for column in (batch.keys, batch.headers, batch.priorities, batch.flags))
+    return 4 + 8 * wide + 5 * narrow
 
 
 def _slice(batch: Batch, start: int, end: int) -> Batch:

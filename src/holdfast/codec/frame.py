@@ -116,7 +116,10 @@ def seal_header(checked: bytes) -> bytes:
 
 
 def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
-    """The header at `at` of the buffer, which is byte `position` of its segment; raises CorruptData."""
+    """The header at `at` of the buffer, which is byte `position` of its segment; raises CorruptData.
+
+    It is whole and in its place, and may still be of another log or a newer release.
+    """
     checked = buffer[at : at + HEADER_BYTES - 4]
     if len(buffer) - at < HEADER_BYTES:
         raise ChecksumMismatch(f"the file ends inside the header at position {position}")
@@ -125,16 +128,22 @@ def read_header(buffer: memoryview, at: int, position: int) -> FrameHeader:
         raise ChecksumMismatch(f"the header at position {position} does not match its checksum")
     if header.position != position:
         raise ChecksumMismatch(f"the frame at position {position} was written for position {header.position}")
-    if header.magic != MAGIC:
-        raise UnknownFormat(
-            f"the frame at position {position} has format {header.magic!r}, this release reads {MAGIC!r}"
-        )
-    if header.columns & ~KNOWN_COLUMNS or header.kind not in KNOWN_KINDS or header.codec not in KNOWN_CODECS:
-        raise UnknownFormat(
-            f"the frame at position {position} has kind {header.kind}, codec {header.codec}, columns "
-            f"{header.columns:#x}: written by a newer release; upgrade to read it"
-        )
     return header
+
+
+def check_known(header: FrameHeader) -> None:
+    """Raise UnknownFormat for a frame that only a newer release can read: it is neither torn nor damaged."""
+    if (
+        header.magic != MAGIC
+        or header.flags
+        or header.columns & ~KNOWN_COLUMNS
+        or header.kind not in KNOWN_KINDS
+        or header.codec not in KNOWN_CODECS
+    ):
+        raise UnknownFormat(
+            f"the frame at position {header.position} has format {header.magic!r}, kind {header.kind}, codec {header.codec}, "
+            f"flags {header.flags:#x}, columns {header.columns:#x}: written by a newer release; upgrade to read it"
+        )
 
 
 def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
@@ -173,6 +182,8 @@ class Frame:
         """The body's columns, unpacked where they were packed."""
         if self._columns is None:
             header = self.header
+            if header.kind == Kind.GAP:
+                raise CorruptData(f"messages {header.base_offset} to {header.next_offset - 1} were lost to damage")
             if header.codec == Codec.NONE:
                 if header.raw_bytes != header.body_bytes:
                     raise CorruptData(f"the frame at position {header.position} claims two lengths for one body")
@@ -216,6 +227,7 @@ class Frame:
 def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int) -> Frame:
     """The frame at `at` of the buffer, checked; raises CorruptData."""
     header = read_header(buffer, at, position)
+    check_known(header)
     check_body(buffer, at, header)
     start = at + HEADER_BYTES
     return Frame(header, buffer[start : start + header.body_bytes], max_raw_bytes=max_raw_bytes)

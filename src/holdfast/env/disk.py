@@ -94,7 +94,7 @@ class Disk(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def make_folder(self, path: str) -> None:
-        """Make it and those above it; no error where it is there already."""
+        """Make it and those above it, durably; no error where it is there already."""
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File: ...
 
@@ -215,6 +215,9 @@ class RealDisk:
         for folder in reversed(missing):
             os.mkdir(folder, 0o700)
             self.sync_folder(os.path.dirname(folder))
+        if not missing:
+            # Whoever made it may have died before its name was synced.
+            self.sync_folder(os.path.dirname(current))
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)

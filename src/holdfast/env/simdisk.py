@@ -62,15 +62,19 @@ class SimulatedDisk:
 
     def make_folder(self, path: str) -> None:
         self.reach("make_folder")
-        current = ""
+        above, current = "", ""
+        made = False
         for name in path.split("/"):
             above, current = current, f"{current}/{name}"
-            if not self.exists(current):
+            made = not self.exists(current)
+            if made:
                 self._tree.link(self._tree.folder(above), name, Folder())
                 self.done("make_folder")
                 self.sync_folder(above)  # the real disk does so for each folder that it makes
             elif not isinstance(self._tree.node(current), Folder):
                 raise os_error(errno.EEXIST, path)
+        if not made:
+            self.sync_folder(above)
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         self.reach("open")

@@ -61,7 +61,7 @@ class SimulatedFile:
         if isinstance(content, bytes):
             return memoryview(content)[position : position + length]
         # A buffer that is viewed cannot grow, so the view gets its own.
-        return memoryview(bytes(content[position : position + length]))
+        return memoryview(bytes(memoryview(content)[position : position + length]))
 
     def write(self, position: int, parts: Sequence[BytesLike]) -> int:
         self._check_writable(errno.EBADF)

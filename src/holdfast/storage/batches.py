@@ -10,8 +10,6 @@ from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import Batch, CodecName
 from holdfast.settings import LogSettings
 
-_BYTES = {bytes, bytearray, memoryview}
-
 
 class Encoder:
     """Checks and encodes batches by a log's settings."""
@@ -78,6 +76,16 @@ def _check_lengths(batch: Batch) -> None:
         column = getattr(batch, name)
         if column is not None and len(column) != count:
             raise ValueError(f"{name} has {len(column)} items for {count} values")
-    wrong = set(map(type, batch.values)) - _BYTES
+    _require("a message's value must be bytes", batch.values, {bytes})
+    if batch.keys is not None:
+        _require("a key must be bytes or None", batch.keys, {bytes, type(None)})
+    if batch.headers is not None:
+        pairs = [pair for row in batch.headers for pair in row]
+        _require("a header's name must be text", [name for name, _ in pairs], {str})
+        _require("a header's value must be bytes", [value for _, value in pairs], {bytes})
+
+
+def _require(what: str, column: Sequence[object], allowed: set[type]) -> None:
+    wrong = set(map(type, column)) - allowed
     if wrong:
-        raise TypeError(f"a message's value must be bytes, not {wrong.pop().__name__}")
+        raise TypeError(f"{what}, not {wrong.pop().__name__}")

@@ -48,6 +48,11 @@ class Epochs:
         """The highest epoch, 0 before the first."""
         return self._entries[-1][0] if self._entries else 0
 
+    @property
+    def last_first_offset(self) -> int:
+        """Where the highest epoch begins, 0 before the first."""
+        return self._entries[-1][1] if self._entries else 0
+
     def end_of(self, epoch: int) -> int | None:
         """Offset at which what `epoch` wrote ends, or None while it goes on (or is not known)."""
         return next((first for later, first in self._entries if later > epoch), None)

@@ -184,7 +184,10 @@ def _known_facts(world: World, folder: str, state: State | None) -> Findings:
         bases=segment_bases(world.disk.names(folder)),
         synced_end=synced_end,
         known_synced=synced_end,
-        clean=identity is not None and identity.clean_end == synced_end and epochs is not None,
+        clean=identity is not None
+        and epochs is not None
+        and identity.clean_end == synced_end
+        and identity.epoch == epochs.last,
         same_boot=identity is not None and boot_id != 0 and identity.boot_id == boot_id,
         end=synced_end,
         last_epoch=max(epochs.last if epochs else 0, identity.epoch if identity else 0),
@@ -206,7 +209,10 @@ def _trust_index(world: World, folder: str, findings: Findings, index_bytes: int
     base = findings.bases[-1]
     segment = Segment(world.disk, folder, base, log_id=findings.log_id or 0, index_bytes=index_bytes)
     index = segment.load_index()
-    if index is None or index.next_offset != findings.synced_end or used_end(segment.data(), index.end) != index.end:
+    if index is None or index.next_offset != findings.synced_end:
+        return False
+    data = segment.data()
+    if len(data) < index.end or used_end(data, index.end) != index.end:
         return False
     findings.indexes[base] = index
     findings.active_base, findings.active_position = base, index.end
@@ -218,9 +224,11 @@ def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
     bases = findings.bases
     if everything or findings.identity is None:
         return bases
-    if findings.same_boot or findings.identity.clean_end is not None:
-        return bases[-1:]
-    first = max((i for i, base in enumerate(bases) if base <= findings.synced_end), default=0)
+    # What was synced needs no look after a restart; without one, nothing but the last segment does.
+    trusted = findings.end if not findings.same_boot and findings.identity.clean_end is None else bases[-1]
+    if findings.identity.epoch != findings.epochs.last:
+        trusted = min(trusted, findings.epochs.last_first_offset)  # somebody died while cutting the tail off there
+    first = max((i for i, base in enumerate(bases) if base <= trusted), default=0)
     return bases[first:]
 
 

@@ -32,7 +32,7 @@ from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.lock import take_lock
-from holdfast.storage.opening import open_error, require_log
+from holdfast.storage.opening import is_log, open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, expired
@@ -83,10 +83,10 @@ class Log:
         world = world or real_world()
         settings = settings or LogSettings()
         try:
-            if create:
-                world.disk.make_folder(folder)
-            else:
+            if not create:
                 require_log(world, folder)
+            elif not is_log(world, folder):
+                world.disk.make_folder(folder)
             lock = take_lock(world, folder)
             try:
                 recovered = recover(world, folder, SegmentLimits(settings.index_bytes, settings.segment_bytes))

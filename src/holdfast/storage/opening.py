@@ -20,7 +20,8 @@ def require_log(world: World, folder: str) -> None:
 
 
 def is_log(world: World, folder: str) -> bool:
-    return world.disk.exists(join(folder, STATE)) or bool(segment_bases(world.disk.names(folder)))
+    """Whether a log was opened here before; its folder is durable then."""
+    return world.disk.exists(join(folder, STATE))
 
 
 def open_error(folder: str, error: OSError) -> HoldfastError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from holdfast.env import World
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.model import Trimmed
 from holdfast.storage.files import index_name, join
 from holdfast.storage.index import SegmentIndex
@@ -55,14 +55,13 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
         if not kept:
             return
         last = kept[-1]
-        index = _index_up_to(last, writer.log_id, offset, limits.index_bytes)
-        used_end = last.index.end
+        used_end = last.index_to(gone[0].base_offset if gone else writer.end).end
+        index = _index_up_to(last, used_end, writer.log_id, offset, limits.index_bytes)
         epoch = writer.epoch + 1
         epochs = writer.epochs.begin(epoch, offset)
         epochs.save(world.disk, folder, writer.log_id)
         writer.begin_epoch(epoch, epochs)
         writer.cut_to(offset)
-        writer.state.set_identity(Identity(writer.log_id, epoch, world.ids.boot_id()))
         for segment in reversed(gone):
             _remove_index(world, folder, segment.base_offset)
             world.disk.remove(segment.path)
@@ -70,15 +69,17 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
         world.disk.sync_folder(folder)
         if used_end > index.end:
             zero(world, folder, last.base_offset, index.end, used_end)
+        # Only now: while table and state name different epochs, the next opening looks from the cut on.
+        writer.state.set_identity(Identity(writer.log_id, epoch, world.ids.boot_id()))
         active = open_segment(world, folder, limits, writer.log_id, index)
         writer.replace((*kept[:-1], active), active)
 
 
-def _index_up_to(segment: Segment, log_id: int, offset: int, index_bytes: int) -> SegmentIndex:
+def _index_up_to(segment: Segment, used_end: int, log_id: int, offset: int, index_bytes: int) -> SegmentIndex:
     """The segment's index as if it ended at the offset, which must not lie inside a batch."""
     index = SegmentIndex(segment.base_offset, index_bytes)
     batch_start = segment.base_offset
-    for found in walk(segment.data()[: segment.index.end], Wanted(log_id, segment.base_offset), bodies=False):
+    for found in walk(segment.data()[:used_end], Wanted(log_id, segment.base_offset), bodies=False):
         if isinstance(found, Damage) or found.base_offset >= offset:
             continue
         if found.next_offset > offset or (found.next_offset == offset and found.batch_remaining):
@@ -88,6 +89,8 @@ def _index_up_to(segment: Segment, log_id: int, offset: int, index_bytes: int) -
         if found.batch_remaining == 0:
             batch_start = found.next_offset
         index.add_header(found)
+    if index.next_offset < offset:
+        raise CorruptData(f"the messages before {offset} are damaged; run `holdfast repair` before truncating there")
     return index
 
 

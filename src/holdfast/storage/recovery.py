@@ -82,7 +82,8 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
         _log_findings(folder, findings)
         _quarantine(world, folder, findings)
         epoch = findings.last_epoch + 1
-        epochs = _table(findings).begin(epoch, findings.end)
+        # A lost table begins anew: an entry made up for an older epoch would make the frames before it void.
+        epochs = findings.epochs.begin(epoch, findings.end)
         epochs.save(world.disk, folder, log_id)
         _remove_cut(world, folder, findings)
     _remove_strays(world, folder)
@@ -103,14 +104,6 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
     return Recovered(
         log_id, epochs, epoch, state, _sealed(world, folder, limits, log_id, findings), active, end, report
     )
-
-
-def _table(findings: Findings) -> Epochs:
-    """The table of epochs; where it is lost, at least what the frames of the active segment tell."""
-    if findings.epochs_are_whole or findings.last_epoch == 0:
-        return findings.epochs
-    first = findings.bases[0] if findings.bases else 0
-    return Epochs([(findings.last_epoch, first)])
 
 
 def _quarantine(world: World, folder: str, findings: Findings) -> None:
@@ -166,6 +159,10 @@ def _remove_cut(world: World, folder: str, findings: Findings) -> None:
             at_ns=world.clock.now_ns(),
         )
         move_segment(world.disk, folder, base, note)
+    # The index of a segment that was sealed once knows frames that will not be there any more.
+    index_path = join(folder, index_name(cut.base))
+    if world.disk.exists(index_path):
+        world.disk.remove(index_path)
     if cut.used_end > cut.position:
         zero(world, folder, cut.base, cut.position, cut.used_end)
 

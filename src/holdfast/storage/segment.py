@@ -42,16 +42,11 @@ class Segment:
             self._file = self._disk.open(self.path)
         return self._file
 
-    @property
-    def index(self) -> SegmentIndex:
-        """From its file, or from the frames where that is missing or damaged."""
+    def index_to(self, next_offset: int) -> SegmentIndex:
+        """The index as far as an offset that may be read: from its file, and from the frames that it does not know."""
         if self._index is None:
             self._index = self.load_index() or SegmentIndex(self.base_offset, self._index_bytes)
-        return self._index
-
-    def index_to(self, next_offset: int) -> SegmentIndex:
-        """The index, extended over frames that it does not know yet, up to an offset that may be read."""
-        index = self.index
+        index = self._index
         if index.next_offset < next_offset:
             wanted = Wanted(self.log_id, index.next_offset)
             for found in walk(self.data(), wanted, position=index.end, bodies=False):
@@ -87,20 +82,6 @@ class Segment:
     def use_index(self, index: SegmentIndex) -> None:
         self._index = index
 
-    def save_index(self) -> None:
-        """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
-        temporary = self.index_path + ".tmp"
-        try:
-            file = self._disk.open(temporary, write=True, create=True)
-            try:
-                file.truncate(0)
-                write_fully(file, 0, [self.index.encode(self.log_id)])
-            finally:
-                file.close()
-            self._disk.rename(temporary, self.index_path)
-        except OSError as error:
-            logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
-
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
@@ -135,7 +116,7 @@ class ActiveSegment(Segment):
     ) -> None:
         super().__init__(disk, folder, base_offset, log_id=log_id, index_bytes=index_bytes)
         self._file = file
-        self._index = index
+        self._index = self.index = index
         self._limit_bytes = limit_bytes
         self._mapped = mapped
         self.map: WritableMap | None = None
@@ -175,6 +156,20 @@ class ActiveSegment(Segment):
                 self._dirty_from = position
                 raise
         self.position = position + length
+
+    def save_index(self) -> None:
+        """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
+        temporary = self.index_path + ".tmp"
+        try:
+            file = self._disk.open(temporary, write=True, create=True)
+            try:
+                file.truncate(0)
+                write_fully(file, 0, [self.index.encode(self.log_id)])
+            finally:
+                file.close()
+            self._disk.rename(temporary, self.index_path)
+        except OSError as error:
+            logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
 
     def let_go(self) -> None:
         """Never while it is written to."""

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
-from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, read_header
+from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
 from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, UnknownFormat
 from holdfast.model import Record
 from holdfast.storage.retention import SegmentFacts
@@ -88,17 +88,18 @@ class LogView:
         segments = self._segments()
         for segment, segment_end in zip(segments, _ends(segments, end), strict=True):
             if self._touch(segment).index_to(segment_end).max_time_ns >= time_ns:
-                found = self._find_time_in(segment, time_ns, end)
+                found = self._find_time_in(segment, time_ns, segment_end)
                 if found is not None:
                     return found
         return end
 
     def _find_time_in(self, segment: Segment, time_ns: int, end: int) -> int | None:
         data = segment.data()
-        position = segment.index.position_before_time(time_ns)
-        while position < segment.index.end:
+        index = segment.index_to(end)
+        position = index.position_before_time(time_ns)
+        while position < index.end:
             try:
-                header = read_header(data, position, position)
+                header = self._header(segment, data, position)
             except UnknownFormat:
                 raise
             except CorruptData:
@@ -115,6 +116,13 @@ class LogView:
                     return _first_at_time(self._frame(data, header), time_ns)
         return None
 
+    def _header(self, segment: Segment, data: memoryview, position: int) -> FrameHeader:
+        header = read_header(data, position, position)
+        if header.log_id != segment.log_id:
+            raise CorruptData(f"the frame at position {position} is of another log")
+        check_known(header)
+        return header
+
     def _frame(self, data: memoryview, header: FrameHeader) -> Frame:
         start = header.position + HEADER_BYTES
         return Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
@@ -125,13 +133,13 @@ class LogView:
         position = segment.index_to(end).position_before(offset)
         while offset < end:
             try:
-                header = read_header(data, position, position)
+                header = self._header(segment, data, position)
                 if header.next_offset <= offset:
                     position = header.end
                     continue
                 if header.kind == Kind.GAP:
                     raise CorruptData("the messages were lost to damage earlier; a gap frame stands in their place")
-                if header.log_id != segment.log_id or header.base_offset > offset:
+                if header.base_offset > offset:
                     raise CorruptData(f"offset {offset} is not where it should be")
                 check_body(data, position, header)
                 frame = self._frame(data, header)
@@ -157,9 +165,12 @@ class LogView:
         error: Exception,
     ) -> tuple[int, int]:
         """Where good frames go on: (offset, position); raises instead where the caller wants to know."""
-        found = find_frame(data, position, Wanted(segment.log_id, offset))
+        wanted = Wanted(segment.log_id, segment.base_offset)
+        found = find_frame(data, position, wanted)
         while found is not None and found.kind == Kind.GAP:
-            found = find_frame(data, found.end, Wanted(segment.log_id, found.next_offset))
+            found = find_frame(data, found.end, wanted)
+        if found is not None and found.base_offset <= offset:
+            return offset, found.position  # the damage lies before what was asked for
         next_offset = min(end, found.base_offset) if found is not None else end
         if on_damage == "raise":
             raise DamagedRange(

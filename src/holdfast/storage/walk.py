@@ -11,7 +11,15 @@ from typing import Final
 
 import msgspec
 
-from holdfast.codec.frame import ALIGNMENT, HEADER_BYTES, MAGIC_PREFIX, FrameHeader, check_body, read_header
+from holdfast.codec.frame import (
+    ALIGNMENT,
+    HEADER_BYTES,
+    MAGIC_PREFIX,
+    FrameHeader,
+    check_body,
+    check_known,
+    read_header,
+)
 from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.storage.epochs import NO_EPOCHS, Epochs
 
@@ -122,11 +130,12 @@ def used_end(data: memoryview, position: int) -> int:
 
 def _good_frame(data: memoryview, position: int, wanted: Wanted, *, bodies: bool) -> FrameHeader:
     header = read_header(data, position, position)
+    wanted.check(header)
+    check_known(header)
     if bodies:
         check_body(data, position, header)
     elif header.end > len(data):
         raise CorruptData(f"the file ends inside the frame at position {position}")
-    wanted.check(header)
     return header
 
 

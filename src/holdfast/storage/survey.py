@@ -1,0 +1,319 @@
+"""One pass over segments, front to back: which frames are good, which stretches are not, what else is odd.
+
+Nothing is kept for a good frame, so the memory that a pass takes does not grow with the log. Bytes are read
+with calls that can fail before they are looked at through a map: a disk that cannot read a page then costs
+that page, not the process.
+"""
+
+from __future__ import annotations
+
+import errno
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
+from holdfast.env import World
+from holdfast.env.disk import File
+from holdfast.errors import CorruptData, MessageTooLarge
+from holdfast.storage.epochs import Epochs
+from holdfast.storage.files import index_name, join, read_file, segment_name
+from holdfast.storage.index import NO_TIME, SegmentIndex, parse_index
+from holdfast.storage.walk import Damage, Wanted, walk
+
+StretchKind: TypeAlias = Literal["damaged", "undecodable", "missing", "behind"]
+IndexVerdict: TypeAlias = Literal["agrees", "missing", "damaged", "disagrees", "unknown"]
+OnBytes: TypeAlias = Callable[[int], None]
+
+_CHUNK: Final = 1 << 20
+_PAGE: Final = 4096
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
+    """Bytes [position, end) of a segment where messages [first_offset, next_offset) should be and are not.
+
+    `epoch` and `time_ns` are those of the last good frame before it; 0 and NO_TIME where there is none.
+    """
+
+    base: int
+    position: int
+    end: int
+    first_offset: int
+    next_offset: int
+    kind: StretchKind
+    reason: str
+    epoch: int
+    time_ns: int
+    follower_epoch: int | None = None  # of the good frame behind it in the same segment
+
+
+class Oddity(msgspec.Struct, frozen=True, gc=False):
+    """A frame that is whole and says something that cannot be."""
+
+    code: str
+    position: int
+    first_offset: int
+    next_offset: int
+    what: str
+
+
+@dataclass
+class SegmentSurvey:
+    """What one segment holds."""
+
+    base: int
+    size: int
+    frames: int = 0
+    messages: int = 0
+    end: int = 0
+    stretches: list[Stretch] = field(default_factory=list)
+    gaps: list[FrameHeader] = field(default_factory=list)
+    oddities: list[Oddity] = field(default_factory=list)
+    unreadable: list[tuple[int, int]] = field(default_factory=list)
+    index: IndexVerdict = "unknown"
+    open_batch: bool = False  # the last frame's batch goes on, but nothing follows
+
+
+class Survey:
+    """Goes from segment to segment; what it knows at the end of one it expects at the start of the next."""
+
+    def __init__(
+        self,
+        world: World,
+        folder: str,
+        *,
+        log_id: int,
+        epochs: Epochs,
+        start: int,
+        max_raw_bytes: int,
+        on_bytes: OnBytes,
+    ) -> None:
+        self._world = world
+        self._folder = folder
+        self._epochs = epochs
+        self._max_raw_bytes = max_raw_bytes
+        self._on_bytes = on_bytes
+        self._wanted = Wanted(log_id, start, epochs=epochs)
+        self._time_ns = NO_TIME
+        self._known_epoch = (-1, -1)
+        self._remaining: int | None = None
+        self.unknown_epochs: tuple[int, int] | None = None  # offsets whose epoch is not the table's
+
+    def skip_to(self, offset: int) -> None:
+        """Go on at a later offset: what lay before was trimmed meanwhile."""
+        self._wanted.offset = offset
+
+    def segment(self, base: int, upto: int, *, last: bool) -> SegmentSurvey:
+        """Look at one segment, which should hold the messages up to `upto`; what follows the last one is left out."""
+        file = self._world.disk.open(join(self._folder, segment_name(base)))
+        try:
+            data, unreadable = segment_data(file)
+        finally:
+            file.close()
+        survey = SegmentSurvey(base, len(data), unreadable=unreadable)
+        proof = self._index_proof(base)
+        # Segments before this one accounted for everything below its base, or said what is missing.
+        self._wanted.offset = max(self._wanted.offset, base)
+        self._remaining = None
+        tail = self._walk(survey, data, upto, proof, last=last)
+        self._finish(survey, upto, tail, last=last)
+        survey.open_batch = bool(self._remaining)
+        # An index from better days may well disagree with frames that were damaged since.
+        if not survey.unreadable and all(stretch.end == stretch.position for stretch in survey.stretches):
+            survey.index = proof.verdict()
+        return survey
+
+    def _walk(
+        self, survey: SegmentSurvey, data: memoryview, upto: int, proof: _IndexProof, *, last: bool
+    ) -> Damage | None:
+        """Good frames and the stretches between them; answers with what lies behind the last good frame."""
+        told = 0
+        for found in walk(data, self._wanted):
+            if isinstance(found, FrameHeader):
+                if found.base_offset >= upto:
+                    if not last:
+                        self._odd(survey, "overlap", found, "the next segment should hold its messages")
+                    break
+                proof.frame(found)
+                self._frame(survey, data, found)
+                if found.end - told >= _CHUNK:
+                    self._on_bytes(found.end - told)
+                    told = found.end
+            elif found.next_offset is None or found.first_offset >= upto:
+                self._on_bytes(len(data) - told)
+                return found
+            else:
+                kind: StretchKind = "damaged" if found.end > found.position else "missing"
+                self._stretch(survey, found, min(found.next_offset, upto), kind)
+        self._on_bytes(len(data) - told)
+        return None
+
+    def _finish(self, survey: SegmentSurvey, upto: int, tail: Damage | None, *, last: bool) -> None:
+        expected = self._wanted.offset
+        if expected < upto:
+            found = tail or Damage(survey.end, survey.end, expected, None, "nothing but zeros is where they should be")
+            self._stretch(survey, found, upto, "damaged" if tail else "missing")
+            self._wanted.offset = upto
+        elif tail is not None and not last:
+            self._stretch(survey, tail, expected, "behind")
+
+    def _stretch(
+        self, survey: SegmentSurvey, found: Damage, next_offset: int, kind: StretchKind, epoch: int | None = None
+    ) -> None:
+        self._remaining = None
+        survey.stretches.append(
+            Stretch(
+                survey.base,
+                found.position,
+                found.end,
+                found.first_offset,
+                max(next_offset, found.first_offset),
+                kind,
+                found.reason,
+                self._wanted.epoch if epoch is None else epoch,
+                self._time_ns,
+            )
+        )
+
+    def _frame(self, survey: SegmentSurvey, data: memoryview, header: FrameHeader) -> None:
+        if survey.stretches and survey.stretches[-1].follower_epoch is None:
+            survey.stretches[-1] = msgspec.structs.replace(survey.stretches[-1], follower_epoch=header.epoch)
+        survey.end = header.end
+        if header.kind == Kind.GAP:
+            survey.gaps.append(header)
+            self._remaining = None
+        else:
+            problem = self._decode(survey, data, header)
+            if problem is not None:
+                lost = Damage(header.position, header.end, header.base_offset, header.next_offset, problem)
+                self._stretch(survey, lost, header.next_offset, "undecodable", header.epoch)
+            else:
+                survey.frames += 1
+                survey.messages += header.count
+                self._look_at_header(survey, header)
+        self._look_at_epoch(header)
+        self._time_ns = max(self._time_ns, header.max_time_ns)
+
+    def _decode(self, survey: SegmentSurvey, data: memoryview, header: FrameHeader) -> str | None:
+        """Why the body cannot be taken apart, though its checksum is right."""
+        start = header.position + HEADER_BYTES
+        frame = Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
+        try:
+            columns = frame.columns()
+            columns.values()
+            columns.keys()
+            columns.headers()
+            values_end = array("i", bytes(columns.value_ends()[-4:]))[0]
+            if values_end != len(columns.value_bytes()):
+                return f"its values end at {values_end}, its body at {len(columns.value_bytes())}"
+            times = columns.times_ns()
+            if times is not None and max(times, default=header.max_time_ns) != header.max_time_ns:
+                self._odd(survey, "wrong_time", header, "its latest time is not that of its messages")
+        except CorruptData as error:
+            return str(error)
+        except MessageTooLarge as error:
+            self._odd(survey, "too_large", header, str(error))
+        return None
+
+    def _look_at_header(self, survey: SegmentSurvey, header: FrameHeader) -> None:
+        if self._remaining and header.batch_remaining != self._remaining - 1:
+            self._odd(survey, "half_batch", header, "the batch before it lacks its last frames")
+        self._remaining = header.batch_remaining
+        if header.synced_offset > header.base_offset:
+            self._odd(
+                survey, "wrong_sync", header, f"it says that {header.synced_offset} was synced before it was written"
+            )
+
+    def _look_at_epoch(self, header: FrameHeader) -> None:
+        """Whether the table of epochs knows this frame's; asked once for each run of frames of one epoch."""
+        epoch, until = self._known_epoch
+        if not self._epochs.entries or (header.epoch == epoch and header.base_offset < until):
+            return
+        if self._epochs.at(header.base_offset) == header.epoch:
+            end = self._epochs.end_of(header.epoch)
+            self._known_epoch = (header.epoch, 2**64 if end is None else end)
+            return
+        first = header.base_offset if self.unknown_epochs is None else self.unknown_epochs[0]
+        self.unknown_epochs = (first, header.next_offset)
+
+    def _odd(self, survey: SegmentSurvey, code: str, header: FrameHeader, what: str) -> None:
+        survey.oddities.append(Oddity(code, header.position, header.base_offset, header.next_offset, what))
+
+    def _index_proof(self, base: int) -> _IndexProof:
+        try:
+            content = read_file(self._world.disk, join(self._folder, index_name(base)))
+        except OSError:
+            content = b""
+        if content is None:
+            return _IndexProof(None, "missing")
+        return _IndexProof(parse_index(content, self._wanted.log_id, base, 1), "damaged")
+
+
+class _IndexProof:
+    """Holds an index against the frames as they pass. An index may know only the first part of its segment."""
+
+    def __init__(self, index: SegmentIndex | None, without: IndexVerdict) -> None:
+        self._index = index
+        self._without = without
+        self._entry = 0
+        self._frames = 0
+        self._time_ns = NO_TIME
+        self._agrees = True
+        self._reached = index is not None and index.end == 0 and index.next_offset == index.base_offset
+
+    def frame(self, header: FrameHeader) -> None:
+        index = self._index
+        if index is None or header.position >= index.end:
+            return
+        if self._entry < len(index.positions) and index.positions[self._entry] <= header.position:
+            self._agrees &= (
+                index.positions[self._entry] == header.position
+                and index.offsets[self._entry] == header.base_offset
+                and index.times[self._entry] == self._time_ns
+            )
+            self._entry += 1
+        self._frames += 1
+        self._time_ns = max(self._time_ns, header.max_time_ns)
+        if header.end == index.end:
+            self._reached = (
+                index.next_offset == header.next_offset
+                and index.frames == self._frames
+                and index.max_time_ns == self._time_ns
+                and len(index.positions) == self._entry
+            )
+
+    def verdict(self) -> IndexVerdict:
+        if self._index is None:
+            return self._without
+        return "agrees" if self._agrees and self._reached else "disagrees"
+
+
+def segment_data(file: File) -> tuple[memoryview, list[tuple[int, int]]]:
+    """All bytes of a file, and which of them the disk could not read; those are zeros."""
+    size = file.size()
+    if all(_reads(file, position, min(_CHUNK, size - position)) for position in range(0, size, _CHUNK)):
+        return file.view(0, size), []
+    content = bytearray(size)
+    unreadable: list[tuple[int, int]] = []
+    for position in range(0, size, _PAGE):
+        length = min(_PAGE, size - position)
+        if _reads(file, position, length):
+            content[position : position + length] = file.read(position, length)
+        elif unreadable and unreadable[-1][1] == position:
+            unreadable[-1] = (unreadable[-1][0], position + length)
+        else:
+            unreadable.append((position, position + length))
+    return memoryview(content).toreadonly(), unreadable
+
+
+def _reads(file: File, position: int, length: int) -> bool:
+    try:
+        file.read(position, length)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return False
+    return True
