@@ -147,10 +147,9 @@ def lz4_block(data: bytes) -> bytes:
 
     def length(nibble: int) -> int:
         nonlocal at
-        total = nibble
-        while nibble == 15 or (nibble == 255 and total >= 15):
-            nibble, at = data[at], at + 1
-            total += nibble
+        total, more = nibble, nibble == 15
+        while more:
+            total, more, at = total + data[at], data[at] == 255, at + 1
         return total
 
     while True:

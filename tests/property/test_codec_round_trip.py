@@ -91,9 +91,7 @@ def expected(batch: Batch, base_offset: int, now_ns: int, epoch: int) -> list[Re
             None if batch.keys is None else batch.keys[i],
             () if batch.headers is None else tuple(batch.headers[i]),
             epoch=epoch,
-            **{
-                field: column[i] for _, name, field, _ in PLAIN_COLUMNS if (column := getattr(batch, name)) is not None
-            },
+            **{field: column[i] for _, name, field, _ in PLAIN_COLUMNS if (column := getattr(batch, name)) is not None},
         )
         for i in range(count)
     ]

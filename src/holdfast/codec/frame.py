@@ -141,8 +141,8 @@ def check_known(header: FrameHeader) -> None:
         or header.codec not in KNOWN_CODECS
     ):
         raise UnknownFormat(
-            f"the frame at position {header.position} has format {header.magic!r}, kind {header.kind}, codec {header.codec}, "
-            f"flags {header.flags:#x}, columns {header.columns:#x}: written by a newer release; upgrade to read it"
+            f"the frame at position {header.position} has format {header.magic!r}, kind {header.kind}, "
+            f"codec {header.codec}, flags {header.flags:#x}, columns {header.columns:#x}: written by a newer release; upgrade to read it"
         )
 
 

@@ -147,8 +147,8 @@ class _Pass:
 
     def disturbed(self) -> bool:
         """Whether somebody opened, closed or truncated the log while we looked."""
-        now = _facts(self._world, self._folder)
-        return now.identity != self._facts.identity
+        before, now = self._facts, _facts(self._world, self._folder)
+        return now.identity != before.identity or _entries(now) != _entries(before)
 
     def _small_files(self) -> Iterator[Finding]:
         facts = self._facts
@@ -309,3 +309,7 @@ def _reading(world: World, folder: str, base: int) -> Iterator[File]:
         yield file
     finally:
         file.close()
+
+
+def _entries(facts: _Facts) -> tuple[tuple[int, int], ...]:
+    return () if facts.epochs is None else facts.epochs.entries

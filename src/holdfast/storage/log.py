@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, real_world
-from holdfast.errors import InvalidRequest, OffsetOutOfRange
+from holdfast.errors import Closed, InvalidRequest, OffsetOutOfRange
 from holdfast.model import (
     NO_PRODUCER,
     Appended,
@@ -203,15 +203,15 @@ class Log:
 
     def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
         """Frames from the one that holds `offset` on, up to the readable end."""
-        return self._view.read(offset, on_damage=on_damage)
+        return self._open_view().read(offset, on_damage=on_damage)
 
     def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
         """Messages from `offset` on, up to the readable end."""
-        return self._view.records(offset, on_damage=on_damage)
+        return self._open_view().records(offset, on_damage=on_damage)
 
     def find_time(self, time_ns: int) -> int:
         """Offset of the first message of this time or later; the end if there is none."""
-        return self._view.find_time(time_ns)
+        return self._open_view().find_time(time_ns)
 
     def position(self, offset: int) -> LogPosition:
         """The offset with its epoch, for keeping outside the log."""
@@ -245,6 +245,7 @@ class Log:
 
     def truncate(self, offset: int) -> None:
         """Drop every message from `offset` on, which must lie between two frames; a new epoch begins."""
+        self._writer.check_usable()
         self.sync()
         start, end = self.start, self._writer.end
         if not start <= offset <= end:
@@ -261,6 +262,7 @@ class Log:
 
     def tick(self) -> int | None:
         """Do what is due by now: syncs, rolls by age, retention. Answers in how many ms more will be due."""
+        self._writer.check_usable()
         due_ms = [*self._tick_sync(), *self._tick_roll(), *self._tick_retention()]
         return min(due_ms, default=None)
 
@@ -306,11 +308,18 @@ class Log:
 
     def _write(self, bodies: Sequence[Body], now_ns: int, chosen: Durability, producer: Producer) -> Appended:
         if not bodies:
-            return Appended(self._writer.end, self._writer.synced_end, chosen)
+            end = self._writer.end
+            return Appended(end, end, chosen)
         offset, next_offset = self._writer.append(bodies, now_ns, producer=producer, hold=chosen == "fsync")
         if chosen == "interval":
             self._note_unsynced()
         return Appended(offset, next_offset, chosen)
+
+    def _open_view(self) -> LogView:
+        """Reading goes on after the disk failed, but not after closing."""
+        if self._lock is None:
+            raise Closed(f"the log in {self.folder} is closed; open it again to use it")
+        return self._view
 
     def _durability(self, asked: Durability | None) -> Durability:
         if asked is None:

@@ -35,8 +35,8 @@ def remove_head(world: World, writer: Writer, folder: str, count: int) -> Trimme
             world.disk.sync_folder(folder)
         except OSError as error:
             raise Unavailable(
-                f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it are gone; "
-                "it is no longer used, and comes back if the log is opened anew"
+                f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it "
+                "are gone; it is no longer used, and comes back if the log is opened anew"
             ) from error
         freed += size
     start = writer.segments[0].base_offset if writer.segments else writer.end

@@ -189,12 +189,10 @@ def _save_indexes(
     world: World, folder: str, settings: LogSettings, log_id: int, epochs: Epochs, bases: Iterable[int]
 ) -> None:
     for base in bases:
-        path = join(folder, segment_name(base))
-        if world.disk.exists(path):
+        if world.disk.exists(join(folder, segment_name(base))):
             segment = Segment(world.disk, folder, base, log_id=log_id, index_bytes=settings.index_bytes)
             index = SegmentIndex(base, settings.index_bytes)
             for found in walk(segment.data(), Wanted(log_id, base, epochs=epochs), bodies=False):
                 if isinstance(found, FrameHeader):
                     index.add_header(found)
-            segment.use_index(index)
-            segment.save_index()
+            durable_replace(world.disk, folder, index_name(base), index.encode(log_id))

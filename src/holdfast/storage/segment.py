@@ -82,13 +82,29 @@ class Segment:
     def use_index(self, index: SegmentIndex) -> None:
         self._index = index
 
+    def save_index(self) -> None:
+        """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
+        if self._index is None:
+            return
+        temporary = self.index_path + ".tmp"
+        try:
+            file = self._disk.open(temporary, write=True, create=True)
+            try:
+                file.truncate(0)
+                write_fully(file, 0, [self._index.encode(self.log_id)])
+            finally:
+                file.close()
+            self._disk.rename(temporary, self.index_path)
+        except OSError as error:
+            logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise Unavailable(
-                f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk and try again"
+                f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk, try again"
             ) from error
 
     def let_go(self) -> None:
@@ -156,20 +172,6 @@ class ActiveSegment(Segment):
                 self._dirty_from = position
                 raise
         self.position = position + length
-
-    def save_index(self) -> None:
-        """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
-        temporary = self.index_path + ".tmp"
-        try:
-            file = self._disk.open(temporary, write=True, create=True)
-            try:
-                file.truncate(0)
-                write_fully(file, 0, [self.index.encode(self.log_id)])
-            finally:
-                file.close()
-            self._disk.rename(temporary, self.index_path)
-        except OSError as error:
-            logger.warning("index not written", extra={"segment": self.path, "error": str(error)})
 
     def let_go(self) -> None:
         """Never while it is written to."""

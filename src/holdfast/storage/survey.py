@@ -122,8 +122,9 @@ class Survey:
         self._finish(survey, upto, tail, last=last)
         survey.open_batch = bool(self._remaining)
         # An index from better days may well disagree with frames that were damaged since.
-        if not survey.unreadable and all(stretch.end == stretch.position for stretch in survey.stretches):
-            survey.index = proof.verdict()
+        spoiled = survey.unreadable or any(stretch.end > stretch.position for stretch in survey.stretches)
+        verdict = proof.verdict()
+        survey.index = "unknown" if spoiled and verdict == "disagrees" else verdict
         return survey
 
     def _walk(

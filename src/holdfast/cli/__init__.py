@@ -1,0 +1,1 @@
+"""The command `holdfast`: looks into logs, checks and repairs them, for people (tables) and scripts (JSON)."""

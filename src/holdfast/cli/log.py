@@ -1,0 +1,72 @@
+"""`holdfast log`: what a log holds, as a whole and message by message."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.dump import Dump
+from holdfast.cli.info import info_of, show_info
+from holdfast.cli.options import AsJson, Folder
+from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdout
+from holdfast.cli.text import time_ns_of
+from holdfast.errors import InvalidRequest
+from holdfast.storage import LogReader
+
+app = typer.Typer(help="Look into a log.", rich_markup_mode=None, invoke_without_command=True)
+
+
+@app.callback()
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
+
+@app.command("info")
+@command
+def info_command(folder: Folder, as_json: AsJson = False) -> int:
+    """Show a log's offsets, times, segments, owner and disk use."""
+    info = info_of(folder)
+    if as_json:
+        print_json(info)
+    else:
+        show_info(stdout(), info)
+    return OK
+
+
+@app.command("dump")
+@command
+def dump_command(
+    folder: Folder,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Begin here, not at the start.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=0, help="Stop after so many messages.")] = None,
+    from_time: Annotated[
+        str | None,
+        typer.Option("--from-time", metavar="ISO", help="Begin with the first message of this time (UTC) or later."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Print messages: a table, or one JSON object a line.
+
+    Damaged messages are named and passed over; the exit code is then 1.
+    """
+    if offset is not None and from_time is not None:
+        raise InvalidRequest("--offset and --from-time both say where to begin; give one of them")
+    reader = LogReader(folder)
+    dump = Dump(reader, as_json=as_json)
+    start = _start(reader, offset, from_time)
+    whole = dump.run(start, limit)
+    return OK if whole else DAMAGED
+
+
+def _start(reader: LogReader, offset: int | None, from_time: str | None) -> int:
+    if from_time is None:
+        return reader.start if offset is None else offset
+    try:
+        return reader.find_time(time_ns_of(from_time))
+    except (ValueError, OverflowError):
+        raise InvalidRequest(
+            f"--from-time {from_time!r} is no time; write it like 2026-01-31T12:00:00Z (or without Z: UTC)"
+        ) from None

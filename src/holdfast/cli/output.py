@@ -1,0 +1,118 @@
+"""How commands speak: results on stdout, everything else on stderr, errors as one line, and always an exit code.
+
+0    done; nothing is wrong
+1    done, but damage was found, or is left
+2    not done: a mistake in the call, no such log, somebody owns it, no room
+130  interrupted
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Final, NoReturn, ParamSpec
+
+import typer
+from rich.console import Console
+
+from holdfast.cli.text import safe
+from holdfast.errors import HoldfastError
+
+OK: Final = 0
+DAMAGED: Final = 1
+NOT_DONE: Final = 2
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+_P = ParamSpec("_P")
+
+
+class _Console(Console):
+    """Rich's console, but a reader that went away is an error like any other."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def stdout() -> Console:
+    """For results. Made when needed, so that it writes to what stdout is at that moment."""
+    return _Console(highlight=False, markup=False, emoji=False)
+
+
+def stderr() -> Console:
+    """For everything that is not the result."""
+    return _Console(highlight=False, markup=False, emoji=False, stderr=True)
+
+
+def json_text(document: Any, *, indent: int | None = None) -> str:
+    """JSON of plain ASCII without a single control character, whatever the document holds."""
+    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")
+
+
+def print_json(document: Any) -> None:
+    """The one JSON document that a command answers with."""
+    sys.stdout.write(json_text(document, indent=2) + "\n")
+
+
+def print_json_line(document: Any) -> None:
+    sys.stdout.write(json_text(document) + "\n")
+
+
+def print_error(code: str, message: str, *, as_json: bool) -> None:
+    """One line on stderr."""
+    if as_json:
+        line = json_text({"error": {"code": code, "message": message}})
+    else:
+        line = f"error: {safe(message)}"
+    sys.stdout.flush()
+    sys.stderr.write(line + "\n")
+
+
+def command(function: Callable[_P, int]) -> Callable[_P, None]:
+    """A command that answers with its exit code; errors become a line and a code, never a traceback."""
+
+    @wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=bool(kwargs.get("as_json"))))
+
+    return run
+
+
+def _exit_code(call: Callable[[], int], *, as_json: bool) -> int:
+    try:
+        code = call()
+        sys.stdout.flush()
+    except HoldfastError as error:
+        print_error(error.code, str(error), as_json=as_json)
+        return NOT_DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        hush()
+        return BROKEN_PIPE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print_error("os_error", f"{where}{error.strerror or error}", as_json=as_json)
+        return NOT_DONE
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if os.environ.get("HOLDFAST_TRACEBACK"):
+            raise
+        message = f"{type(error).__name__}: {error}. This is a bug in holdfast; set HOLDFAST_TRACEBACK=1 to see where"
+        print_error("internal", message, as_json=as_json)
+        return NOT_DONE
+    return code
+
+
+def hush() -> None:
+    """The reader of stdout is gone: let the interpreter's last words go nowhere."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -1,0 +1,74 @@
+"""Values as text that a terminal can be trusted with: what a message holds must never act on the screen."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def safe(text: str) -> str:
+    """The text with everything that is not plainly visible written as an escape: `\\x1b`, `\\n`, `\\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def preview(value: bytes, most: int) -> str:
+    """The beginning of a value on one line of at most `most` characters; bytes that are not text as escapes."""
+    # A character has at most four bytes, so this is enough of them, and a cut one lies beyond what is shown.
+    text = safe(value[: most * 4 + 4].decode("utf-8", "backslashreplace"))
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def as_json(name: str, value: bytes | None) -> dict[str, Any]:
+    """A value for a JSON object: as text under its name, or in base64 where it is not UTF-8."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode("ascii")}
+
+
+def iso_time(time_ns: int | None) -> str | None:
+    """UTC in ISO 8601 with all nine digits; None where there is no time or no such date."""
+    if time_ns is None:
+        return None
+    seconds, rest_ns = divmod(time_ns, 1_000_000_000)
+    try:
+        return f"{_EPOCH + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}.{rest_ns:09d}Z"
+    except OverflowError:
+        return None
+
+
+def short_time(time_ns: int | None) -> str:
+    """UTC to the second, for tables."""
+    text = iso_time(time_ns)
+    return "-" if text is None else text[:19].replace("T", " ")
+
+
+def time_ns_of(text: str) -> int:
+    """Nanoseconds since 1970 of an ISO 8601 time; UTC where it names no zone. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // timedelta(microseconds=1) * 1000
+
+
+def size(number: int) -> str:
+    """Bytes for people."""
+    value, unit = float(number), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{number:,} B" if unit == 0 else f"{value:,.1f} {_UNITS[unit]}"
+
+
+def duration(microseconds: float) -> str:
+    """A latency for people."""
+    if microseconds < 1000:
+        return f"{microseconds:,.0f} µs"
+    return f"{microseconds / 1000:,.1f} ms" if microseconds < 1_000_000 else f"{microseconds / 1e6:,.1f} s"

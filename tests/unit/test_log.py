@@ -1,0 +1,325 @@
+"""The log from outside: what each call promises, and how it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.codec.frame import Kind
+from holdfast.env import ManualClock, SeededIds, World
+from holdfast.env.simdisk import SimulatedDisk
+from holdfast.errors import (
+    BadSettings,
+    Closed,
+    InvalidRequest,
+    MessageTooLarge,
+    NotALog,
+    OffsetOutOfRange,
+    TailLost,
+)
+from holdfast.model import Appended, Batch, LogPosition, Producer
+from holdfast.settings import LogSettings, load
+from holdfast.storage import Log, LogReader, open_log
+from tests.crash.histories import FOLDER, small_settings
+
+
+@pytest.fixture
+def world() -> World:
+    return World(clock=ManualClock(), disk=SimulatedDisk(), ids=SeededIds(1))
+
+
+@pytest.fixture
+def log(world) -> Log:
+    return Log.open(FOLDER, small_settings(), world)
+
+
+def values(log) -> list[bytes]:
+    return [record.value for record in log.records(log.start)]
+
+
+def test_offsets_count_from_zero_and_the_answer_says_what_it_survives(log):
+    assert log.append([b"a"]) == Appended(0, 1, "os")
+    assert log.append([b"b", b"c"], durability="fsync") == Appended(1, 3, "fsync")
+    assert log.append_one(b"d", "interval") == Appended(3, 4, "interval")
+    assert asyncio.run(log.append_async([b"e"], durability="fsync")) == Appended(4, 5, "fsync")
+    assert asyncio.run(log.append_one_async(b"f", "fsync")) == Appended(5, 6, "fsync")
+    assert values(log) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
+def test_an_empty_batch_stores_nothing(log):
+    log.append([b"a"])
+    assert log.append([]) == Appended(1, 1, "os")
+    assert log.end == 1
+
+
+def test_an_empty_message_is_a_message(log):
+    log.append([b"", b"x", b""])
+    log.append_one(b"")
+    assert values(log) == [b"", b"x", b"", b""]
+
+
+def test_a_message_keeps_all_its_columns(log):
+    log.append(
+        Batch(
+            values=[b"v1", b"v2"],
+            times_ns=[11, 12],
+            keys=[None, b""],
+            headers=[[("a", b"1"), ("a", b"2")], []],
+            priorities=[0, 9],
+            expires_at_ms=[5, 0],
+            due_at_ms=[0, 6],
+            flags=[1, 0],
+        ),
+        producer=Producer(7, 2, 100),
+        kind=Kind.JOURNAL,
+    )
+    first, second = log.records(0)
+    assert (first.timestamp_ns, first.key, first.headers) == (11, None, (("a", b"1"), ("a", b"2")))
+    assert (first.priority, first.expires_at_ms, first.due_at_ms, first.flags) == (0, 5, 0, 1)
+    assert (second.timestamp_ns, second.key, second.headers, second.priority) == (12, b"", (), 9)
+    (frame,) = log.read(0)
+    assert frame.header.kind == Kind.JOURNAL
+    assert (frame.header.producer_id, frame.header.producer_epoch, frame.header.first_sequence) == (7, 2, 100)
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        (b"bytes", r"write append\(\[message\]\)"),
+        ("text", r"write append\(\[message\]\)"),
+        (17, "a list of messages, not int"),
+        (["text"], "must be bytes, not str"),
+        ([b"good", None], "must be bytes, not NoneType"),
+        ([bytearray(b"x")], "must be bytes, not bytearray"),
+        (Batch(values=[b"a", b"b"], keys=[b"k"]), "keys has 1 items for 2 values"),
+        (Batch(values=[b"a"], keys=["text"]), "a key must be bytes or None, not str"),
+        (Batch(values=[b"a"], headers=[[("n", "text")]]), "a header's value must be bytes, not str"),
+        (Batch(values=[b"a"], headers=[[(b"n", b"v")]]), "a header's name must be text, not bytes"),
+        (Batch(values=[b"a"], headers=[["n"]]), "cannot be stored"),
+        (Batch(values=[b"a"], priorities=[256]), "cannot be stored"),
+        (Batch(values=[b"a"], times_ns=[2**63]), "cannot be stored"),
+        (Batch(values=[b"a"], due_at_ms=["soon"]), "cannot be stored"),
+    ],
+)
+def test_bad_messages_are_refused_in_words_and_nothing_is_kept(log, messages, says):
+    with pytest.raises(InvalidRequest, match=says):
+        log.append(messages)
+    assert log.written_end == 0
+    assert log.append([b"good"]).offset == 0
+
+
+def test_a_message_over_the_limit_is_refused_with_key_and_headers_counted(world):
+    log = Log.open(FOLDER, small_settings(max_message_bytes=100, max_batch_bytes=250), world)
+    log.append([bytes(100)])
+    with pytest.raises(MessageTooLarge, match="message 1 of the batch has 101 bytes"):
+        log.append([b"", bytes(101)])
+    with pytest.raises(MessageTooLarge):
+        log.append_one(bytes(101))
+    with pytest.raises(MessageTooLarge, match="has 101 bytes"):
+        log.append(Batch(values=[bytes(90)], keys=[bytes(6)], headers=[[("name", b"x")]]))
+    with pytest.raises(MessageTooLarge, match="the batch has 300 bytes"):
+        log.append([bytes(100)] * 3)
+    assert log.end == 1
+
+
+@pytest.mark.parametrize("call", ["durability", "codec"])
+def test_an_unknown_choice_is_refused_with_the_known_ones(log, call):
+    with pytest.raises(InvalidRequest, match=r"'paper' is not known; use one of"):
+        log.append([b"x"], **{call: "paper"})
+    with pytest.raises(InvalidRequest):
+        log.append_one(b"x", "paper")
+
+
+def test_after_close_every_call_is_refused_and_closing_again_is_fine(log):
+    log.append([b"x"])
+    log.close()
+    log.close()
+    for call in (
+        lambda: log.append([b"y"]),
+        lambda: log.append_one(b"y"),
+        lambda: log.append([b"y"], durability="fsync"),
+        lambda: log.trim(1),
+        lambda: log.retain(),
+        lambda: log.truncate(0),
+        lambda: log.tick(),
+        lambda: log.read(0),
+        lambda: log.records(0),
+        lambda: log.find_time(0),
+    ):
+        with pytest.raises(Closed, match="is closed; open it again"):
+            call()
+
+
+def test_a_missing_folder_is_made_or_refused(world):
+    with pytest.raises(NotALog, match="there is no folder"):
+        Log.open("nowhere", small_settings(), world, create=False)
+    world.disk.make_folder("empty")
+    with pytest.raises(NotALog, match="holds no log"):
+        Log.open("empty", small_settings(), world, create=False)
+    with pytest.raises(NotALog):
+        LogReader("empty", small_settings(), world)
+    Log.open("empty", small_settings(), world).close()
+    Log.open("empty", small_settings(), world, create=False).close()
+
+
+def test_a_file_where_the_folder_should_be_is_refused(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    for create in (True, False):
+        with pytest.raises(NotALog):
+            open_log(str(tmp_path / "file"), create=create)
+
+
+def test_offsets_outside_the_log_are_refused_with_what_there_is(log):
+    log.append([b"a", b"b"])
+    with pytest.raises(OffsetOutOfRange, match="offset 3 is beyond the end: the log holds 0 to 1; read from 2"):
+        list(log.read(3))
+    with pytest.raises(OffsetOutOfRange):
+        list(log.read(-1))
+    assert list(log.read(2)) == []
+
+
+def test_reading_from_the_middle_of_a_frame_gives_the_messages_from_there(log):
+    log.append([b"a", b"b", b"c"])
+    assert [record.value for record in log.records(1)] == [b"b", b"c"]
+    assert [frame.base_offset for frame in log.read(1)] == [0]
+
+
+def test_a_batch_larger_than_a_frame_is_several_frames_and_one_batch(log):
+    log.append([bytes([n]) * 600 for n in range(4)])
+    assert [(f.count, f.header.batch_remaining) for f in log.read(0)] == [(1, 3), (1, 2), (1, 1), (1, 0)]
+
+
+def test_a_batch_larger_than_a_segment_gets_a_segment_of_its_own(log):
+    log.append([b"before"])
+    big = [bytes([n]) * 3000 for n in range(5)]
+    log.append(big)
+    log.append([b"after"])
+    assert values(log) == [b"before", *big, b"after"]
+    assert len(log.segments()) == 3
+
+
+def test_segments_roll_by_bytes_by_count_and_by_age(world):
+    log = Log.open("bytes", small_settings(), world)
+    for _ in range(9):
+        log.append_one(bytes(1000))
+    assert [s.base_offset for s in log.segments()] == [0, 3, 6]
+    log = Log.open("count", small_settings(segment_messages=4), world)
+    for _ in range(9):
+        log.append_one(b"x")
+    assert [s.base_offset for s in log.segments()] == [0, 4, 8]
+    log = Log.open("age", small_settings(segment_ms=1000), world)
+    for _ in range(3):
+        log.append_one(b"x")
+        world.clock.advance(seconds=1)
+    assert [s.base_offset for s in log.segments()] == [0, 1, 2]
+
+
+def test_segment_names_are_base_offsets_of_twenty_digits(log, world):
+    for _ in range(5):
+        log.append_one(bytes(1500))
+    names = [name for name in world.disk.names(FOLDER) if name.endswith(".log")]
+    assert names == ["00000000000000000000.log", "00000000000000000002.log", "00000000000000000004.log"]
+
+
+def test_a_quiet_log_reserves_little(tmp_path):
+    folder = tmp_path / "log"
+    with open_log(str(folder)) as log:
+        log.append([b"hello"])
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 100_000
+
+
+def test_a_position_is_valid_until_its_tail_is_lost(log):
+    log.append([b"a"])
+    log.append([b"b"])
+    held = log.position(2)
+    log.check_position(held)
+    log.truncate(1)
+    with pytest.raises(TailLost, match=r"that epoch ends at 1.*Go on from 1") as caught:
+        log.check_position(held)
+    assert caught.value.epoch_end == 1
+    log.check_position(LogPosition(held.epoch, 1))
+    log.append([b"another b"])
+    log.check_position(log.position(2))
+    assert values(log) == [b"a", b"another b"]
+
+
+def test_truncating_inside_a_batch_is_refused_and_changes_nothing(log):
+    log.append([b"a"])
+    log.append([b"b", b"c"])
+    log.append([bytes(800), bytes(800)])  # two frames, one batch
+    for offset in (2, 4):
+        with pytest.raises(InvalidRequest, match="inside a batch"):
+            log.truncate(offset)
+    with pytest.raises(OffsetOutOfRange):
+        log.truncate(6)
+    assert log.end == 5
+    log.truncate(3)
+    assert values(log) == [b"a", b"b", b"c"]
+
+
+def test_truncating_over_segments_removes_them_and_writing_goes_on(log, world):
+    for n in range(10):
+        log.append_one(bytes([n]) * 1000)
+    log.truncate(4)
+    assert values(log) == [bytes([n]) * 1000 for n in range(4)]
+    log.append_one(b"new")
+    log.close()
+    log = Log.open(FOLDER, small_settings(), world)
+    assert log.report.clean
+    assert values(log)[-1] == b"new"
+    log.truncate(0)
+    assert (log.start, log.end) == (0, 0)
+    assert log.append_one(b"from the start").offset == 0
+
+
+def test_fsync_messages_hold_back_what_follows_until_they_are_synced(world):
+    """The readable end is a contiguous prefix of messages that are as durable as promised."""
+    log = Log.open(FOLDER, small_settings(), world)
+    seen: list[int] = []
+    world.disk.on_call = lambda call: seen.append(log.end) if call == "sync" else None
+    log.append([b"a"], durability="os")
+    assert log.end == 1
+    log.append([b"b"], durability="fsync")
+    assert seen[-1] == 1, "visible before it was on disk"
+    assert log.end == 2
+
+
+def test_a_reader_in_the_same_world_sees_what_the_owner_published(log, world):
+    log.append([b"a"])
+    reader = LogReader(FOLDER, small_settings(), world)
+    assert values(reader) == [b"a"]
+    for n in range(8):
+        log.append([bytes([n]) * 1500])
+    assert values(reader) == values(log)
+    assert reader.find_time(0) == 0
+    assert reader.position(9) == log.position(9)
+
+
+def test_settings_are_held_to_their_limits():
+    for bad in (
+        {"segment_bytes": 10},
+        {"durability": "maybe"},
+        {"codec": "rar"},
+        {"codec": "gzip", "codec_level": 12},
+        {"max_message_bytes": 0},
+        {"min_free_bytes": -1},
+        {"segment_messages": 0},
+        {"sync_interval_ms": "fast"},
+        {"max_message_bytes": 60 << 20, "max_raw_bytes": 1 << 20},
+    ):
+        with pytest.raises(BadSettings):
+            LogSettings(**bad)
+    with pytest.raises(BadSettings, match="unknown setting segmentbytes; known ones: durability"):
+        load(LogSettings, {"segmentbytes": 5})
+    assert load(LogSettings, {"durability": "os"}).durability == "os"
+
+
+def test_the_sum_of_what_is_reserved_grows_in_steps(tmp_path):
+    with open_log(str(tmp_path), LogSettings(durability="os")) as log:
+        sizes = set()
+        for _ in range(200):
+            log.append_one(bytes(10_000))
+            sizes.add(log.segments()[-1].bytes)
+        assert min(sizes) <= 64 * 1024
+        assert len(sizes) <= 7
