@@ -87,8 +87,9 @@ class History:
         self.told.truncating_from = None
 
     def reopen(self) -> None:
-        self.log.close()
+        self.log.sync()
         self._all_durable()
+        self.log.close()
         self.log = self._open()
         assert self.log.report.clean
 

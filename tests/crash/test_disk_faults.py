@@ -140,7 +140,7 @@ def test_no_fault_makes_the_log_lie(operation, fault, sticky, maps):
 
 def check_run(run: Run, what: str) -> None:
     try:
-        if run.log is not None and not run.truncated:
+        if run.log is not None and run.log._lock is not None and not run.truncated:
             check_still_reads(run)
         check_after_kill(run)
         for seed in range(3):

@@ -15,6 +15,7 @@ from holdfast.codec.encode import Packing, Place, encode_batch, header_for, mess
 from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, frame_bytes, read_frame
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
+from holdfast.errors import MessageTooLarge
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
@@ -240,6 +241,29 @@ def test_a_log_gives_back_every_batch(history: list):
         assert list(log.records(offset)) == told[offset:]
     log.close()
     assert list(Log.open("log", settings, world).records(0)) == told
+
+
+@given(
+    values=st.lists(VALUES, min_size=1, max_size=300),
+    codec=st.sampled_from([None, "none", "zstd", "lz4", "gzip"]),
+    frame_bytes=st.sampled_from([1024, 4096]),
+)
+def test_a_list_of_values_is_stored_as_a_batch_of_nothing_else(values: list[bytes], codec, frame_bytes: int):
+    settings = LogSettings(
+        min_free_bytes=0, frame_bytes=frame_bytes, codec_min_bytes=0, max_message_bytes=150, max_batch_bytes=5000
+    )
+    outcomes = []
+    for messages in (values, Batch(values=values)):
+        disk = SimulatedDisk()
+        log = Log.open("log", settings, World(ManualClock(), disk, SeededIds(6)))
+        try:
+            appended = log.append(messages, codec=codec)
+        except MessageTooLarge as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append((appended, disk.contents("log/00000000000000000000.log")))
+            assert [record.value for record in log.records(0)] == values
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("maps", [True, False])

@@ -203,12 +203,20 @@ def test_an_unknown_codec_for_a_call_is_refused_and_nothing_is_kept():
 
 @pytest.mark.xfail(strict=True, raises=MessageTooLarge, reason="finding: raw_bytes of a frame may exceed max_raw_bytes")
 @pytest.mark.parametrize(
-    "values", [[bytes(65_536)], [bytes(1_000)] * 200, [b""] * 20_000], ids=["one", "many", "empty"]
+    "batch",
+    [
+        Batch(values=[bytes(65_536)]),
+        Batch(values=[bytes(65_000)], keys=[bytes(536)]),
+        Batch(values=[bytes(1_000)] * 200),
+        Batch(values=[b""] * 20_000),
+        Batch(values=[b""], headers=[[("", b"")] * 20_000]),
+    ],
+    ids=["the largest", "the largest with its key", "many", "empty ones", "empty headers"],
 )
-def test_whatever_was_taken_can_be_read_under_the_same_settings(values: list[bytes]):
+def test_whatever_was_taken_can_be_read_under_the_same_settings(batch: Batch):
     log = opened(codec="zstd", max_message_bytes=65_536, max_raw_bytes=65_536)
-    log.append(values)
-    assert [record.value for record in log.records(0)] == values
+    log.append(batch)
+    assert [record.value for record in log.records(0)] == batch.values
 
 
 @pytest.mark.parametrize("codec", PACKERS)

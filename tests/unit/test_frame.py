@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -10,9 +11,13 @@ from crc32c import crc32c
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Packing, Place, encode_batch, gap_body, header_for
 from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, check_body, frame_bytes, read_frame, read_header
-from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
+from holdfast.env import ManualClock, SeededIds, World
+from holdfast.env.simdisk import SimulatedDisk
+from holdfast.errors import ChecksumMismatch, CorruptData, InvalidRequest, UnknownFormat
 from holdfast.model import Batch, Producer, Record
+from holdfast.settings import LogSettings
 from holdfast.storage.epochs import Epochs
+from holdfast.storage.log import Log
 from holdfast.storage.walk import Damage, Wanted, find_frame, first_log_id, used_end, walk
 
 LOG_ID = 0xC0FFEE07
@@ -156,10 +161,9 @@ def test_a_message_over_the_cap_gets_a_frame_of_its_own():
 def test_keys_and_headers_count_towards_the_cap():
     batch = Batch(values=[b""] * 4, keys=[b"k" * 60] * 4, headers=[[("n" * 20, b"v" * 20)]] * 4)
     assert len(encoded(batch, cap_bytes=100)) == 4
-    assert len(encoded(batch, cap_bytes=200)) == 2
+    assert len(encoded(batch, cap_bytes=250)) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="finding: the cap counts no fixed columns, so a frame may grow without limit")
 def test_many_tiny_messages_do_not_make_a_frame_far_over_the_cap():
     frames = encoded(Batch(values=[b""] * 20_000, times_ns=[0] * 20_000), cap_bytes=1024)
     assert max(map(len, frames)) < 20 * 1024
@@ -284,6 +288,8 @@ NEWER = {
     "codec": {"codec": 4},
     "columns": {"columns": 1 << 8},
     "high columns": {"columns": 1 << 31},
+    "flags": {"flags": 1},
+    "high flags": {"flags": 1 << 15},
 }
 
 
@@ -314,12 +320,6 @@ def test_a_newer_frame_behind_damage_is_unknown_too(fields: dict[str, object]):
         walked(bytes(broken) + new)
 
 
-@pytest.mark.xfail(strict=True, reason="finding: header flags that this release does not know are passed over")
-def test_unknown_header_flags_are_unknown_format():
-    with pytest.raises(UnknownFormat):
-        read(resealed(one(b"a"), flags=1))
-
-
 def test_a_plain_body_must_have_one_length():
     frame = resealed(one(b"abc"), raw_bytes=10_000)
     with pytest.raises(CorruptData, match="two lengths"):
@@ -337,7 +337,6 @@ def test_a_gap_frame_is_a_header_that_says_how_many_are_lost():
         read(frame).values()
 
 
-@pytest.mark.xfail(strict=True, reason="finding: a gap frame with a body of zeros decodes to empty messages")
 def test_a_gap_frame_never_has_messages():
     body = gap_body(HEADER_BYTES + 16, 2, NOW_NS)
     frame = header_for(body, Place(LOG_ID, 2, 0, 10, 10), batch_remaining=0) + b"".join(body.parts)
@@ -351,6 +350,19 @@ def test_the_producer_is_kept():
     frame = header_for(body, Place(LOG_ID, 1, 0, 0, 0), batch_remaining=0, producer=producer) + b"".join(body.parts)
     header = read(frame).header
     assert (header.producer_id, header.producer_epoch, header.first_sequence) == (2**64 - 1, 2**32 - 1, 2**32 - 2)
+
+
+@pytest.mark.xfail(strict=True, reason="finding: it is taken, or refused with struct.error")
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": Kind.GAP}, {"kind": 99}, {"producer": Producer(-1)}, {"producer": Producer(1, 2**32)}],
+    ids=["gap", "unknown kind", "negative producer", "large epoch"],
+)
+def test_a_kind_or_producer_that_no_frame_can_have_is_refused_and_nothing_is_kept(options: dict[str, Any]):
+    log = Log.open("log", LogSettings(min_free_bytes=0), World(ManualClock(), SimulatedDisk(), SeededIds()))
+    with pytest.raises(InvalidRequest):
+        log.append([b"a"], **options)
+    assert log.written_end == 0
 
 
 def nested(*, at_right_place: bool, log_id: int = LOG_ID, **fields: object) -> tuple[list[bytes], int]:
@@ -393,7 +405,6 @@ def test_a_frame_of_another_log_inside_a_payload_is_refused_even_at_its_own_posi
     assert offsets(walked(data)) == [0, 2]
 
 
-@pytest.mark.xfail(strict=True, raises=UnknownFormat, reason="finding: the version is looked at before the log's id")
 def test_a_newer_header_of_another_log_inside_a_payload_does_not_stop_a_walk():
     frames, _ = nested(at_right_place=True, log_id=LOG_ID ^ 1, magic=b"HFR\x02")
     assert offsets(walked(spoiled_middle(frames, -1))) == [0, 2]

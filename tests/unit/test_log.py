@@ -91,7 +91,7 @@ def test_a_message_keeps_all_its_columns(log):
         (17, "a list of messages, not int"),
         (["text"], "must be bytes, not str"),
         ([b"good", None], "must be bytes, not NoneType"),
-        ([bytearray(b"x")], "must be bytes, not bytearray"),
+        ([memoryview(b"12345678").cast("i")], "must be bytes, not memoryview"),
         (Batch(values=[b"a", b"b"], keys=[b"k"]), "keys has 1 items for 2 values"),
         (Batch(values=[b"a"], keys=["text"]), "a key must be bytes or None, not str"),
         (Batch(values=[b"a"], headers=[[("n", "text")]]), "a header's value must be bytes, not str"),

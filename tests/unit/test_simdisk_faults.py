@@ -226,6 +226,7 @@ def test_the_hook_is_told_of_each_change_after_it_took_effect() -> None:
         ("truncate", b"\0"),
         ("sync", b"\0"),
         ("sync_folder", b"\0"),
+        ("sync_folder", b"\0"),
         ("rename", b""),
         ("remove", b""),
         ("make_folder", b""),

@@ -52,14 +52,24 @@ def progress_bar(what: str, *, shown: bool) -> Iterator[OnProgress | None]:
     if not shown or not console.is_terminal:
         yield None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None, visible=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(what, total=None)
 
-        def advance(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total, visible=total >= _LONG_BYTES)
+    def advance(done: int, total: int) -> None:
+        if total >= _LONG_BYTES:
+            bar.start()
+            bar.update(task, completed=done, total=total)
 
+    try:
         yield advance
+    finally:
+        bar.stop()
 
 
 def report_document(report: CheckReport, *, owned: bool = False) -> dict[str, object]:

@@ -26,10 +26,12 @@ def values_to_arrow(frame: Frame) -> pa.BinaryArray:
     """The frame's payloads as an Arrow array over the frame's own bytes."""
     columns = frame.columns()
     data, ends = columns.value_bytes(), columns.value_ends()
-    array = pa.Array.from_buffers(pa.binary(), frame.count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
     try:
+        if ends[:4] != bytes(4):
+            raise ValueError("the first value does not begin at 0")
+        array = pa.Array.from_buffers(pa.binary(), frame.count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
         array.validate(full=True)  # wrong ends would let Arrow read outside the buffer
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, ValueError) as error:
         raise CorruptData(f"the frame at offset {frame.base_offset} is not a valid Arrow array: {error}") from None
     return array
 

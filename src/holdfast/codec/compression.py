@@ -68,7 +68,7 @@ def _zstd_decompress(data: bytes, raw_bytes: int) -> bytes:
         # The library trusts this field when it allocates, so it is compared first.
         if zstandard.frame_content_size(data) != raw_bytes:
             raise ValueError("the content size inside differs from the frame's header")
-        return zstandard.ZstdDecompressor(max_window_size=2**27).decompress(data)
+        return zstandard.ZstdDecompressor(max_window_size=2**27).decompress(data, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
 
@@ -86,7 +86,10 @@ def _lz4_compress(data: bytes, level: int) -> bytes:
 def _lz4_decompress(data: bytes, raw_bytes: int) -> bytes:
     import lz4.block
 
-    return bytes(lz4.block.decompress(data, uncompressed_size=raw_bytes))
+    try:
+        return bytes(lz4.block.decompress(data, uncompressed_size=raw_bytes))
+    except lz4.block.LZ4BlockError as error:
+        raise ValueError(str(error)) from None
 
 
 def _gzip_compress(data: bytes, level: int) -> bytes:

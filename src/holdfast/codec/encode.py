@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from struct import Struct
 from typing import Final
 
 import msgspec
@@ -17,6 +19,9 @@ from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer
 
 _CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD, "lz4": Codec.LZ4, "gzip": Codec.GZIP}
 
+# One call for all ends of a batch; making the struct anew for each would cost more than it saves.
+_ENDS: Final = [Struct(f"<{count + 1}i").pack for count in range(257)]
+
 
 class Packing(msgspec.Struct, frozen=True, gc=False):
     """How bodies are packed: which codec, and when it is worth it."""
@@ -25,12 +30,13 @@ class Packing(msgspec.Struct, frozen=True, gc=False):
     level: int | None = None
     min_bytes: int = 1024
     min_saving_percent: int = 5
+    max_bytes: int = 100_000_000  # a larger body stays plain: readers would refuse to unpack it
 
     @staticmethod
-    def named(name: str, *, level: int | None, min_bytes: int, min_saving_percent: int) -> Packing:
+    def named(name: str, *, level: int | None, min_bytes: int, min_saving_percent: int, max_bytes: int) -> Packing:
         if name not in _CODECS:
             raise InvalidRequest(f"codec={name!r} is not known; use one of {', '.join(_CODECS)}")
-        return Packing(_CODECS[name], level, min_bytes, min_saving_percent)
+        return Packing(_CODECS[name], level, min_bytes, min_saving_percent, max_bytes)
 
 
 class Body(msgspec.Struct, frozen=True, gc=False):
@@ -64,6 +70,18 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 def encode_batch(batch: Batch, now_ns: int, *, packing: Packing, cap_bytes: int, kind: Kind = Kind.DATA) -> list[Body]:
     """The batch as bodies of at most `cap_bytes` each (but for a single larger message)."""
     return [_encode(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
+
+
+def encode_values(
+    values: Sequence[bytes], ends: list[int], now_ns: int, *, packing: Packing, kind: Kind = Kind.DATA
+) -> Body:
+    """Messages that are nothing but values, as one body: the short way for the commonest batch."""
+    count = len(values)
+    head = _ENDS[count](*ends) if count < len(_ENDS) else array("i", ends).tobytes()
+    body = b"".join([head, padding(len(head)), *values])
+    if len(body) != ends[-1] + len(head) + -len(head) % 8:
+        raise TypeError("a value's length is not its number of bytes")
+    return _pack(body, count, 0, now_ns, packing, kind)
 
 
 def message_sizes(batch: Batch) -> list[int]:
@@ -112,16 +130,21 @@ def gap_body(length: int, count: int, max_time_ns: int) -> Body:
 def _encode(batch: Batch, now_ns: int, packing: Packing, kind: Kind) -> Body:
     columns, parts = encode_columns(batch)
     max_time_ns = now_ns if batch.times_ns is None else max(batch.times_ns)
-    body = b"".join(parts)
+    return _pack(b"".join(parts), len(batch.values), columns, max_time_ns, packing, kind)
+
+
+def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Packing, kind: Kind) -> Body:
+    """Compress the body where that pays, pad it, and sum it up."""
     raw_bytes = len(body)
     codec = Codec.NONE
-    if packing.codec is not Codec.NONE and raw_bytes >= packing.min_bytes:
+    if packing.codec is not Codec.NONE and packing.min_bytes <= raw_bytes <= packing.max_bytes:
         packed = compress(packing.codec, body, level=packing.level)
         if len(packed) * 100 <= raw_bytes * (100 - packing.min_saving_percent):
             codec, body = packing.codec, packed
     body_bytes = len(body)
-    body += padding(body_bytes)
-    return Body([body], body_bytes, raw_bytes, len(batch.values), columns, codec, max_time_ns, crc32c(body), kind)
+    if body_bytes % 8:
+        body += padding(body_bytes)
+    return Body([body], body_bytes, raw_bytes, count, columns, codec, max_time_ns, crc32c(body), kind)
 
 
 def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:

@@ -142,7 +142,8 @@ def check_known(header: FrameHeader) -> None:
     ):
         raise UnknownFormat(
             f"the frame at position {header.position} has format {header.magic!r}, kind {header.kind}, "
-            f"codec {header.codec}, flags {header.flags:#x}, columns {header.columns:#x}: written by a newer release; upgrade to read it"
+            f"codec {header.codec}, flags {header.flags:#x}, columns {header.columns:#x}: "
+            "written by a newer release; upgrade to read it"
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 
-from holdfast.codec.encode import Body, Packing, encode_batch, message_sizes
+from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes
 from holdfast.codec.frame import Kind
 from holdfast.errors import InvalidRequest, MessageTooLarge
-from holdfast.model import Batch, CodecName
+from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
 
 
@@ -16,24 +17,42 @@ class Encoder:
 
     def __init__(self, settings: LogSettings) -> None:
         self._settings = settings
+        self._small_enough = min(settings.max_message_bytes, settings.max_batch_bytes)
         self._packings: dict[str, Packing] = {}
 
     def encode(
         self, messages: Sequence[bytes] | Batch, now_ns: int, *, codec: CodecName | None, kind: Kind
     ) -> list[Body]:
         """The bodies of the batch; none for an empty one."""
-        settings = self._settings
-        batch = messages if isinstance(messages, Batch) else Batch(values=_as_values(messages))
-        if not batch.values:
-            return []
-        packing = self._packing(codec or settings.codec)
+        packing = self._packing(codec or self._settings.codec)
         try:
-            _check_lengths(batch)
+            if isinstance(messages, Batch):
+                batch = messages
+            else:
+                values = _as_values(messages)
+                body = self._encode_values(values, now_ns, packing, kind)
+                if body is not None:
+                    return [body]
+                batch = Batch(values=values)
+            if not batch.values:
+                return []
+            _check_columns(batch)
             self._check_sizes(message_sizes(batch))
-            # A message with a codec of its own gets a frame of its own: encode_batch is called for it alone.
-            return encode_batch(batch, now_ns, packing=packing, cap_bytes=settings.frame_bytes, kind=kind)
+            return encode_batch(batch, now_ns, packing=packing, cap_bytes=self._settings.frame_bytes, kind=kind)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InvalidRequest(f"the batch cannot be stored: {error}. Nothing of it was kept") from error
+
+    def _encode_values(self, values: Sequence[bytes], now_ns: int, packing: Packing, kind: Kind) -> Body | None:
+        """The short way for plain values that fit in one frame; None where it does not lead there."""
+        try:
+            ends = list(accumulate(map(len, values), initial=0))
+            if not values or ends[-1] + 4 * len(ends) > self._settings.frame_bytes:
+                return None
+            if ends[-1] > self._small_enough:
+                self._check_sizes([end - start for start, end in pairwise(ends)])
+            return encode_values(values, ends, now_ns, packing=packing, kind=kind)
+        except TypeError:
+            return None  # the long way says what is wrong
 
     def _check_sizes(self, sizes: list[int]) -> None:
         limit, batch_limit = self._settings.max_message_bytes, self._settings.max_batch_bytes
@@ -55,9 +74,20 @@ class Encoder:
                 level=settings.codec_level if codec == settings.codec else None,
                 min_bytes=settings.codec_min_bytes,
                 min_saving_percent=settings.codec_min_saving_percent,
+                max_bytes=settings.max_raw_bytes,
             )
             self._packings[codec] = packing
         return packing
+
+
+def check_origin(kind: Kind, producer: Producer) -> None:
+    """Refuse what no frame can say of its messages."""
+    if kind not in (Kind.DATA, Kind.CONTROL, Kind.JOURNAL):
+        raise InvalidRequest(f"kind={kind!r} cannot be appended; use Kind.DATA, Kind.CONTROL or Kind.JOURNAL")
+    if producer is not NO_PRODUCER:
+        fits = 0 <= producer.id < 2**64 and 0 <= producer.epoch < 2**32 and 0 <= producer.first_sequence < 2**32
+        if not fits:
+            raise InvalidRequest(f"{producer} is out of range: the id has 64 bits, epoch and sequence have 32")
 
 
 def _as_values(messages: object) -> Sequence[bytes]:
@@ -70,7 +100,7 @@ def _as_values(messages: object) -> Sequence[bytes]:
     return messages if isinstance(messages, (list, tuple)) else list(messages)
 
 
-def _check_lengths(batch: Batch) -> None:
+def _check_columns(batch: Batch) -> None:
     count = len(batch.values)
     for name in batch.__struct_fields__:
         column = getattr(batch, name)

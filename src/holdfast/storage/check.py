@@ -10,7 +10,7 @@ would judge it, but only where two looks, one before and one after the rest, see
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
@@ -31,7 +31,7 @@ from holdfast.storage.survey import SegmentSurvey, Stretch, Survey, segment_data
 Progress = Callable[[int, int], None]
 
 # An owner that truncates or opens the log while we look makes us look again, but not for ever.
-_TRIES: Final = 3
+_TRIES: Final = 5
 # A log that is damaged all over is described by its first findings; the counts stay right.
 _MOST_FINDINGS: Final = 10_000
 
@@ -69,14 +69,16 @@ def inspect(
     """The same with the stretches themselves, for those who mend them."""
     try:
         require_log(world, folder)
-        for attempt in range(_TRIES):
-            pass_ = _Pass(folder, world, settings, owned=owned, progress=progress)
-            inspection = pass_.run()
-            if attempt == _TRIES - 1 or not pass_.disturbed():
-                return inspection
+        for _ in range(_TRIES - 1):
+            # A file that is gone when it is its turn was trimmed or truncated away.
+            with suppress(FileNotFoundError):
+                one = _Pass(folder, world, settings, owned=owned, progress=progress)
+                inspection = one.run()
+                if not one.disturbed():
+                    return inspection
+        return _Pass(folder, world, settings, owned=owned, progress=progress).run()
     except OSError as error:
         raise open_error(folder, error) from error
-    raise AssertionError("the last try always answers")
 
 
 class _Facts(msgspec.Struct, frozen=True):
@@ -203,18 +205,23 @@ class _Pass:
         )
         for base, next_base in zip_longest(bases, bases[1:]):
             upto = end if next_base is None else min(next_base, end)
-            try:
-                found = survey.segment(base, upto, last=next_base is None)
-            except FileNotFoundError:
-                if base in segment_bases(self._world.disk.names(self._folder)):
-                    raise
-                survey.skip_to(upto)  # trimmed while we looked
+            found = self._unless_trimmed(survey, base, upto, last=next_base is None)
+            if found is None:
+                survey.skip_to(upto)
                 continue
             self._add_segment(found)
             if next_base is not None or self._ends_in_order(findings):
                 self._add_all(self._words.odd_end(found, index_expected=next_base is not None or self._closed))
         if survey.unknown_epochs is not None:
             self._add(self._words.unknown_epochs(*survey.unknown_epochs))
+
+    def _unless_trimmed(self, survey: Survey, base: int, upto: int, *, last: bool) -> SegmentSurvey | None:
+        """What the segment holds; None where its owner took it away while we looked."""
+        try:
+            found = survey.segment(base, upto, last=last)
+        except FileNotFoundError:
+            return None
+        return found if self._world.disk.exists(join(self._folder, segment_name(base))) else None
 
     def _add_segment(self, found: SegmentSurvey) -> None:
         counts = self._counts

@@ -7,7 +7,7 @@
     16  8     base_offset   of the segment
     24  8     next_offset   behind the segment's last message
     32  4     end           position behind its last frame
-    36  4     frames        frames in it
+    36  4     0             unused
     40  8     max_time_ns   latest time in it
     48  8*n   offsets       first offset of an entry's frame
     ..  8*n   times         latest time of all frames before it
@@ -44,7 +44,6 @@ class SegmentIndex:
     __slots__ = (
         "base_offset",
         "end",
-        "frames",
         "max_time_ns",
         "next_entry_at",
         "next_offset",
@@ -60,7 +59,6 @@ class SegmentIndex:
         self.base_offset = base_offset
         self.next_offset = base_offset
         self.end = 0
-        self.frames = 0
         self.max_time_ns = NO_TIME
         self.offsets = array("Q")
         self.times = array("q")
@@ -72,7 +70,6 @@ class SegmentIndex:
             self.add_entry(position, base_offset)
         self.end = end
         self.next_offset = next_offset
-        self.frames += 1
         if max_time_ns > self.max_time_ns:
             self.max_time_ns = max_time_ns
 
@@ -111,7 +108,7 @@ class SegmentIndex:
                     self.base_offset,
                     self.next_offset,
                     self.end,
-                    self.frames,
+                    0,
                     self.max_time_ns,
                 ),
                 self.offsets.tobytes(),
@@ -126,7 +123,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     """The index in these bytes, or None where they are not a whole index of this segment."""
     if len(content) < _HEAD.size + _CHECK.size:
         return None
-    magic, found_id, count, found_base, next_offset, end, frames, max_time_ns = _HEAD.unpack_from(content)
+    magic, found_id, count, found_base, next_offset, end, _, max_time_ns = _HEAD.unpack_from(content)
     if magic != _MAGIC or found_id != log_id or found_base != base_offset:
         return None
     if len(content) != _HEAD.size + count * _ENTRY_BYTES + _CHECK.size:
@@ -134,7 +131,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     if _CHECK.unpack_from(content, len(content) - _CHECK.size)[0] != crc32c(content[: -_CHECK.size]):
         return None
     index = SegmentIndex(base_offset, spacing_bytes)
-    index.next_offset, index.end, index.frames, index.max_time_ns = next_offset, end, frames, max_time_ns
+    index.next_offset, index.end, index.max_time_ns = next_offset, end, max_time_ns
     offsets_end = _HEAD.size + 8 * count
     times_end = offsets_end + 8 * count
     index.offsets.frombytes(content[_HEAD.size : offsets_end])

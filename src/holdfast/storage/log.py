@@ -29,7 +29,7 @@ from holdfast.model import (
     Trimmed,
 )
 from holdfast.settings import LogSettings
-from holdfast.storage.batches import Encoder
+from holdfast.storage.batches import Encoder, check_origin
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.lock import take_lock
 from holdfast.storage.opening import is_log, open_error, require_log
@@ -67,6 +67,7 @@ class Log:
             lambda: self._writer.readable_end,
             max_raw_bytes=settings.max_raw_bytes,
         )
+        self._write_one = self._writer.append_one
         self._encoder = Encoder(settings)
         self._now_ns = world.clock.now_ns
         self._default_durability: Durability = settings.durability
@@ -149,7 +150,7 @@ class Log:
         chosen = self._default_durability if durability is None else self._durability(durability)
         if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return self.append([value], durability=chosen)
-        offset = self._writer.append_one(value, self._now_ns(), chosen == "fsync")
+        offset = self._write_one(value, self._now_ns(), chosen == "fsync")
         if chosen == "fsync":
             self._gate.wait(offset + 1)
         elif chosen == "interval":
@@ -161,7 +162,7 @@ class Log:
         chosen = self._default_durability if durability is None else self._durability(durability)
         if chosen != "fsync" or type(value) is not bytes or len(value) > self._most_plain_bytes:
             return await self.append_async([value], durability=chosen)
-        offset = self._writer.append_one(value, self._now_ns(), True)
+        offset = self._write_one(value, self._now_ns(), True)
         await self._gate.wait_async(offset + 1)
         return Appended(offset, offset + 1, chosen)
 
@@ -302,6 +303,7 @@ class Log:
         producer: Producer,
     ) -> Appended:
         chosen = self._durability(durability)
+        check_origin(kind, producer)
         now_ns = self._now_ns()
         bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind)
         return self._write(bodies, now_ns, chosen, producer)

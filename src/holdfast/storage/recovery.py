@@ -210,6 +210,7 @@ def _fill_lost_tail(
     active.make_room(length)
     active.store([header_for(body, place, batch_remaining=0), *body.parts], length)
     active.index.add(place.position, active.position, first, next_offset, body.max_time_ns)
+    active.next_offset = next_offset
     return next_offset
 
 
@@ -256,11 +257,11 @@ def open_segment(world: World, folder: str, limits: SegmentLimits, log_id: int, 
         index.base_offset,
         log_id=log_id,
         index_bytes=limits.index_bytes,
-        file=world.disk.open(path, write=True, create=index.frames == 0),
+        file=world.disk.open(path, write=True, create=not index.offsets),
         index=index,
         limit_bytes=limits.segment_bytes,
         mapped=world.disk.can_map(folder),
-        created_ns=index.first_time_ns if index.frames else world.clock.now_ns(),
+        created_ns=index.first_time_ns if index.offsets else world.clock.now_ns(),
     )
 
 

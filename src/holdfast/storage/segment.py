@@ -20,7 +20,11 @@ logger = logging.getLogger(__name__)
 _FIRST_RESERVE: Final = 64 * 1024
 _MOST_RESERVE: Final = 16 * 1024 * 1024
 # From here on one system call beats a store into a map that must fault its pages in first.
-_LARGE_WRITE: Final = 32 * 1024
+_LARGE_WRITE: Final = 16 * 1024
+# Pages are filled with zeros ahead of the stores: one write of many pages costs a fraction of the faults that
+# storing into each for the first time would, and syncing a page that has been written before is faster.
+_FIRST_FILL: Final = 16 * 1024
+_ZEROS: Final = memoryview(bytes(256 * 1024))
 
 
 class Segment:
@@ -140,25 +144,39 @@ class ActiveSegment(Segment):
         self._size = file.size()
         self.created_ns = created_ns
         self.position = index.end
+        self.next_offset = index.next_offset
         self.reserved = 0  # though the file be longer: a copied file may have lost its blocks
+        self.filled = 0
+
+    def index_to(self, next_offset: int) -> SegmentIndex:
+        """The index, brought up to the last frame: single messages do not keep its end up to date."""
+        self.index.end, self.index.next_offset = self.position, self.next_offset
+        return self.index
+
+    def save_index(self) -> None:
+        self.index_to(self.next_offset)
+        super().save_index()
 
     def shortage(self, length: int) -> int:
         """How many bytes must be reserved before `length` more can be stored; usually 0."""
+        if not self._mapped:
+            return length
         need = self.position + length
-        if need <= self.reserved or not self._mapped:
-            return 0 if self._mapped else length
-        return self._next_reserve(need) - self.reserved
+        return 0 if need <= self.reserved else self._next_reserve(need) - self.reserved
 
     def make_room(self, length: int) -> None:
-        """Reserve blocks for `length` more bytes; OSError where the disk has none, and nothing changes."""
+        """Make sure that `length` more bytes can be stored; OSError where the disk has no room, and nothing changes."""
         self._scrub()
         need = self.position + length
-        if not self._mapped or need <= self.reserved:
+        if not self._mapped:
             return
-        reserve = self._next_reserve(need)
-        self.file.reserve(reserve)
-        self.map = self.file.map(reserve)
-        self.reserved = reserve
+        if need > self.reserved:
+            reserve = self._next_reserve(need)
+            self.file.reserve(reserve)
+            self.map = self.file.map(reserve)
+            self.reserved = reserve
+        if need > self.filled and length < _LARGE_WRITE:
+            self._fill(need)
 
     def store(self, parts: Sequence[BytesLike], length: int) -> None:
         """Put bytes behind the last frame. Room was made. All of them, or an OSError and none of them."""
@@ -172,9 +190,6 @@ class ActiveSegment(Segment):
                 self._dirty_from = position
                 raise
         self.position = position + length
-
-    def let_go(self) -> None:
-        """Never while it is written to."""
 
     def sealed(self) -> Segment:
         """The same file as a segment that only gets read; its index goes beside it."""
@@ -191,6 +206,16 @@ class ActiveSegment(Segment):
     def _next_reserve(self, need: int) -> int:
         step = min(max(self.reserved, _FIRST_RESERVE), _MOST_RESERVE)
         return max(need, self._size, min(self.reserved + step, self._limit_bytes))
+
+    def _fill(self, need: int) -> None:
+        start = max(self.filled, self.position)
+        step = min(max(self.position, _FIRST_FILL), len(_ZEROS))
+        end = min(max(need, start + step), self.reserved)
+        while start < end:
+            zeros = _ZEROS[: end - start]
+            write_fully(self.file, start, [zeros])
+            start += len(zeros)
+        self.filled = end
 
     def _scrub(self) -> None:
         """Zero what a failed write left behind, before anything is written in its place."""

@@ -281,7 +281,6 @@ class _IndexProof:
         if header.end == index.end:
             self._reached = (
                 index.next_offset == header.next_offset
-                and index.frames == self._frames
                 and index.max_time_ns == self._time_ns
                 and len(index.positions) == self._entry
             )

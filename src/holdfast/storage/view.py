@@ -113,7 +113,9 @@ class LogView:
             if header.max_time_ns >= time_ns and header.kind != Kind.GAP:
                 with contextlib.suppress(ChecksumMismatch):  # a damaged frame holds no message of any time
                     check_body(data, header.position, header)
-                    return _first_at_time(self._frame(data, header), time_ns)
+                    found_offset = _first_at_time(self._frame(data, header), time_ns)
+                    if found_offset is not None:
+                        return found_offset
         return None
 
     def _header(self, segment: Segment, data: memoryview, position: int) -> FrameHeader:
@@ -211,8 +213,8 @@ def _segment_at(segments: Sequence[Segment], offset: int) -> int:
     return max(bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1, 0)
 
 
-def _first_at_time(frame: Frame, time_ns: int) -> int:
+def _first_at_time(frame: Frame, time_ns: int) -> int | None:
     times = frame.columns().times_ns()
     if times is None:
         return frame.base_offset
-    return frame.base_offset + next(i for i, time in enumerate(times) if time >= time_ns)
+    return next((frame.base_offset + i for i, time in enumerate(times) if time >= time_ns), None)

@@ -20,7 +20,6 @@ from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Place, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
 from holdfast.env import World
-from holdfast.env.disk import WritableMap
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -34,7 +33,7 @@ from holdfast.storage.state import READABLE
 logger = logging.getLogger(__name__)
 
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
-_NEVER_NS: Final = 2**63 - 1
+_NO_LIMIT: Final = 2**63
 
 # The header of a frame with one plain message, its constant fields taken together.
 _ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
@@ -44,6 +43,8 @@ assert _ONE_STRUCT.size == HEADER_BYTES - 4
 
 _ONE_HEADER: Final = _ONE_STRUCT.pack
 _ONE_VALUE: Final = Struct("<ii").pack
+_SMALL: Final = 1024
+_ENDS: Final = [_ONE_VALUE(0, length) for length in range(_SMALL)]
 _CRC: Final = Struct("<I").pack
 _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 
@@ -76,9 +77,7 @@ class Writer:
         self._names_changed = False
         self._held_from: int | None = None
         self._held_since_sync: int | None = None
-        self._map: WritableMap | None = None
         self._fast_until = 0  # position up to which a single message needs no more than a store
-        self._roll_at_ns = _NEVER_NS
         self._acquire, self._release = self.lock.acquire, self.lock.release
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
         self._epoch_field = self.epoch.to_bytes(8, "little")
@@ -91,39 +90,36 @@ class Writer:
         The fused form of encode, place, store and index; a property test holds it to the plain form.
         """
         length = len(value)
-        body = _ONE_VALUE(0, length) + value + _PADDING[length & 7]
+        ends = _ENDS[length] if length < _SMALL else _ONE_VALUE(0, length)
+        body = ends + value + _PADDING[length & 7]
         total = HEADER_BYTES + len(body)
         crc = crc32c(body)
         self._acquire()
         try:
             offset = self.end
             segment = self.active
-            if segment is None or now_ns >= self._roll_at_ns or segment.position + total > self._fast_until:
+            if segment is None or segment.position + total > self._fast_until:
                 segment = self._segment_for(total, now_ns)
             position = segment.position
-            end = position + total
             checked = _ONE_HEADER(
                 self._log_prefix, position, length + 8, length + 8, _ONE_COUNT, offset, now_ns,
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
-            frame = checked + _CRC(crc32c(checked)) + body
-            if end <= self._fast_until and self._map is not None:
-                self._map[position:end] = frame
-                segment.position = end
+            index, mapped = segment.index, segment.map
+            if mapped is not None and position + total <= self._fast_until:
+                mapped[position : position + total] = checked + _CRC(crc32c(checked)) + body
+                segment.position = position + total
             else:
-                self._store(segment, (frame,), total)
-            index = segment.index
+                self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
             if position >= index.next_entry_at:
                 index.add_entry(position, offset)
-            index.end = end
-            index.frames += 1
             if now_ns > index.max_time_ns:
                 index.max_time_ns = now_ns
-            index.next_offset = self.end = offset + 1
-            if self._held_from is None and not hold:
-                self.readable_end = self._words[READABLE] = offset + 1
-            else:
+            segment.next_offset = self.end = end = offset + 1
+            if hold or self._held_from is not None:
                 self._hold(offset, hold=hold)
+            else:
+                self.readable_end = self._words[READABLE] = end
             return offset
         finally:
             self._release()
@@ -256,8 +252,8 @@ class Writer:
             return False
         return (
             segment.position + total > self._settings.segment_bytes
-            or self.end - segment.base_offset >= (self._settings.segment_messages or _NEVER_NS)
-            or now_ns >= self._roll_at_ns
+            or self.end - segment.base_offset >= (self._settings.segment_messages or _NO_LIMIT)
+            or now_ns - segment.created_ns >= (self._settings.segment_ms or _NO_LIMIT) * 1_000_000
         )
 
     def _begin_segment(self) -> ActiveSegment:
@@ -285,13 +281,9 @@ class Writer:
     def _use(self, segment: ActiveSegment) -> None:
         """Work out how far single messages may go before a limit must be looked at again."""
         settings = self._settings
-        self._map = segment.map
-        # A limit by count is looked at for each message, on the slower path.
-        counted = settings.segment_messages is not None
-        self._fast_until = 0 if counted else min(segment.reserved, settings.segment_bytes)
-        self._roll_at_ns = _NEVER_NS
-        if settings.segment_ms is not None:
-            self._roll_at_ns = segment.created_ns + settings.segment_ms * 1_000_000
+        # Limits by count and by age are looked at for each message, on the slower path.
+        limited = settings.segment_messages is not None or settings.segment_ms is not None
+        self._fast_until = 0 if limited else min(segment.filled, settings.segment_bytes)
 
     def _store(self, segment: ActiveSegment, parts: Sequence[bytes | memoryview], length: int) -> None:
         try:
@@ -305,6 +297,7 @@ class Writer:
             end, next_offset = position + body.frame_bytes, offset + body.count
             segment.index.add(position, end, offset, next_offset, body.max_time_ns)
             position, offset = end, next_offset
+        segment.next_offset = offset
 
     def _hold(self, base: int, *, hold: bool) -> None:
         """Move the readable end, or hold it back at `base` until a sync."""
