@@ -356,7 +356,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", dir=arguments.dir) as temporary:
-        console = Console()
+        console = Console(highlight=False)
         tour = Tour(console, f"{temporary}/log")
         console.print(
             f"Holdfast {__version__}. Data in {temporary} ({RealDisk().kind(temporary)}), removed at the end."

@@ -29,12 +29,12 @@ class Holdfast(Peer):
         self.log: Any = open_log(str(folder), LogSettings(durability=self.durability))
 
     def put(self, body: bytes) -> None:
-        self.log.append([body])
+        self.log.append_one(body)
 
     def put_each(self, bodies: Sequence[bytes]) -> None:
-        append = self.log.append
+        append_one = self.log.append_one
         for body in bodies:
-            append([body])
+            append_one(body)
 
     def put_many(self, bodies: list[bytes]) -> None:
         self.log.append(bodies)
@@ -45,7 +45,7 @@ class Holdfast(Peer):
 
     async def put_async(self, body: bytes) -> None:
         """From a task; with "fsync" one sync serves all that wait."""
-        await self.log.append_async([body])
+        await self.log.append_one_async(body)
 
     def read_all(self) -> int:
         return sum(len(frame.values()) for frame in self.log.read(0))

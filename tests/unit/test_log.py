@@ -17,10 +17,13 @@ from holdfast.errors import (
     NotALog,
     OffsetOutOfRange,
     TailLost,
+    Unavailable,
 )
 from holdfast.model import Appended, Batch, LogPosition, Producer
 from holdfast.settings import LogSettings, load
 from holdfast.storage import Log, LogReader, open_log
+from holdfast.storage.pruning import truncate_tail
+from holdfast.storage.recovery import SegmentLimits
 from tests.crash.histories import FOLDER, small_settings
 
 
@@ -323,3 +326,26 @@ def test_the_sum_of_what_is_reserved_grows_in_steps(tmp_path):
             sizes.add(log.segments()[-1].bytes)
         assert min(sizes) <= 64 * 1024
         assert len(sizes) <= 7
+
+
+def test_a_sync_that_a_truncation_overtakes_acknowledges_nothing(world):
+    log = Log.open(FOLDER, small_settings(), world)
+    log.append([b"kept"], durability="fsync")
+
+    def truncate_once(call: str) -> None:
+        if call == "sync":
+            world.disk.on_call = None
+            limits = SegmentLimits(log.settings.index_bytes, log.settings.segment_bytes)
+            truncate_tail(world, log._writer, FOLDER, limits, 1)
+
+    world.disk.on_call = truncate_once
+    with pytest.raises(Unavailable, match="truncated away before it was synced"):
+        log.append([b"a", b"b", b"c"], durability="fsync")
+    assert (log.end, log.synced_end) == (1, 1)
+    world.disk.on_call = truncate_once
+    with pytest.raises(Unavailable, match="truncated away before it was synced"):
+        asyncio.run(log.append_async([b"a", b"b", b"c"], durability="fsync"))
+    calls = world.disk.calls["sync"]
+    assert log.append([b"d"], durability="fsync").offset == 1
+    assert world.disk.calls["sync"] > calls, "acknowledged by a sync that came before it"
+    assert values(log) == [b"kept", b"d"]

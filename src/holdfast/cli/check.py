@@ -96,7 +96,7 @@ def show_report(console: Console, report: CheckReport, *, owned: bool = False) -
         show_findings(console, [finding for finding in report.findings if finding.severity == severity])
     _show_quarantine(console, report)
     console.print()
-    console.print(_verdict(report))
+    console.print(_verdict(report), soft_wrap=True)  # a command to copy stays on one line
 
 
 def show_findings(console: Console, findings: Sequence[Finding]) -> None:

@@ -89,7 +89,7 @@ def _document(plan: RepairPlan, result: RepairResult | None) -> dict[str, Any]:
 
 def _show_plan(console: Console, plan: RepairPlan) -> None:
     if not plan.steps and not plan.left:
-        console.print(f"{safe(plan.folder)}: nothing to repair")
+        console.print(f"{safe(plan.folder)}: nothing to repair", soft_wrap=True)
         return
     if plan.steps:
         console.print(f"{safe(plan.folder)}: a repair would", soft_wrap=True)

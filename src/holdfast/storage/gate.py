@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.errors import DiskFailed
+from holdfast.errors import Closed, DiskFailed, HoldfastError, Unavailable
 
 _Waiting = tuple[int, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
-_Settled = tuple["asyncio.Future[None]", str | None]
+_Settled = tuple["asyncio.Future[None]", HoldfastError | None]
+
+# A sync covers everything written before it began, so this is the only way not to be covered.
+_TRUNCATED = "the message was truncated away before it was synced; it is not in the log"
+_CLOSED = "the log was closed before the message was synced"
 
 
 class SyncGate:
@@ -29,6 +34,7 @@ class SyncGate:
         self._pool: ThreadPoolExecutor | None = None
         self.synced_end = synced_end
         self.failure: DiskFailed | None = None
+        self._closed = False
 
     def wait(self, end: int) -> None:
         """Block the thread until all below `end` is durable."""
@@ -38,9 +44,11 @@ class SyncGate:
                     self._turn.wait()
                 if self.synced_end >= end:
                     return
-                self._raise_failure()
+                self._refuse()
                 self._syncing = True
             self._lead()
+            if self.synced_end < end and self.failure is None:
+                raise Unavailable(_TRUNCATED)
 
     async def wait_async(self, end: int) -> None:
         """Suspend the task until all below `end` is durable; the loop is never blocked."""
@@ -48,7 +56,7 @@ class SyncGate:
         with self._turn:
             if self.synced_end >= end:
                 return
-            self._raise_failure()
+            self._refuse()
             done = loop.create_future()
             self._waiting_tasks.append((end, loop, done))
             if not self._syncing:
@@ -56,7 +64,9 @@ class SyncGate:
         await done
 
     def close(self) -> None:
-        """Let the helper thread go, if there ever was one."""
+        """Let the helper thread go, if there ever was one; who still waits for another sync is sent away."""
+        with self._turn:
+            self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
@@ -69,6 +79,7 @@ class SyncGate:
     def _lead(self) -> None:
         """Sync once; whoever came in the meantime is served by the next sync."""
         synced_end = self.synced_end
+        waiting = len(self._waiting_tasks)
         try:
             synced_end = self._sync()
         except DiskFailed as failure:
@@ -77,36 +88,42 @@ class SyncGate:
             self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log anew")
             raise
         finally:
-            self._finish(synced_end)
+            self._finish(synced_end, waiting)
 
-    def _finish(self, synced_end: int) -> None:
+    def _finish(self, synced_end: int, waiting: int) -> None:
         with self._turn:
-            self.synced_end = max(self.synced_end, synced_end)
+            self.synced_end = synced_end
             self._syncing = False
-            self._release_tasks()
-            if self._waiting_tasks:
+            self._release_tasks(waiting)
+            if self._waiting_tasks and not self._closed:
                 self._lead_from_pool()
             self._turn.notify_all()
 
-    def _release_tasks(self) -> None:
+    def _release_tasks(self, waiting: int) -> None:
+        """Wake the tasks that the sync has served, and those that no sync ever will."""
         ready: defaultdict[asyncio.AbstractEventLoop, list[_Settled]] = defaultdict(list)
         later: list[_Waiting] = []
-        for waiting in self._waiting_tasks:
-            end, loop, done = waiting
+        for i, (end, loop, done) in enumerate(self._waiting_tasks):
             if end <= self.synced_end:
                 ready[loop].append((done, None))
             elif self.failure is not None:
-                ready[loop].append((done, str(self.failure)))
+                ready[loop].append((done, DiskFailed(str(self.failure))))
+            elif i < waiting:
+                ready[loop].append((done, Unavailable(_TRUNCATED)))
+            elif self._closed:
+                ready[loop].append((done, Closed(_CLOSED)))
             else:
-                later.append(waiting)
+                later.append((end, loop, done))
         self._waiting_tasks = later
         for loop, settled in ready.items():
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
                 loop.call_soon_threadsafe(_settle, settled)
 
-    def _raise_failure(self) -> None:
+    def _refuse(self) -> None:
         if self.failure is not None:
             raise DiskFailed(str(self.failure))  # a new one for each caller: a traceback belongs to one thread
+        if self._closed:
+            raise Closed(_CLOSED)
 
 
 def _settle(settled: list[_Settled]) -> None:
@@ -117,4 +134,4 @@ def _settle(settled: list[_Settled]) -> None:
         if failure is None:
             done.set_result(None)
         else:
-            done.set_exception(DiskFailed(failure))
+            done.set_exception(failure)

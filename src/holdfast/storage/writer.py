@@ -19,7 +19,7 @@ from crc32c import crc32c
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Place, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
-from holdfast.env import World
+from holdfast.env import File, World
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -73,7 +73,8 @@ class Writer:
         self.failure: HoldfastError | None = None
         self.on_sealed: Callable[[], None] = lambda: None
         self._words = recovered.state.words
-        self._unsynced_sealed: list[Segment] = []
+        # With the files that were written through: a segment may be let go, and a sync must see their errors.
+        self._unsynced_sealed: list[tuple[Segment, File]] = []
         self._names_changed = False
         self._held_from: int | None = None
         self._held_since_sync: int | None = None
@@ -156,9 +157,9 @@ class Writer:
             target = self.end
             if target == self.synced_end:
                 return target
-            files = [segment.file for segment in self._unsynced_sealed]
+            epoch, sealed = self.epoch, list(self._unsynced_sealed)
+            files = [file for _, file in sealed]
             files += [self.active.file] if self.active is not None else []
-            sealed = len(self._unsynced_sealed)
             names_changed, self._names_changed = self._names_changed, False
             self._held_since_sync = None
         try:
@@ -168,8 +169,10 @@ class Writer:
                 self._world.disk.sync_folder(self._folder)
         except OSError as error:
             raise self.fail("a sync failed", error) from error
-        self._note_synced(target, sealed)
-        return target
+        with self.lock:
+            if self.epoch == epoch:  # otherwise the tail was truncated meanwhile, and what we synced is not the log
+                self._note_synced(target, sealed)
+            return self.synced_end
 
     def roll(self) -> None:
         """Seal the active segment, if it holds anything; the next append begins a new one."""
@@ -211,7 +214,7 @@ class Writer:
     def replace(self, segments: tuple[Segment, ...], active: ActiveSegment | None) -> None:
         """After a trim or a truncation: what is left. The caller holds the lock."""
         self.segments = segments
-        self._unsynced_sealed = [segment for segment in self._unsynced_sealed if segment in segments]
+        self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair[0] in segments]
         if active is not self.active:
             self.active = active
             self._fast_until = 0
@@ -223,13 +226,12 @@ class Writer:
         self.end = self.synced_end = end
         self.state.set_synced(end)
 
-    def _note_synced(self, end: int, sealed: int) -> None:
-        with self.lock:
-            self._unsynced_sealed = self._unsynced_sealed[sealed:]
-            self.synced_end = end
-            self.state.set_synced(end)
-            self._held_from = self._held_since_sync
-            self._publish(self.end if self._held_from is None else self._held_from)
+    def _note_synced(self, end: int, sealed: list[tuple[Segment, File]]) -> None:
+        self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair not in sealed]
+        self.synced_end = end
+        self.state.set_synced(end)
+        self._held_from = self._held_since_sync
+        self._publish(self.end if self._held_from is None else self._held_from)
 
     def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
         """The active segment with room for `total` bytes, after rolling where a limit is reached."""
@@ -271,7 +273,7 @@ class Writer:
         else:
             self._names_changed = True
             sealed = self.active.sealed()
-            self._unsynced_sealed.append(sealed)
+            self._unsynced_sealed.append((sealed, self.active.file))
             self.segments = (*self.segments[:-1], sealed, segment)
             self.on_sealed()
         self.active = segment
