@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -15,7 +14,7 @@ from holdfast.errors import DiskFailed, HoldfastError
 from holdfast.storage.gate import SyncGate
 
 # Far longer than anything here takes: only a gate that hangs comes near it.
-PATIENCE_S = 60
+PATIENCE_S = 30
 
 
 class HeldSync:
@@ -59,20 +58,24 @@ class Crowd:
 
     def __init__(self, gate: SyncGate) -> None:
         self._gate = gate
-        self._pool = ThreadPoolExecutor(64, thread_name_prefix="waiter")
         self._loops: list[tuple[asyncio.AbstractEventLoop, threading.Thread]] = []
 
     def wait(self, end: int) -> Future[None]:
         """One more thread waits for this end; returns when it runs."""
         runs = threading.Event()
+        done: Future[None] = Future()
 
         def wait() -> None:
             runs.set()
-            self._gate.wait(end)
+            try:
+                done.set_result(self._gate.wait(end))
+            except BaseException as error:
+                done.set_exception(error)
 
-        future = self._pool.submit(wait)
+        # A daemon: should the gate hang, the tests still end.
+        threading.Thread(target=wait, name="waiter", daemon=True).start()
         assert runs.wait(PATIENCE_S)
-        return future
+        return done
 
     def loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
@@ -98,7 +101,6 @@ class Crowd:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(PATIENCE_S)
             loop.close()
-        self._pool.shutdown(wait=False)
 
 
 @pytest.fixture
@@ -345,7 +347,7 @@ def test_closing_ends_the_helper_thread(sync):
 
 
 @pytest.mark.parametrize("used", [True, False])
-def test_who_comes_to_a_closed_gate_gets_an_answer(sync, crowd, used):
+def test_who_comes_to_a_closed_gate_gets_an_answer(sync, used):
     gate = SyncGate(sync, 0)
     if used:
         sync.end()
@@ -353,15 +355,15 @@ def test_who_comes_to_a_closed_gate_gets_an_answer(sync, crowd, used):
     gate.close()
     sync.never_hold()
     sync.write(2)
+    crowd = Crowd(gate)
     loop = crowd.loop()
-    late = [
-        asyncio.run_coroutine_threadsafe(gate.wait_async(2), loop),
-        crowd._pool.submit(gate.wait, 2),
-        asyncio.run_coroutine_threadsafe(gate.wait_async(2), loop),
-    ]
-    for error in errors_of(late):
-        assert error is None or isinstance(error, HoldfastError)
-    gate.close()
+    late = [crowd.wait_in_task(loop, 2), crowd.wait(2), crowd.wait_in_task(loop, 2)]
+    try:
+        for error in errors_of(late):
+            assert error is None or isinstance(error, HoldfastError)
+    finally:
+        crowd.close()
+        gate.close()
 
 
 def test_nobody_is_ever_let_through_too_early(scale):
@@ -399,16 +401,12 @@ def test_nobody_is_ever_let_through_too_early(scale):
             await gate.wait_async(end)
             assert durable >= end
 
-    def in_tasks() -> None:
-        asyncio.run(together([in_a_task for _ in range(32)]))
+    async def in_tasks() -> None:
+        await asyncio.gather(*(in_a_task() for _ in range(32)))
 
     with ThreadPoolExecutor(10) as pool:
-        waiting = [pool.submit(in_a_thread, seed) for seed in range(8)] + [pool.submit(in_tasks) for _ in range(2)]
+        waiting = [pool.submit(in_a_thread, seed) for seed in range(8)]
+        waiting += [pool.submit(asyncio.run, in_tasks()) for _ in range(2)]
         for future in waiting:
             future.result()
     gate.close()
-
-
-async def together(tasks: list[Callable[[], Awaitable[None]]]) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.gather(*(task() for task in tasks))

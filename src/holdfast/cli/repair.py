@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.check import report_document, show_findings
+from holdfast.cli.check import progress_bar, report_document, show_findings
 from holdfast.cli.options import AsJson, Folder
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stderr, stdout
 from holdfast.cli.text import safe, size
@@ -38,7 +38,8 @@ def repair_command(
     Every file that changes is copied first. Nobody may own the log meanwhile.
     Exit code: 0 done or nothing to do, 1 damage is left, 2 not done.
     """
-    plan = plan_repair(folder)
+    with progress_bar("looking", shown=not as_json) as progress:
+        plan = plan_repair(folder, progress=progress)
     if dry_run or not plan.steps:
         _answer(plan, None, as_json=as_json)
         return OK if dry_run or not plan.left else DAMAGED
@@ -52,7 +53,8 @@ def repair_command(
     if not yes and not _confirmed():
         stderr().print("Nothing was changed.")
         return NOT_DONE
-    result = repair(folder, backup=backup)
+    with progress_bar("repairing", shown=not as_json) as progress:
+        result = repair(folder, backup=backup, progress=progress)
     _answer(result.plan, result, as_json=as_json)
     return OK if result.after.ok else DAMAGED
 

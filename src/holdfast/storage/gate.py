@@ -31,6 +31,7 @@ class SyncGate:
         self._turn = threading.Condition()
         self._syncing = False
         self._waiting_tasks: list[_Waiting] = []
+        self._starting: set[asyncio.AbstractEventLoop] = set()
         self._pool: ThreadPoolExecutor | None = None
         self.synced_end = synced_end
         self.failure: DiskFailed | None = None
@@ -59,8 +60,10 @@ class SyncGate:
             self._refuse()
             done = loop.create_future()
             self._waiting_tasks.append((end, loop, done))
-            if not self._syncing:
-                self._lead_from_pool()
+            if not self._syncing and loop not in self._starting:
+                # After the tasks that are ready now have had their turn: one sync is to serve them all.
+                self._starting.add(loop)
+                loop.call_soon(self._start, loop)
         await done
 
     def close(self) -> None:
@@ -69,6 +72,12 @@ class SyncGate:
             self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=True)
+
+    def _start(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._turn:
+            self._starting.discard(loop)
+            if self._waiting_tasks and not self._syncing and not self._closed:
+                self._lead_from_pool()
 
     def _lead_from_pool(self) -> None:
         self._syncing = True

@@ -150,11 +150,14 @@ class Log:
         chosen = self._default_durability if durability is None else self._durability(durability)
         if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return self.append([value], durability=chosen)
-        offset = self._write_one(value, self._now_ns(), chosen == "fsync")
-        if chosen == "fsync":
-            self._gate.wait(offset + 1)
-        elif chosen == "interval":
-            self._note_unsynced()
+        if chosen == "os":
+            offset = self._write_one(value, self._now_ns(), False)
+        else:
+            offset = self._write_one(value, self._now_ns(), chosen == "fsync")
+            if chosen == "fsync":
+                self._gate.wait(offset + 1)
+            else:
+                self._note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
     async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:

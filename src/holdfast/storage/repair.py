@@ -23,7 +23,7 @@ from holdfast.env import World, real_world
 from holdfast.errors import CorruptData
 from holdfast.settings import LogSettings
 from holdfast.storage.backup import copy_file, make_backup, require_room
-from holdfast.storage.check import Inspection, inspect
+from holdfast.storage.check import Inspection, Progress, inspect
 from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
 from holdfast.storage.files import durable_replace, index_name, join, segment_name, write_fully
 from holdfast.storage.finding import CheckReport
@@ -51,14 +51,21 @@ class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
     after: CheckReport
 
 
-def plan_repair(folder: str, world: World | None = None, settings: LogSettings | None = None) -> RepairPlan:
+def plan_repair(
+    folder: str, world: World | None = None, settings: LogSettings | None = None, *, progress: Progress | None = None
+) -> RepairPlan:
     """What a repair would do. Only looks."""
     world, settings = world or real_world(), settings or LogSettings()
-    return plan_for(world, inspect(folder, world, settings))
+    return plan_for(world, inspect(folder, world, settings, progress=progress))
 
 
 def repair(
-    folder: str, world: World | None = None, settings: LogSettings | None = None, *, backup: str | None = None
+    folder: str,
+    world: World | None = None,
+    settings: LogSettings | None = None,
+    *,
+    backup: str | None = None,
+    progress: Progress | None = None,
 ) -> RepairResult:
     """Mend the log; raises Busy where somebody owns it. The originals go to `backup`, or to a folder in the log's."""
     world, settings = world or real_world(), settings or LogSettings()
@@ -66,7 +73,7 @@ def repair(
         require_log(world, folder)
         lock = take_lock(world, folder)
         try:
-            inspection = inspect(folder, world, settings, owned=False)
+            inspection = inspect(folder, world, settings, owned=False, progress=progress)
             plan = plan_for(world, inspection)
             if not plan.steps:
                 return RepairResult(plan=plan, changed=False, backup=None, backup_files=(), after=inspection.report)
@@ -79,7 +86,7 @@ def repair(
             Log(world, folder, settings, lock, recovered).close()
         finally:
             lock.release()
-        after = inspect(folder, world, settings).report
+        after = inspect(folder, world, settings, progress=progress).report
     except OSError as error:
         raise open_error(folder, error) from error
     return RepairResult(plan=plan, changed=True, backup=kept, backup_files=tuple(work.backup_names), after=after)

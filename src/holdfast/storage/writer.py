@@ -99,19 +99,23 @@ class Writer:
         try:
             offset = self.end
             segment = self.active
-            if segment is None or segment.position + total > self._fast_until:
+            if segment is not None and (stop := segment.position + total) <= self._fast_until:
+                position, mapped = segment.position, segment.map
+            else:
                 segment = self._segment_for(total, now_ns)
-            position = segment.position
+                position = segment.position
+                stop = position + total
+                mapped = segment.map if stop <= self._fast_until else None
             checked = _ONE_HEADER(
                 self._log_prefix, position, length + 8, length + 8, _ONE_COUNT, offset, now_ns,
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
-            index, mapped = segment.index, segment.map
-            if mapped is not None and position + total <= self._fast_until:
-                mapped[position : position + total] = checked + _CRC(crc32c(checked)) + body
-                segment.position = position + total
+            if mapped is not None:
+                mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
+                segment.position = stop
             else:
                 self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
+            index = segment.index
             if position >= index.next_entry_at:
                 index.add_entry(position, offset)
             if now_ns > index.max_time_ns:
