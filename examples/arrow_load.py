@@ -2,7 +2,7 @@
 
     python examples/arrow_load.py [MESSAGES]
 
-Needs pyarrow: pip install 'holdfast[arrow]'
+Needs pyarrow: pip install '.[arrow]' in a clone.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ from holdfast.storage.repair import repair
 SEGMENT_BYTES = 256 * 1024
 # One writer after the other: how durable each append is, and how many messages it takes.
 WRITERS: list[tuple[Durability, int]] = [("os", 1), ("fsync", 1), ("interval", 1), ("os", 100), ("fsync", 100)]
-WRITE_SECONDS = 0.4
-MOST_NOTES = 6_000
+# A writer is killed after so many messages, or, where each waits for the disk, after a while.
+MOST_MESSAGES = 6_000
+WRITE_SECONDS = {"fsync": 0.4, "interval": 10, "os": 10}
 SPEED_SECONDS = 0.5
 TASKS = 64
 
@@ -127,13 +128,13 @@ def write_for_ever(folder: str, durability: Durability, batch: int) -> None:
 
 def kill_midway(folder: str, durability: Durability, batch: int) -> list[int]:
     """Let a writer work for a while and kill it with -9; answers with the ends that it noted."""
-    most = MOST_NOTES // batch
+    most = MOST_MESSAGES // batch
     command = [sys.executable, __file__, "--writer", folder, durability, str(batch)]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
     assert writer.stdout is not None
     try:
         noted = writer.stdout.read(8)  # it is at work
-        deadline = time.monotonic() + WRITE_SECONDS
+        deadline = time.monotonic() + WRITE_SECONDS[durability]
         while time.monotonic() < deadline and len(noted) < 8 * most and (part := writer.stdout.read(1 << 16)):
             noted += part
         time.sleep(random.uniform(0, 0.01))  # it works on, so that the kill may hit any point of an append
@@ -227,7 +228,7 @@ def damage(tour: Tour) -> None:
     with open_log(tour.folder, settings()) as log:
         log.append_one(message(log.written_end))
         on = count(log).good == seen.good + 1
-    tour.say(f"check: whole again, {after.lost_messages} message marked as lost; the original is kept in a backup")
+    tour.say(f"check: whole again; marked as lost: {after.lost_messages}; the original is kept in a backup")
     mended = after.ok and gap is not None and gap.first_offset == header.base_offset
     tour.judge("repair", "a gap stands in its place; appending goes on", ok=mended and same and on)
 
@@ -235,6 +236,7 @@ def damage(tour: Tour) -> None:
 def full_disk(tour: Tour) -> None:
     """Ask for more free space than any disk has: appending is refused, and nothing else is."""
     tour.step("3. The disk has no room left")
+    tour.say("the log is told to leave 1 EiB free (min_free_bytes): more than there is")
     before = LogReader(tour.folder).end
     strict = LogSettings(durability="os", segment_bytes=SEGMENT_BYTES, min_free_bytes=2**60)
     with open_log(tour.folder, strict) as log:

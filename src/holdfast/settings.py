@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -67,7 +67,8 @@ def check_fields(settings: msgspec.Struct) -> None:
         try:
             msgspec.convert(getattr(settings, name), kind)
         except msgspec.ValidationError as error:
-            raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: {error}") from None
+            choices = f"; choose from {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
+            raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: {error}{choices}") from None
 
 
 def load(kind: type[LogSettings], values: dict[str, Any]) -> LogSettings:

@@ -15,7 +15,7 @@ from holdfast.storage.examine import examine
 from holdfast.storage.files import segment_name
 from holdfast.storage.state import State
 from tests.crash import writer_process
-from tests.crash.writer_process import Journal, Note, What, kill_settings, parse_value, started, value_of
+from tests.crash.writer_process import Head, Journal, Note, What, kill_settings, parse_value, started, value_of
 
 # A process has this long to make its notes: far more than it takes, but not for ever.
 PATIENCE_S = 120
@@ -59,7 +59,7 @@ class Promises:
         assert log.report.damage == (), log.report
         assert log.report.lost_tail is None, log.report
         self._settle_cut(log.end)
-        found = {record.offset: parse_value(record.value) for record in log.records(log.start)}
+        found = {record.offset: parse_value(record.value)[:2] for record in log.records(log.start)}
         assert list(found) == list(range(log.start, log.end)), "offsets have holes"
         assert log.end == log.written_end == log.synced_end
         assert len(set(found.values())) == len(found), "a message is there twice"
@@ -169,7 +169,7 @@ def look(folder: str, workload: Workload, promises: Promises) -> None:
     with Log.open(folder, kill_settings()) as log:
         promises.check(log, keeps_segments=workload.keeps_segments)
         number, promises.next_number = promises.next_number, promises.next_number + 1
-        appended = log.append_one(value_of(AFTER_THE_KILL, number, 50), "fsync")
+        appended = log.append_one(value_of(Head(AFTER_THE_KILL, number), 50), "fsync")
         promises.acked[appended.offset] = (AFTER_THE_KILL, number)
 
 
@@ -191,7 +191,7 @@ def test_the_promises_notice_what_a_broken_log_would_do(tmp_path):
     folder = str(tmp_path / "log")
     with Log.open(folder, kill_settings()) as log:
         for number in range(3):
-            log.append_one(value_of(0, number, 20))
+            log.append_one(value_of(Head(0, number), 20))
 
     def verdict(*notes: Note) -> str:
         promises = Promises()

@@ -16,6 +16,7 @@ import random
 import signal
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from functools import partial
@@ -24,9 +25,9 @@ from multiprocessing.process import BaseProcess
 from struct import Struct
 from typing import NamedTuple
 
-from holdfast.model import Appended
+from holdfast.model import Appended, Record
 from holdfast.settings import LogSettings
-from holdfast.storage import Log, open_log
+from holdfast.storage import Log, LogReader, open_log
 from tests.crash.histories import small_settings
 
 FORK = multiprocessing.get_context("fork")
@@ -36,7 +37,7 @@ RETAINED_SEGMENTS = 8
 THREADS = 3
 TASKS = 8
 
-_HEAD = Struct("<BI")
+_HEAD = Struct("<BIHH")
 _NOTE = Struct("<BBHIQ")
 
 
@@ -99,22 +100,68 @@ class Journal:
             _NOTE.pack_into(self._memory, 8 + count * _NOTE.size, *note)
             self._words[0] = count + 1  # one store, after the note is whole
 
+    def acked(self) -> dict[tuple[int, int], int]:
+        """(writer, number) of the first message of each batch that was acknowledged -> its offset."""
+        return {(note.writer, note.first): note.offset for note in self.notes() if note.what == What.ACKED}
+
     def notes(self) -> list[Note]:
         size = _NOTE.size
         return [Note(*_NOTE.unpack_from(self._memory, 8 + i * size)) for i in range(len(self))]
 
 
-def value_of(writer: int, number: int, size: int) -> bytes:
-    """The message with this number: `size` bytes, all of which are known to whoever knows the number."""
-    head = _HEAD.pack(writer, number)
-    return (head + blake2b(head, digest_size=32).digest() * (size // 32 + 1))[:size]
+class Head(NamedTuple):
+    """How a message begins: who sent it, which of its sender's it is, and where it stands in its batch."""
+
+    writer: int
+    number: int
+    index: int = 0
+    count: int = 1
 
 
-def parse_value(value: bytes) -> tuple[int, int]:
-    """(writer, number) of a message, every byte of which is as it was sent."""
-    writer, number = _HEAD.unpack_from(value)
-    assert value == value_of(writer, number, len(value)), f"wrong bytes in message {number} of writer {writer}"
-    return writer, number
+LEAST_BYTES = _HEAD.size
+
+
+def value_of(head: Head, size: int) -> bytes:
+    """The message that begins so: `size` bytes, all of which are known to whoever knows its beginning."""
+    packed = _HEAD.pack(*head)
+    return (packed + blake2b(packed, digest_size=32).digest() * (size // 32 + 1))[:size]
+
+
+def parse_value(value: bytes) -> Head:
+    """How a message begins, every byte of which is as it was sent."""
+    head = Head(*_HEAD.unpack_from(value))
+    assert value == value_of(head, len(value)), f"wrong bytes in {head}"
+    return head
+
+
+class Follower:
+    """Takes records as they come, and fails when they are not what writers that wait leave behind."""
+
+    def __init__(self) -> None:
+        self.next_offset = 0
+        self.firsts: dict[tuple[int, int], int] = {}  # (writer, number) of each batch's first message -> offset
+        self.counts: dict[int, int] = defaultdict(int)  # writer -> how many of its messages came
+        self._head: Head | None = None  # of the message before, while its batch is not whole
+
+    def take(self, record: Record) -> None:
+        assert record.offset == self.next_offset, f"offset {record.offset} where {self.next_offset} was due"
+        head, before = parse_value(record.value), self._head
+        assert head.number == self.counts[head.writer], f"{head} is lost, doubled or out of order"
+        if before is None:
+            assert head.index == 0, f"{head} is read without the beginning of its batch"
+            self.firsts[head.writer, head.number] = record.offset
+        else:
+            assert head == Head(before.writer, before.number + 1, before.index + 1, before.count), "batches are mixed"
+        self.next_offset += 1
+        self.counts[head.writer] += 1
+        self._head = None if head.index + 1 == head.count else head
+
+    def take_all(self, log: Log | LogReader) -> None:
+        """Everything that may be read now, which ends with a whole batch."""
+        for record in log.records(self.next_offset):
+            self.take(record)
+        assert self._head is None, f"only a part of a batch can be read: {self._head} is the last"
+        assert self.next_offset <= log.end, "beyond the readable end"
 
 
 def kill_settings(**changes: object) -> LogSettings:
@@ -141,15 +188,16 @@ class Numbered:
         rng = self.rng
         sizes = rng.choices(
             [
-                [rng.randint(5, 300)],
-                [rng.randint(5, 200) for _ in range(rng.randint(2, 12))],
+                [rng.randint(LEAST_BYTES, 300)],
+                [rng.randint(LEAST_BYTES, 200) for _ in range(rng.randint(2, 12))],
                 [rng.randint(300, 700) for _ in range(rng.randint(3, 8))],  # several frames
-                [40_000, 10, 40_000],  # beyond a segment, and so long that it is written, not mapped
+                [40_000, 20, 40_000],  # beyond a segment, and so long that it is written, not mapped
             ],
             [12, 5, 3, 0.3],
         )[0]
-        values = [value_of(self._writer, self._next + i, size) for i, size in enumerate(sizes)]
-        self._journal.note(Note(What.BEGUN, self._writer, len(values), self._next))
+        count = len(sizes)
+        values = [value_of(Head(self._writer, self._next + i, i, count), size) for i, size in enumerate(sizes)]
+        self._journal.note(Note(What.BEGUN, self._writer, count, self._next))
         how = {
             "durability": rng.choice(["os", "os", "fsync", "interval"]),
             "codec": rng.choice([None, None, None, "zstd", "lz4", "gzip"]),

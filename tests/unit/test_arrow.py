@@ -165,7 +165,6 @@ def test_a_message_over_the_limit_is_refused_and_nothing_is_kept():
     assert log.written_end == 1
 
 
-@pytest.mark.xfail(strict=True, reason="finding: append_arrow does not look at max_batch_bytes")
 def test_a_batch_over_the_limit_is_refused_and_nothing_is_kept():
     log = opened(max_batch_bytes=1000)
     with pytest.raises(MessageTooLarge):
@@ -263,19 +262,16 @@ def wrong_frame(ends: tuple[int, ...], data: bytes = b"abc") -> Frame:
     return read(with_body(frame, body, raw_bytes=len(body), count=len(ends) - 1))
 
 
-beyond = pytest.mark.xfail(strict=True, raises=pa.ArrowInvalid, reason="finding: from_buffers raises outside the try")
-
-
 @pytest.mark.parametrize(
     "ends",
     [
         (0, 3, 2),
         (0, -1, 3),
-        pytest.param((-1, 0, 3), marks=beyond),
+        (-1, 0, 3),
         (0, 2**31 - 1, 3),
-        pytest.param((0, 1, 4), marks=beyond),
-        pytest.param((0, 0, 2**31 - 1), marks=beyond),
-        pytest.param((0, 1, -2), marks=beyond),
+        (0, 1, 4),
+        (0, 0, 2**31 - 1),
+        (0, 1, -2),
     ],
 )
 def test_wrong_ends_never_let_arrow_read_outside(ends: tuple[int, ...]):
@@ -283,7 +279,6 @@ def test_wrong_ends_never_let_arrow_read_outside(ends: tuple[int, ...]):
         values_to_arrow(wrong_frame(ends))
 
 
-@pytest.mark.xfail(strict=True, reason="finding: ends that do not begin at 0 are refused by values(), not by Arrow")
 def test_both_ways_of_reading_refuse_the_same_frames():
     frame = wrong_frame((1, 2, 3))
     with pytest.raises(CorruptData):

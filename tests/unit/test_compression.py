@@ -30,11 +30,6 @@ PACKERS = [Codec.ZSTD, Codec.LZ4, Codec.GZIP]
 TEXT = b"the quick brown fox jumps over the lazy dog. " * 200
 REFUSED = (CorruptData, MessageTooLarge)
 
-lz4_leaks = pytest.mark.xfail(
-    strict=True, raises=lz4.block.LZ4BlockError, reason="finding: lz4's own error is not turned into CorruptData"
-)
-DAMAGED = [Codec.ZSTD, pytest.param(Codec.LZ4, marks=lz4_leaks), Codec.GZIP]
-
 
 def packed_as(codec: Codec, values: list[bytes], **packing: int | None) -> int:
     """The codec that a batch of these values ends up with."""
@@ -115,9 +110,14 @@ def test_a_body_stays_plain_unless_enough_is_saved(codec: Codec):
 
 @pytest.mark.parametrize("codec", PACKERS)
 def test_exactly_the_least_saving_is_enough(codec: Codec):
-    values = [random.Random(4).randbytes(9_000) + bytes(1_000)]
-    (body,) = encode_batch(Batch(values=values), 0, packing=Packing(codec, None, 0, 0), cap_bytes=GIB)
-    saved_percent = 100 - -(-body.body_bytes * 100 // body.raw_bytes)
+    noise = random.Random(4).randbytes(1_000)
+    for noisy in range(100, 900):  # until a whole number of percent is saved
+        values = [noise[:noisy] + bytes(992 - noisy)]
+        (body,) = encode_batch(Batch(values=values), 0, packing=Packing(codec, None, 0, 0), cap_bytes=GIB)
+        assert (body.codec, body.raw_bytes) == (codec, 1_000)
+        if body.body_bytes % 10 == 0:
+            break
+    saved_percent = 100 - body.body_bytes // 10
     assert packed_as(codec, values, min_saving_percent=saved_percent) == codec
     assert packed_as(codec, values, min_saving_percent=saved_percent + 1) == Codec.NONE
 
@@ -136,12 +136,15 @@ def test_the_level_is_respected(codec: Codec, low: int, high: int):
         (Codec.ZSTD, None, lambda data: zstandard.ZstdCompressor(level=3).compress(data)),
         (Codec.GZIP, 9, lambda data: zlib.compress(data, 9, 31)),
         (Codec.GZIP, None, lambda data: zlib.compress(data, 6, 31)),
-        (Codec.LZ4, 9, lambda data: lz4.block.compress(data, "high_compression", compression=9, store_size=False)),
+        (Codec.LZ4, 1, lambda data: lz4.block.compress(data, "high_compression", compression=1, store_size=False)),
+        (Codec.LZ4, 12, lambda data: lz4.block.compress(data, "high_compression", compression=12, store_size=False)),
+        (Codec.LZ4, -5, lambda data: lz4.block.compress(data, "fast", acceleration=5, store_size=False)),
         (Codec.LZ4, None, lambda data: lz4.block.compress(data, store_size=False)),
     ],
 )
 def test_a_level_means_what_it_means_to_the_library(codec: Codec, level: int | None, same_as: Callable[[bytes], bytes]):
-    assert compress(codec, TEXT, level=level) == same_as(TEXT)
+    text = b" ".join(random.Random(6).choices([b"%x" % n for n in range(400)], k=5_000))
+    assert compress(codec, text, level=level) == same_as(text)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +204,6 @@ def test_an_unknown_codec_for_a_call_is_refused_and_nothing_is_kept():
     assert log.written_end == 0
 
 
-@pytest.mark.xfail(strict=True, raises=MessageTooLarge, reason="finding: raw_bytes of a frame may exceed max_raw_bytes")
 @pytest.mark.parametrize(
     "batch",
     [
@@ -233,7 +235,7 @@ def test_a_bomb_that_tells_its_size_costs_no_memory(codec: Codec):
     assert peak_bytes(lambda: unpack(codec, packed, GIB)) < 100_000
 
 
-@pytest.mark.parametrize("codec", DAMAGED)
+@pytest.mark.parametrize("codec", PACKERS)
 @pytest.mark.parametrize("told_bytes", [0, 1, 1000, 1 << 20])
 def test_a_bomb_that_lies_about_its_size_costs_no_more_than_it_told(codec: Codec, told_bytes: int):
     packed = bomb(codec)
@@ -287,7 +289,7 @@ def test_a_body_that_unpacks_to_less_than_its_header_says_is_refused(codec: Code
         unpack(codec, compress(codec, TEXT, level=None), len(TEXT) + 1)
 
 
-@pytest.mark.parametrize("codec", DAMAGED)
+@pytest.mark.parametrize("codec", PACKERS)
 @pytest.mark.parametrize("raw_bytes", [0, 1, len(TEXT) - 1])
 def test_a_body_that_unpacks_to_more_than_its_header_says_is_refused(codec: Codec, raw_bytes: int):
     with pytest.raises(CorruptData):
@@ -317,13 +319,10 @@ GARBAGE = {
     "zeros": bytes(8),
     "one byte": b"\0",
 }
-zstd_ignores = pytest.mark.xfail(strict=True, reason="finding: bytes behind a zstd body are passed over")
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-@pytest.mark.parametrize(
-    "codec", [pytest.param(Codec.ZSTD, marks=zstd_ignores), pytest.param(Codec.LZ4, marks=lz4_leaks), Codec.GZIP]
-)
+@pytest.mark.parametrize("codec", PACKERS)
 def test_bytes_behind_the_packed_body_are_refused(codec: Codec, garbage: bytes):
     with pytest.raises(CorruptData):
         unpack(codec, compress(codec, TEXT, level=None) + garbage, len(TEXT))
@@ -334,7 +333,7 @@ def test_a_second_gzip_member_is_refused():
         unpack(Codec.GZIP, gzip.compress(TEXT) + gzip.compress(TEXT), 2 * len(TEXT))
 
 
-@pytest.mark.parametrize("codec", DAMAGED)
+@pytest.mark.parametrize("codec", PACKERS)
 def test_a_packed_body_cut_at_any_length_is_refused(codec: Codec):
     packed = compress(codec, TEXT[:500], level=None)
     for length in range(len(packed)):
@@ -342,7 +341,7 @@ def test_a_packed_body_cut_at_any_length_is_refused(codec: Codec):
             unpack(codec, packed[:length], 500)
 
 
-@pytest.mark.parametrize("codec", DAMAGED)
+@pytest.mark.parametrize("codec", PACKERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_does_not_unpack(codec: Codec, seed: int):
     noise = random.Random(seed).randbytes(300)

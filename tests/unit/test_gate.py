@@ -22,14 +22,14 @@ class HeldSync:
 
     def __init__(self) -> None:
         self.written = 0
-        self.threads: list[str] = []  # who did each sync
+        self.threads: list[threading.Thread] = []  # who did each sync
         self._begun = threading.Semaphore(0)
         self._endings: list[BaseException | None] = []
         self._may_end = threading.Semaphore(0)
 
     def __call__(self) -> int:
         target = self.written
-        self.threads.append(threading.current_thread().name)
+        self.threads.append(threading.current_thread())
         self._begun.release()
         assert self._may_end.acquire(timeout=PATIENCE_S), "nobody let this sync end"
         ending = self._endings.pop(0)
@@ -311,8 +311,8 @@ def test_a_thread_that_led_hands_over_to_the_tasks(gate, sync, crowd):
     sync.wait_until_begun()
     sync.end()
     task.result(PATIENCE_S)
-    assert sync.threads[0].startswith("waiter")
-    assert sync.threads[1].startswith("holdfast-sync")
+    assert sync.threads[0].name == "waiter"
+    assert sync.threads[1].name.startswith("holdfast-sync")
 
 
 def test_two_event_loops_wait_at_the_same_gate(gate, sync, crowd):
@@ -341,9 +341,9 @@ def test_closing_ends_the_helper_thread(sync):
     gate = SyncGate(sync, 0)
     sync.end()
     asyncio.run(gate.wait_async(sync.write(1)))
-    assert "holdfast-sync" in sync.threads[0]
+    assert sync.threads[0].is_alive()
     gate.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == sync.threads[0]]
+    assert not sync.threads[0].is_alive()
 
 
 @pytest.mark.parametrize("used", [True, False])
@@ -364,6 +364,22 @@ def test_who_comes_to_a_closed_gate_gets_an_answer(sync, used):
     finally:
         crowd.close()
         gate.close()
+
+
+def test_a_task_that_came_just_before_the_gate_closed_gets_an_answer(sync):
+    gate = SyncGate(sync, 0)
+    sync.never_hold()
+
+    async def close_behind_it() -> BaseException | None:
+        task = asyncio.ensure_future(gate.wait_async(sync.write(1)))
+        await asyncio.sleep(0)  # it waits now
+        gate.close()
+        await asyncio.wait([task], timeout=PATIENCE_S)
+        assert task.done(), "it waits for ever"
+        return task.exception()
+
+    error = asyncio.run(close_behind_it())
+    assert error is None or isinstance(error, HoldfastError)
 
 
 def test_nobody_is_ever_let_through_too_early(scale):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -163,4 +164,4 @@ def test_facts_of_segments_add_up():
     facts = kept.log.segments()
     assert facts[0].base_offset == 0
     assert facts[-1].next_offset == kept.log.end
-    assert all(a.next_offset == b.base_offset for a, b in zip(facts, facts[1:], strict=False))
+    assert all(a.next_offset == b.base_offset for a, b in itertools.pairwise(facts))

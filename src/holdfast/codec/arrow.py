@@ -11,15 +11,18 @@ from crc32c import crc32c
 
 from holdfast.codec.columns import padding
 from holdfast.codec.compression import Codec
-from holdfast.codec.encode import Body
+from holdfast.codec.encode import PLAIN, Body, Packing, pack_again
 from holdfast.codec.frame import Frame
 from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge
 
 
-def encode_arrow(values: Any, now_ns: int, *, cap_bytes: int, max_message_bytes: int) -> list[Body]:
+def encode_arrow(
+    values: Any, now_ns: int, *, cap_bytes: int, max_message_bytes: int, packing: Packing = PLAIN
+) -> list[Body]:
     """Bodies for an array (or chunked array) of binary or text values; nulls are refused."""
     chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
-    return [body for chunk in chunks for body in _encode_chunk(chunk, now_ns, cap_bytes, max_message_bytes)]
+    bodies = [body for chunk in chunks for body in _encode_chunk(chunk, now_ns, cap_bytes, max_message_bytes)]
+    return bodies if packing.codec is Codec.NONE else [pack_again(body, packing) for body in bodies]
 
 
 def values_to_arrow(frame: Frame) -> pa.BinaryArray:
@@ -40,37 +43,46 @@ def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: in
     if not isinstance(chunk, pa.Array):
         raise InvalidRequest(f"append_arrow takes an Arrow array of binary values, not {type(chunk).__name__}")
     if chunk.type in (pa.string(), pa.large_string(), pa.large_binary()) or pa.types.is_fixed_size_binary(chunk.type):
-        chunk = chunk.cast(pa.binary())
+        try:
+            chunk = chunk.cast(pa.binary())
+        except pa.ArrowInvalid as error:
+            raise MessageTooLarge(f"the array cannot be stored: {error}. Append it in smaller pieces") from None
     if chunk.type != pa.binary():
         raise InvalidRequest(f"append_arrow takes binary or text values, not {chunk.type}")
     if chunk.null_count:
         raise InvalidRequest(f"{chunk.null_count} of the values are null; a message has a value, maybe an empty one")
     if not len(chunk):
         return
+    try:
+        chunk.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequest(f"the array is not valid: {error}. Nothing of it was kept") from None
     longest = pc.max(pc.binary_length(chunk)).as_py()
     if longest > max_message_bytes:
         raise MessageTooLarge(f"a message has {longest} bytes, the limit is {max_message_bytes}; nothing was kept")
     _, ends_buffer, data_buffer = chunk.buffers()
-    ends = memoryview(ends_buffer).cast("B").cast("i")[chunk.offset : chunk.offset + len(chunk) + 1]
+    first, count = chunk.offset, len(chunk) + 1
+    ends = memoryview(ends_buffer).cast("B")[4 * first : 4 * (first + count)].cast("i")
     data = memoryview(data_buffer or b"").cast("B")
     for start, stop in _cuts(ends, cap_bytes):
         yield _body(ends, data, start, stop, now_ns)
 
 
 def _cuts(ends: memoryview, cap_bytes: int) -> Iterator[tuple[int, int]]:
-    """Runs of messages of at most `cap_bytes`, or of one larger message."""
+    """Runs of messages of at most `cap_bytes` with their ends, or of one larger message."""
     last = len(ends) - 1
     start = 0
     while start < last:
-        stop = max(start + 1, _last_below(ends, ends[start] + cap_bytes, start + 1, last))
+        stop = _farthest(ends, start, last, cap_bytes)
         yield start, stop
         start = stop
 
 
-def _last_below(ends: memoryview, limit: int, low: int, high: int) -> int:
+def _farthest(ends: memoryview, start: int, last: int, cap_bytes: int) -> int:
+    low, high = start + 1, last
     while low < high:
         middle = (low + high + 1) // 2
-        if ends[middle] <= limit:
+        if ends[middle] - ends[start] + 4 * (middle - start) <= cap_bytes:
             low = middle
         else:
             high = middle - 1

@@ -24,6 +24,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
+from struct import Struct
 from typing import Final
 
 from holdfast.errors import CorruptData
@@ -45,6 +46,7 @@ TOMBSTONE: Final = 1 << 0
 assert sys.byteorder == "little", "Holdfast's files are little endian, and so must be the machine"
 assert array("i").itemsize == 4
 
+_ONE_PAIR: Final = Struct("<ii").unpack_from
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 
 
@@ -84,6 +86,19 @@ def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
         parts += _padded(bytes([*batch.flags]))
     parts += values
     return columns, parts
+
+
+def plain_values(body: memoryview, count: int) -> list[bytes]:
+    """The values of a body without any other column: the short way for the commonest frame."""
+    head = 4 * (count + 1)
+    if head > len(body):
+        raise CorruptData(f"{count} messages do not fit in the {len(body)} bytes of their frame")
+    if count == 1:
+        start, end = _ONE_PAIR(body)
+        if start != 0 or not 0 <= end <= len(body) - 8:
+            raise CorruptData("the ends of a column's items are not in order")
+        return [bytes(body[8 : 8 + end])]
+    return _items(body[:head], body[head + -head % 8 :])
 
 
 class Columns:

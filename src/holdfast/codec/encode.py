@@ -39,6 +39,9 @@ class Packing(msgspec.Struct, frozen=True, gc=False):
         return Packing(_CODECS[name], level, min_bytes, min_saving_percent, max_bytes)
 
 
+PLAIN: Final = Packing()
+
+
 class Body(msgspec.Struct, frozen=True, gc=False):
     """All of a frame that does not depend on its place. `parts` include the padding."""
 
@@ -119,6 +122,12 @@ def header_for(body: Body, place: Place, *, batch_remaining: int, producer: Prod
             body.crc,
         )
     )
+
+
+def pack_again(body: Body, packing: Packing) -> Body:
+    """A plain body that was put together from parts, packed where that pays."""
+    plain = b"".join(body.parts)[: body.body_bytes]
+    return _pack(plain, body.count, body.columns, body.max_time_ns, packing, Kind(body.kind))
 
 
 def gap_body(length: int, count: int, max_time_ns: int) -> Body:

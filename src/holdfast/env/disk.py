@@ -186,6 +186,8 @@ class RealFolderLock:
 
     def release(self) -> None:
         if self._fd >= 0:
+            # Closing alone would leave the lock with a forked child, which shares the open file.
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes
 from holdfast.codec.frame import Kind
@@ -42,6 +43,21 @@ class Encoder:
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InvalidRequest(f"the batch cannot be stored: {error}. Nothing of it was kept") from error
 
+    def encode_arrow(self, values: Any, now_ns: int) -> list[Body]:
+        """The bodies of an Arrow array of binary or text values."""
+        from holdfast.codec.arrow import encode_arrow
+
+        settings = self._settings
+        bodies = encode_arrow(
+            values,
+            now_ns,
+            cap_bytes=settings.frame_bytes,
+            max_message_bytes=settings.max_message_bytes,
+            packing=self._packing(settings.codec),
+        )
+        self._check_batch(sum(body.raw_bytes - 4 * body.count for body in bodies))
+        return bodies
+
     def _encode_values(self, values: Sequence[bytes], now_ns: int, packing: Packing, kind: Kind) -> Body | None:
         """The short way for plain values that fit in one frame; None where it does not lead there."""
         try:
@@ -55,15 +71,19 @@ class Encoder:
             return None  # the long way says what is wrong
 
     def _check_sizes(self, sizes: list[int]) -> None:
-        limit, batch_limit = self._settings.max_message_bytes, self._settings.max_batch_bytes
+        limit = self._settings.max_message_bytes
         if max(sizes) > limit:
             which = next(i for i, size in enumerate(sizes) if size > limit)
             raise MessageTooLarge(
                 f"message {which} of the batch has {sizes[which]} bytes with key and headers, the limit is {limit}; "
                 "nothing of the batch was kept. Send it in parts, or raise max_message_bytes"
             )
-        if sum(sizes) > batch_limit:
-            raise MessageTooLarge(f"the batch has {sum(sizes)} bytes, the limit is {batch_limit}; send smaller batches")
+        self._check_batch(sum(sizes))
+
+    def _check_batch(self, total: int) -> None:
+        limit = self._settings.max_batch_bytes
+        if total > limit:
+            raise MessageTooLarge(f"the batch has {total} bytes, the limit is {limit}; send smaller batches")
 
     def _packing(self, codec: str) -> Packing:
         packing = self._packings.get(codec)

@@ -13,6 +13,7 @@ reported, and everything behind it stays. What tells them apart:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
@@ -23,7 +24,7 @@ from holdfast.storage.files import join, segment_bases, segment_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity, State
-from holdfast.storage.walk import Wanted, first_log_id, used_end, walk
+from holdfast.storage.walk import Damage, Wanted, first_log_id, used_end, walk
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,8 @@ class Findings:
     lost_tail: tuple[int, int] | None = None  # synced offsets [first, next) of which nothing is left
 
 
-class _End(msgspec.Struct, frozen=True, gc=False):
-    """A place where the log could end: behind a frame, or at the start of a segment."""
-
-    base: int
-    position: int
-    offset: int
+# A place where the log could end: (segment base, position, offset). A bare tuple, made for every frame.
+_End: TypeAlias = tuple[int, int, int]
 
 
 class _Hole(msgspec.Struct, frozen=True, gc=False):
@@ -100,48 +97,53 @@ class _Scan:
         self._findings = findings
         self._index_bytes = index_bytes
         self._wanted = Wanted(findings.log_id or 0, bases[0], epochs=findings.epochs)
-        self.frame_end = self.batch_end = _End(bases[0], 0, bases[0])
+        self.frame_end = self.batch_end = (bases[0], 0, bases[0])
         self.holes: list[_Hole] = []
         self.good_after: list[int | None] = []  # for each hole, the first good offset behind it
         self.indexes: dict[int, SegmentIndex] = {}
+        self._open_holes = False  # bad bytes with nothing good behind them so far
 
     def run(self, world: World, folder: str, base: int) -> None:
         expected = self._wanted.offset
         if base > expected:
-            open_hole = bool(self.good_after) and self.good_after[-1] is None
-            if not open_hole:
-                at = self.frame_end
+            if not self._open_holes:
+                at_base, at, _ = self.frame_end
                 reason = f"offsets {expected} to {base - 1} are missing before segment {base}"
-                self._add_hole(at.base, at.position, at.position, expected, reason)
+                self._add_hole(at_base, at, at, expected, reason)
             self._wanted.offset = base
         index = self.indexes[base] = SegmentIndex(base, self._index_bytes)
         for found in walk(_data(world, folder, base), self._wanted):
-            if isinstance(found, FrameHeader):
-                index.add_header(found)
-                self._add_frame(base, found)
-            elif found.end > found.position:
+            if type(found) is FrameHeader:
+                self._add_frame(base, found, index)
+            elif isinstance(found, Damage) and found.end > found.position:
                 self._add_hole(base, found.position, found.end, found.first_offset, found.reason)
-            else:
-                at = self.frame_end
-                self._add_hole(at.base, at.position, at.position, found.first_offset, found.reason)
+            elif isinstance(found, Damage):
+                at_base, at, _ = self.frame_end
+                self._add_hole(at_base, at, at, found.first_offset, found.reason)
 
-    def _add_frame(self, base: int, header: FrameHeader) -> None:
-        self.frame_end = _End(base, header.end, header.next_offset)
+    def _add_frame(self, base: int, header: FrameHeader, index: SegmentIndex) -> None:
+        position, offset = header.end, header.next_offset
+        index.add(header.position, position, header.base_offset, offset, header.max_time_ns)
+        self.frame_end = (base, position, offset)
         if header.batch_remaining == 0:
             self.batch_end = self.frame_end
-        for i in range(len(self.good_after) - 1, -1, -1):
-            if self.good_after[i] is not None:
-                break
-            self.good_after[i] = header.base_offset
+        if self._open_holes:
+            self._close_holes(header.base_offset)
         findings = self._findings
         if header.synced_offset > findings.known_synced:
             synced = findings.epochs.cap(header.epoch, header.synced_offset)
             findings.known_synced = max(findings.known_synced, synced)
-        findings.last_epoch = max(findings.last_epoch, header.epoch)
+        if header.epoch > findings.last_epoch:
+            findings.last_epoch = header.epoch
+
+    def _close_holes(self, offset: int) -> None:
+        self._open_holes = False
+        self.good_after = [offset if after is None else after for after in self.good_after]
 
     def _add_hole(self, base: int, position: int, end: int, first_offset: int, reason: str) -> None:
         self.holes.append(_Hole(base, position, end, first_offset, reason, self.frame_end, self.batch_end))
         self.good_after.append(None)
+        self._open_holes = True
 
 
 def examine(world: World, folder: str, state: State | None, *, index_bytes: int, everything: bool = False) -> Findings:
@@ -160,7 +162,7 @@ def examine(world: World, folder: str, state: State | None, *, index_bytes: int,
         scan.run(world, folder, base)
     frame_end, batch_end, reason = _judge(findings, scan)
     # A batch counts only when its last frame is there; but what is synced is never given up.
-    half = batch_end.offset < frame_end.offset and batch_end.offset >= findings.known_synced
+    half = findings.known_synced <= batch_end[2] < frame_end[2]
     end = batch_end if half else frame_end
     _settle_end(world, folder, findings, end, reason or ("a batch was not written to its end" if half else ""))
     findings.indexes = _kept_indexes(world, folder, findings, scan.indexes)
@@ -246,16 +248,16 @@ def _judge(findings: Findings, scan: _Scan) -> tuple[_End, _End, str]:
 
 def _settle_end(world: World, folder: str, findings: Findings, end: _End, reason: str) -> None:
     """Which segment is the active one, and what must go."""
-    base, position = end.base, end.position
-    if end.offset in findings.bases and end.offset > base:
-        base, position = end.offset, 0  # the segment that was begun last, still without a frame
-    findings.active_base, findings.active_position, findings.end = base, position, end.offset
+    base, position, offset = end
+    if offset in findings.bases and offset > base:
+        base, position = offset, 0  # the segment that was begun last, still without a frame
+    findings.active_base, findings.active_position, findings.end = base, position, offset
     later = tuple(b for b in findings.bases if b > base)
     used = used_end(_data(world, folder, base), position)
     if used > position or later:
-        findings.cut = Cut(base, position, used, end.offset, reason or "segments without a frame follow", later)
-    if end.offset < findings.known_synced:
-        findings.lost_tail = (end.offset, findings.known_synced)
+        findings.cut = Cut(base, position, used, offset, reason or "segments without a frame follow", later)
+    if offset < findings.known_synced:
+        findings.lost_tail = (offset, findings.known_synced)
 
 
 def _kept_indexes(

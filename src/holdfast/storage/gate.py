@@ -76,7 +76,9 @@ class SyncGate:
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._turn:
             self._starting.discard(loop)
-            if self._waiting_tasks and not self._syncing and not self._closed:
+            if self._closed:
+                self._release_tasks(0)
+            elif self._waiting_tasks and not self._syncing:
                 self._lead_from_pool()
 
     def _lead_from_pool(self) -> None:

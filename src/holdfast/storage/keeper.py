@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from os import PathLike
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.settings import LogSettings
@@ -49,7 +50,7 @@ class Keeper:
                 self._wake.wait(None if due_ms is None else due_ms / 1000)
 
 
-def open_log(folder: str, settings: LogSettings | None = None, *, create: bool = True) -> Log:
+def open_log(folder: str | PathLike[str], settings: LogSettings | None = None, *, create: bool = True) -> Log:
     """Own the log in the folder, with a keeper: the way to open one in a program."""
     log = Log.open(folder, settings, create=create)
     Keeper(log).start()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, get_args
 
 from holdfast.codec.encode import Body
@@ -74,13 +75,19 @@ class Log:
         self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
         self._pins: dict[str, int] = {}
         self._unsynced_since_ns: int | None = None
-        self._retention_due_ns = world.clock.monotonic_ns()
+        # Not at once: whoever needs old messages must have time to pin them.
+        self._retention_due_ns = world.clock.monotonic_ns() + settings.retention_check_ms * 1_000_000
 
     @staticmethod
     def open(
-        folder: str, settings: LogSettings | None = None, world: World | None = None, *, create: bool = True
+        folder: str | PathLike[str],
+        settings: LogSettings | None = None,
+        world: World | None = None,
+        *,
+        create: bool = True,
     ) -> Log:
         """Own the log in the folder; made where there is none, recovered where it did not end in order."""
+        folder = fspath(folder)
         world = world or real_world()
         settings = settings or LogSettings()
         try:
@@ -186,16 +193,9 @@ class Log:
 
     def append_arrow(self, values: pa.Array[Any], *, durability: Durability | None = None) -> Appended:
         """Append an Arrow array of binary or text values as one batch, without touching a message."""
-        from holdfast.codec.arrow import encode_arrow
-
         chosen = self._durability(durability)
         now_ns = self._now_ns()
-        bodies = encode_arrow(
-            values,
-            now_ns,
-            cap_bytes=self.settings.frame_bytes,
-            max_message_bytes=self.settings.max_message_bytes,
-        )
+        bodies = self._encoder.encode_arrow(values, now_ns)
         appended = self._write(bodies, now_ns, chosen, NO_PRODUCER)
         if chosen == "fsync":
             self._gate.wait(appended.next_offset)

@@ -7,6 +7,7 @@ there is no owner, or the machine was restarted since, only what is known to be 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from os import PathLike, fspath
 
 from holdfast.codec.frame import Frame
 from holdfast.env import World, real_world
@@ -25,9 +26,12 @@ from holdfast.storage.view import LogView, OnDamage
 class LogReader:
     """The read side of a log in a folder. Call `refresh` to see segments that came or went."""
 
-    def __init__(self, folder: str, settings: LogSettings | None = None, world: World | None = None) -> None:
+    def __init__(
+        self, folder: str | PathLike[str], settings: LogSettings | None = None, world: World | None = None
+    ) -> None:
         self._world = world or real_world()
         self._settings = settings or LogSettings()
+        folder = fspath(folder)
         self.folder = folder
         self.log_id = 0
         self._segments: tuple[Segment, ...] = ()
@@ -39,7 +43,12 @@ class LogReader:
             self.refresh()
         except OSError as error:
             raise open_error(folder, error) from error
-        self._view = LogView(lambda: self._segments, lambda: self.end, max_raw_bytes=self._settings.max_raw_bytes)
+        self._view = LogView(
+            lambda: self._segments,
+            lambda: self.end,
+            max_raw_bytes=self._settings.max_raw_bytes,
+            look_again=self._find_segments,
+        )
 
     @property
     def start(self) -> int:

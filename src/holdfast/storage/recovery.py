@@ -100,7 +100,8 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
         state.words[1] = end
         state.set_synced(end)
         state.set_identity(identity)
-    report = OpenReport(findings.clean, epoch, findings.cut, tuple(findings.damage), findings.lost_tail)
+    new = findings.identity is None and not findings.bases and not findings.epochs_are_whole
+    report = OpenReport(findings.clean or new, epoch, findings.cut, tuple(findings.damage), findings.lost_tail)
     return Recovered(
         log_id, epochs, epoch, state, _sealed(world, folder, limits, log_id, findings), active, end, report
     )

@@ -106,6 +106,8 @@ class Segment:
     def _reading(self) -> Iterator[None]:
         try:
             yield
+        except FileNotFoundError:
+            raise  # trimmed away: who reads must look again which segments there are
         except OSError as error:
             raise Unavailable(
                 f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk, try again"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, TypeAlias
 
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
-from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, UnknownFormat
+from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, Unavailable, UnknownFormat
 from holdfast.model import Record
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import Segment
@@ -35,7 +35,9 @@ class LogView:
         readable_end: Callable[[], int],
         *,
         max_raw_bytes: int,
+        look_again: Callable[[], None] = lambda: None,
     ) -> None:
+        self._look_again = look_again
         self._segments = segments
         self._readable_end = readable_end
         self._max_raw_bytes = max_raw_bytes
@@ -61,9 +63,13 @@ class LogView:
                 return
             i = _segment_at(segments, offset)
             segment_end = _ends(segments, end)[i]
-            for frame in self._read_segment(segments[i], offset, segment_end, on_damage):
-                yield frame
-                offset = frame.next_offset
+            try:
+                for frame in self._read_segment(segments[i], offset, segment_end, on_damage):
+                    yield frame
+                    offset = frame.next_offset
+            except FileNotFoundError:
+                self._expect_trimmed(segments[i])
+                continue
             offset = max(offset, segment_end)
 
     def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
@@ -175,20 +181,30 @@ class LogView:
             return offset, found.position  # the damage lies before what was asked for
         next_offset = min(end, found.base_offset) if found is not None else end
         if on_damage == "raise":
+            which = (
+                f"message {offset} is" if next_offset == offset + 1 else f"messages {offset} to {next_offset - 1} are"
+            )
             raise DamagedRange(
-                f"messages {offset} to {next_offset - 1} in {segment.path} are damaged: {error}. They were skipped, "
-                f"the others are intact: read on from {next_offset}, and run `holdfast check` on the folder",
+                f"{which} damaged in {segment.path}: {error}. The others are intact: read on from {next_offset}, "
+                "and run `holdfast check` on the folder",
                 first_offset=offset,
                 next_offset=next_offset,
             )
         return next_offset, found.position if found is not None else position
 
+    def _expect_trimmed(self, segment: Segment) -> None:
+        """A segment's file is gone: fine if it was trimmed away meanwhile, otherwise somebody took it."""
+        self._look_again()
+        if any(s.base_offset == segment.base_offset for s in self._segments()):
+            raise Unavailable(f"{segment.path} is gone, and it was not trimmed; run `holdfast check` on the folder")
+
     def _check_range(self, offset: int, segments: Sequence[Segment], end: int) -> None:
         start = segments[0].base_offset if segments else end
         if not start <= offset <= end:
             where, instead = ("was trimmed away", start) if offset < start else ("is beyond the end", end)
+            holds = f"the log holds {start} to {end - 1}" if end > start else "the log is empty"
             raise OffsetOutOfRange(
-                f"offset {offset} {where}: the log holds {start} to {end - 1}; read from {instead}",
+                f"offset {offset} {where}: {holds}; read from {instead}",
                 offset=offset,
                 start=start,
                 end=end,

@@ -19,6 +19,7 @@ from holdfast.codec.frame import (
     check_body,
     check_known,
     read_header,
+    read_plain,
 )
 from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.storage.epochs import NO_EPOCHS, Epochs
@@ -129,6 +130,10 @@ def used_end(data: memoryview, position: int) -> int:
 
 
 def _good_frame(data: memoryview, position: int, wanted: Wanted, *, bodies: bool) -> FrameHeader:
+    plain = read_plain(data, position, wanted.log_id) if bodies else None
+    if plain is not None:
+        wanted.check(plain)
+        return plain
     header = read_header(data, position, position)
     wanted.check(header)
     check_known(header)

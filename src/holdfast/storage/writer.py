@@ -325,7 +325,7 @@ class Writer:
         free = self._world.disk.free_bytes(self._folder)
         if free - shortage < self._settings.min_free_bytes:
             raise self._disk_full(
-                f"{free} bytes are free, {shortage} are needed and {self._settings.min_free_bytes} must stay free"
+                f"{free:,} bytes are free, {shortage:,} are needed, {self._settings.min_free_bytes:,} must stay free"
             )
 
     def _refusal(self, what: str, error: OSError) -> HoldfastError:

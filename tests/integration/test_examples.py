@@ -1,0 +1,133 @@
+"""The examples are programs: each runs as its own process, says what it should, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SMALL = sorted(path for path in EXAMPLES.glob("*.py") if path.name != "demo.py")
+
+# Far longer than any of them takes: only what hangs comes near it.
+PATIENCE_S = 120
+
+
+def run(name: str, *arguments: str, folder: Path) -> str:
+    """What the example printed; it ended with 0, without a warning, and removed its temporary files."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert not done.stderr
+    return done.stdout
+
+
+def test_every_example_has_a_test_here():
+    tested = {name.removeprefix("test_the_example_") for name in globals()}
+    assert {path.stem for path in SMALL} <= tested
+
+
+@pytest.mark.parametrize("path", SMALL, ids=lambda path: path.stem)
+def test_an_example_fits_on_a_page(path: Path):
+    assert len(path.read_text("utf-8").splitlines()) <= 60
+
+
+def test_the_example_quickstart(tmp_path: Path):
+    said = run("quickstart.py", folder=tmp_path)
+    assert "offset 0 survives a power cut (fsync)" in said
+    assert "opened again: offsets 0 to 4, ended in order: True" in said
+    assert "the first message since then: order 2 paid" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quickstart_keeps_its_log_where_it_is_told_to(tmp_path: Path):
+    run("quickstart.py", "kept", folder=tmp_path)
+    said = run("quickstart.py", "kept", folder=tmp_path)
+    assert "offset 5 survives a power cut" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_the_example_follow(tmp_path: Path):
+    said = run("follow.py", folder=tmp_path)
+    assert re.findall(r"offset (\d+):", said) == ["0", "10", "20", "30", "40"]
+    assert "the reader has seen 50 messages; the owner appended 50" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_async_writers(tmp_path: Path):
+    said = run("async_writers.py", folder=tmp_path)
+    assert "3,200 messages from 64 tasks, each on disk before its task went on" in said
+    syncs = int(re.search(r"^([\d,]+) syncs", said, re.MULTILINE)[1].replace(",", ""))
+    assert 1 <= syncs < 3_200
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_survive_kill(tmp_path: Path):
+    said = run("survive_kill.py", folder=tmp_path)
+    assert "nothing is lost, all in order, each once" in said
+    assert "ended in order: False; epoch 2" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_arrow_load(tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    said = run("arrow_load.py", "50000", folder=tmp_path)
+    assert said.startswith("50,000 messages in")
+    assert "the last one: 'order 49999 from Arrow'" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.serial
+def test_the_demo_proves_that_nothing_was_lost(tmp_path: Path):
+    said = run("demo.py", folder=tmp_path)
+    assert re.search(r"^[\d,]+ messages acknowledged before a kill, 0 lost\.$", said, re.MULTILINE)
+    assert said.count("│ ok ") == 5
+    assert "FAILED" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.serial
+def test_a_demo_that_is_told_to_end_takes_its_writer_and_its_files_along(tmp_path: Path):
+    demo = subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "demo.py"), "--kills", "1000", "--dir", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: any(tmp_path.glob("*/log/*.log")))
+        demo.terminate()
+        assert demo.wait(timeout=PATIENCE_S) == 143
+        wait_until(lambda: not alive(demo.pid))
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        if alive(demo.pid):
+            os.killpg(demo.pid, signal.SIGKILL)
+        demo.wait()
+
+
+def wait_until(happened) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def alive(group: int) -> bool:
+    """Whether any process of the group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
