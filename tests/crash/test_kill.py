@@ -110,9 +110,9 @@ class Workload:
 
 
 WORKLOADS = {
-    "writing": Workload(writer_process.write, most_notes=400),
+    "writing": Workload(writer_process.write, most_notes=250),
     "in a crowd": Workload(
-        writer_process.write_in_a_crowd, most_notes=600, keeps_segments=writer_process.RETAINED_SEGMENTS
+        writer_process.write_in_a_crowd, most_notes=400, keeps_segments=writer_process.RETAINED_SEGMENTS
     ),
     "truncating": Workload(writer_process.truncate, most_notes=150, checked=0.6),
     "opening and closing": Workload(writer_process.reopen, most_notes=12, checked=0.3, torn=0.5),

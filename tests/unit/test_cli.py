@@ -20,6 +20,7 @@ from holdfast import __version__
 from holdfast.cli import doctor as doctor_module
 from holdfast.cli import owner as owner_module
 from holdfast.cli import repair as repair_module
+from holdfast.cli.dump import Dump
 from holdfast.cli.main import main
 from holdfast.cli.owner import owner_of
 from holdfast.cli.text import iso_time, preview, safe, size, time_ns_of
@@ -27,7 +28,7 @@ from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
-from holdfast.storage import Log
+from holdfast.storage import Log, LogReader
 
 SMALL = LogSettings(segment_bytes=4096, frame_bytes=1024, min_free_bytes=0)
 SECOND = 1_000_000_000
@@ -217,6 +218,14 @@ def test_dump_from_an_offset_with_a_limit(run, folder):
 def test_dump_from_a_time(run, folder, when):
     lines = run("log", "dump", folder, "--from-time", when, "--limit", 1, "--json").lines
     assert [line["offset"] for line in lines] == [100]
+
+
+def test_a_dump_ends_though_the_owner_goes_on_writing(folder):
+    with Log.open(str(folder), SMALL) as log:
+        records = Dump(LogReader(str(folder)), as_json=True)._records(100)
+        first = next(records)
+        log.append([b"later"])
+        assert [record.offset for _, record in (first, *records)] == list(range(100, 120))
 
 
 def test_dump_refuses_offsets_and_times_that_cannot_be(run, folder):

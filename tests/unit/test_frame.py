@@ -329,6 +329,23 @@ def test_a_plain_body_must_have_one_length():
                 decode()
 
 
+@pytest.mark.parametrize("end", [-1, 4, 5, 8, 11, 12, 2**31 - 1])
+def test_a_single_value_never_reaches_beyond_its_body(end: int):
+    frame = with_body(one(b"abc"), struct.pack("<ii", 0, end) + b"abc")
+    for decode in (read(frame).values, lambda: list(read(frame).records()), lambda: read(frame).columns().values()):
+        with pytest.raises(CorruptData):
+            decode()
+
+
+def test_a_frame_that_claims_more_bytes_than_there_are_is_none_even_if_its_checksums_are_right():
+    frame = one(b"abcdefgh")
+    longer = resealed(frame, body_bytes=1000, raw_bytes=1000)  # the sum of the body is that of what is there
+    with pytest.raises(ChecksumMismatch, match="the file ends inside"):
+        read(longer)
+    for bodies in (True, False):
+        assert offsets(walked(longer, bodies=bodies)) == []
+
+
 def test_a_gap_frame_is_a_header_that_says_how_many_are_lost():
     body = gap_body(HEADER_BYTES, 2**32 - 1, NOW_NS)
     frame = header_for(body, Place(LOG_ID, 2, 0, 10, 10), batch_remaining=0) + b"".join(body.parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import subprocess
@@ -21,7 +22,7 @@ from holdfast.storage.keeper import Keeper
 from tests.crash.histories import FOLDER, small_settings
 
 # Far longer than anything here takes on a busy machine.
-PATIENCE_S = 60
+PATIENCE_S = 30
 
 
 def until(happened: Callable[[], bool], what: str) -> None:
@@ -299,7 +300,8 @@ def test_a_program_that_ends_without_closing_ends(tmp_path):
 def test_a_keeper_outlives_an_error_that_passes(keepers, caplog):
     kept = Kept(retention_segments=2, retention_check_ms=1)
     kept.fill(segments=5)
-    kept.disk.faults.fail(1, 5, sticky=False, calls=frozenset({"remove"}))
+    kept.clock.advance(ms=10)
+    kept.disk.faults.fail(1, errno.EIO, sticky=False, calls=frozenset({"remove"}))
     with caplog.at_level(logging.WARNING):
         Keeper(kept.log).start()
         until(lambda: len(kept.disk.faults.fired) == 1, "the error")
@@ -313,7 +315,7 @@ def test_a_keeper_ends_when_the_disk_fails(keepers):
     kept = Kept(sync_interval_ms=1)
     before = set(threading.enumerate())
     Keeper(kept.log).start()
-    kept.disk.faults.fail(1, 5, sticky=False, calls=frozenset({"sync"}))
+    kept.disk.faults.fail(1, errno.EIO, sticky=False, calls=frozenset({"sync"}))
     kept.clock.advance(ms=5)
     kept.log.append_one(b"x", "interval")
     kept.clock.advance(ms=5)

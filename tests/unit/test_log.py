@@ -349,3 +349,18 @@ def test_a_sync_that_a_truncation_overtakes_acknowledges_nothing(world):
     assert log.append([b"d"], durability="fsync").offset == 1
     assert world.disk.calls["sync"] > calls, "acknowledged by a sync that came before it"
     assert values(log) == [b"kept", b"d"]
+
+
+def test_a_truncation_that_was_begun_is_finished_at_the_next_opening(log, world):
+    """Once the new epoch is durable, what lies behind its beginning is void, though its bytes be whole."""
+    for n in range(8):
+        log.append_one(bytes([n]) * 1000, "fsync")
+    left = []
+    world.disk.on_call = lambda call: left.append((call, world.disk.kill()))
+    log.truncate(3)
+    renamed = next(i for i, (call, _) in enumerate(left) if call == "rename")
+    assert len(left) > renamed + 5
+    for _, disk in left[renamed:]:
+        with Log.open(FOLDER, small_settings(), World(world.clock, disk, SeededIds(1))) as again:
+            assert values(again) == [bytes([n]) * 1000 for n in range(3)]
+            assert again.append_one(b"next").offset == 3

@@ -8,6 +8,7 @@ import json
 import random
 
 import pytest
+from crc32c import crc32c
 
 from holdfast.codec.frame import Kind
 from holdfast.env import World
@@ -30,7 +31,13 @@ def logged() -> Logged:
 
 def lost_by_the_repair(logged: Logged) -> set[int]:
     """Repair, and hold the log to all that a repair promises; answers which offsets are lost."""
+    before = logged.contents()
     result = logged.repair()
+    changed = {name for name, content in before.items() if logged.contents().get(name) != content}
+    moved = {kept.segment for kept in result.after.quarantine if kept.file == f"quarantine/{kept.segment}"}
+    assert changed <= {*result.backup_files, *moved}
+    for name in (*logged.segments(), "state", "epochs") if result.changed else ():
+        assert logged.disk.durable(logged.path(name)) == logged.disk.contents(logged.path(name)), name
     report = logged.check(owned=False)
     assert result.after.ok
     assert report.ok
@@ -97,6 +104,7 @@ def test_a_damaged_stretch_becomes_a_gap_and_every_other_frame_stays_where_it_wa
     assert mended[: damaged.position] == original[: damaged.position]
     assert mended[damaged.end :] == original[damaged.end :]
     gap = logged.frames(FIRST)[3]
+    assert gap.max_time_ns == frames[2].max_time_ns
     assert (gap.kind, gap.position, gap.end) == (Kind.GAP, damaged.position, damaged.end)
     assert (gap.base_offset, gap.next_offset) == (damaged.base_offset, damaged.next_offset)
     (kept,) = [k for k in logged.check().quarantine if k.segment == FIRST]
@@ -279,6 +287,32 @@ def test_what_cannot_be_mended_is_named_and_left(logged):
     assert (result.changed, result.after.ok) == (False, False)
 
 
+def test_offsets_that_jump_between_two_frames_leave_no_room_for_a_gap(logged):
+    from tests.unit.test_check import plain_body
+
+    frame = logged.frames(FIRST)[-1]
+    logged.forge(FIRST, frame, plain_body(frame), base_offset=frame.base_offset + 2)
+    logged.flip(FIRST, 10)
+    result = logged.repair()
+    assert [finding.code for finding in result.plan.left] == ["missing_messages"]
+    assert codes(result.after).count("missing_messages") == 1
+    assert "damaged_frames" not in codes(result.after)
+
+
+def test_the_old_index_is_gone_before_the_mended_segment_takes_its_place(logged):
+    logged.flip(FIRST, 10)
+    spoiled_content = logged.disk.contents(logged.path(FIRST))
+    seen = []
+
+    def look(_: str) -> None:
+        if not seen and logged.disk.contents(logged.path(FIRST)) != spoiled_content:
+            seen.append(logged.disk.exists(logged.path(f"{0:020d}.idx")))
+
+    logged.disk.on_call = look
+    logged.repair()
+    assert seen == [False]
+
+
 def test_a_failing_disk_is_not_written_to(logged):
     from tests.unit.test_check import _BadSectors
 
@@ -341,6 +375,7 @@ def test_a_power_cut_at_any_step_of_a_repair_costs_nothing_and_the_next_repair_e
         if not cut_at(logged, steps, rng):
             break
         assert all_bytes_are_somewhere(logged, originals), steps
+        check_backups(logged)
         logged.repair()
         after = logged.check()
         assert after.ok, (seed, steps, after)
@@ -385,6 +420,16 @@ def all_bytes_are_somewhere(logged: Logged, originals: dict[str, bytes]) -> bool
         or any(kept == content and place.endswith("/" + name) for place, kept in contents.items())
         for name, content in originals.items()
     )
+
+
+def check_backups(logged: Logged) -> None:
+    """A backup that says that it is whole is whole."""
+    contents = logged.contents()
+    for place, note in contents.items():
+        if place.endswith("/backup.json"):
+            for file in json.loads(note)["files"]:
+                copy = contents[f"{place.removesuffix('/backup.json')}/{file['name']}"]
+                assert (len(copy), crc32c(copy)) == (file["bytes"], file["crc32c"])
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])

@@ -51,7 +51,7 @@ def stderr() -> Console:
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
     """JSON of plain ASCII without a single control character, whatever the document holds."""
-    return json.dumps(document, indent=indent).replace("\x7f", "\\u007f")
+    return json.dumps(document, indent=indent)
 
 
 def print_json(document: Any) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import zip_longest
+from os import PathLike, fspath
 from typing import Final
 
 import msgspec
@@ -37,7 +38,7 @@ _MOST_FINDINGS: Final = 10_000
 
 
 def check(
-    folder: str,
+    folder: str | PathLike[str],
     world: World | None = None,
     settings: LogSettings | None = None,
     *,
@@ -45,7 +46,8 @@ def check(
     progress: Progress | None = None,
 ) -> CheckReport:
     """Look at the whole log. `owned` says whether somebody owns it now; None where that is not known."""
-    return inspect(folder, world or real_world(), settings or LogSettings(), owned=owned, progress=progress).report
+    world, settings = world or real_world(), settings or LogSettings()
+    return inspect(fspath(folder), world, settings, owned=owned, progress=progress).report
 
 
 @dataclass
@@ -135,6 +137,7 @@ class _Pass:
         self._counts = Counts()
         self._lost_messages = 0
         self._stretches: list[Stretch] = []
+        self._start: int | None = None
         self._done_bytes = 0
         self._total_bytes = 0
 
@@ -209,6 +212,7 @@ class _Pass:
             if found is None:
                 survey.skip_to(upto)
                 continue
+            self._start = base if self._start is None else self._start
             self._add_segment(found)
             if next_base is not None or self._ends_in_order(findings):
                 self._add_all(self._words.odd_end(found, index_expected=next_base is not None or self._closed))
@@ -283,7 +287,7 @@ class _Pass:
             ok=not self._damaged,
             log_id=log_id,
             epoch=identity.epoch if identity is not None else findings.last_epoch if findings is not None else 0,
-            start=self._facts.bases[0] if self._facts.bases else end,
+            start=end if self._start is None else self._start,
             end=end,
             counts=self._counts,
             lost_messages=self._lost_messages,

@@ -104,7 +104,7 @@ def work_for(world: World, inspection: Inspection) -> Work:
 def _place(work: Work, stretch: Stretch, inspection: Inspection) -> None:
     """Decide how a stretch is mended; opening the log mends its very end by itself."""
     has_bytes = stretch.end > stretch.position
-    fits = stretch.follower_epoch is None or stretch.end - stretch.position >= frame_bytes(0)
+    fits = not stretch.followed or stretch.end - stretch.position >= frame_bytes(0)
     if _is_the_end(stretch, inspection):
         work.distrusted.append(stretch.base)
     elif not fits or stretch.next_offset - stretch.first_offset > _MOST_COUNT:
@@ -119,7 +119,7 @@ def _place(work: Work, stretch: Stretch, inspection: Inspection) -> None:
 def _is_the_end(stretch: Stretch, inspection: Inspection) -> bool:
     findings = inspection.findings
     in_active = findings is not None and stretch.base == findings.active_base
-    return in_active and stretch.follower_epoch is None and stretch.kind in ("damaged", "missing")
+    return in_active and not stretch.followed and stretch.kind in ("damaged", "missing")
 
 
 def _list_backup(world: World, inspection: Inspection, work: Work) -> None:

@@ -13,6 +13,7 @@ point leaves a log that opens, and a repair that can be run again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from os import PathLike, fspath
 from typing import Final
 
 import msgspec
@@ -52,23 +53,28 @@ class RepairResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_repair(
-    folder: str, world: World | None = None, settings: LogSettings | None = None, *, progress: Progress | None = None
-) -> RepairPlan:
-    """What a repair would do. Only looks."""
-    world, settings = world or real_world(), settings or LogSettings()
-    return plan_for(world, inspect(folder, world, settings, progress=progress))
-
-
-def repair(
-    folder: str,
+    folder: str | PathLike[str],
     world: World | None = None,
     settings: LogSettings | None = None,
     *,
-    backup: str | None = None,
+    progress: Progress | None = None,
+) -> RepairPlan:
+    """What a repair would do. Only looks."""
+    world, settings = world or real_world(), settings or LogSettings()
+    return plan_for(world, inspect(fspath(folder), world, settings, progress=progress))
+
+
+def repair(
+    folder: str | PathLike[str],
+    world: World | None = None,
+    settings: LogSettings | None = None,
+    *,
+    backup: str | PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> RepairResult:
     """Mend the log; raises Busy where somebody owns it. The originals go to `backup`, or to a folder in the log's."""
     world, settings = world or real_world(), settings or LogSettings()
+    folder, backup = fspath(folder), None if backup is None else fspath(backup)
     try:
         require_log(world, folder)
         lock = take_lock(world, folder)
@@ -162,13 +168,10 @@ class _Mender:
     def _gap(self, stretch: Stretch, position: int, length: int) -> bytes:
         time_ns = 0 if stretch.time_ns == NO_TIME else stretch.time_ns
         body = gap_body(length, stretch.next_offset - stretch.first_offset, time_ns)
-        place = Place(self._log_id, self._epoch(stretch), position, stretch.first_offset, 0)
-        return b"".join([header_for(body, place, batch_remaining=0), *body.parts])
-
-    def _epoch(self, stretch: Stretch) -> int:
-        """One that neither falls behind the frames before, nor is ahead of those behind, nor is void there."""
+        # Not behind the frames before it, and not void where it stands; frames behind it are not older than that.
         epoch = max(stretch.epoch, self._epochs.at(stretch.first_offset))
-        return epoch if stretch.follower_epoch is None else min(epoch, stretch.follower_epoch)
+        place = Place(self._log_id, epoch, position, stretch.first_offset, 0)
+        return b"".join([header_for(body, place, batch_remaining=0), *body.parts])
 
     def _prove(self, data: memoryview, stretch: Stretch) -> None:
         """Before the copy takes the segment's place: its gap is a frame, and ends where it should."""

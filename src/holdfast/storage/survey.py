@@ -47,7 +47,7 @@ class Stretch(msgspec.Struct, frozen=True, gc=False):
     reason: str
     epoch: int
     time_ns: int
-    follower_epoch: int | None = None  # of the good frame behind it in the same segment
+    followed: bool = False  # by a good frame in the same segment
 
 
 class Oddity(msgspec.Struct, frozen=True, gc=False):
@@ -99,7 +99,7 @@ class Survey:
         self._wanted = Wanted(log_id, start, epochs=epochs)
         self._time_ns = NO_TIME
         self._known_epoch = (-1, -1)
-        self._remaining: int | None = None
+        self._remaining = 0  # frames that the batch of the last one still lacks
         self.unknown_epochs: tuple[int, int] | None = None  # offsets whose epoch is not the table's
 
     def skip_to(self, offset: int) -> None:
@@ -117,7 +117,7 @@ class Survey:
         proof = self._index_proof(base)
         # Segments before this one accounted for everything below its base, or said what is missing.
         self._wanted.offset = max(self._wanted.offset, base)
-        self._remaining = None
+        self._remaining = 0
         tail = self._walk(survey, data, upto, proof, last=last)
         self._finish(survey, upto, tail, last=last)
         survey.open_batch = bool(self._remaining)
@@ -149,6 +149,7 @@ class Survey:
             else:
                 kind: StretchKind = "damaged" if found.end > found.position else "missing"
                 self._stretch(survey, found, min(found.next_offset, upto), kind)
+                self._wanted.offset = min(found.next_offset, upto)
         self._on_bytes(len(data) - told)
         return None
 
@@ -164,7 +165,7 @@ class Survey:
     def _stretch(
         self, survey: SegmentSurvey, found: Damage, next_offset: int, kind: StretchKind, epoch: int | None = None
     ) -> None:
-        self._remaining = None
+        self._remaining = 0
         survey.stretches.append(
             Stretch(
                 survey.base,
@@ -180,12 +181,12 @@ class Survey:
         )
 
     def _frame(self, survey: SegmentSurvey, data: memoryview, header: FrameHeader) -> None:
-        if survey.stretches and survey.stretches[-1].follower_epoch is None:
-            survey.stretches[-1] = msgspec.structs.replace(survey.stretches[-1], follower_epoch=header.epoch)
+        if survey.stretches and not survey.stretches[-1].followed:
+            survey.stretches[-1] = msgspec.structs.replace(survey.stretches[-1], followed=True)
         survey.end = header.end
         if header.kind == Kind.GAP:
             survey.gaps.append(header)
-            self._remaining = None
+            self._remaining = 0
         else:
             problem = self._decode(survey, data, header)
             if problem is not None:
