@@ -29,11 +29,17 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Producer(msgspec.Struct, frozen=True, gc=False):
-    """Who wrote a batch and where it stands in that producer's sequence; id 0 is nobody."""
+    """Who wrote messages and where the first of them stands in that producer's sequence; id 0 is nobody."""
 
     id: int = 0
     epoch: int = 0
     first_sequence: int = 0
+
+    def after(self, messages: int) -> Producer:
+        """The same producer so many messages later; numbers have 32 bits and begin anew behind the last."""
+        if not messages or not self.id:
+            return self
+        return Producer(self.id, self.epoch, (self.first_sequence + messages) % 2**32)
 
 
 NO_PRODUCER = Producer()

@@ -708,7 +708,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path):
         tracemalloc.stop()
         return size
 
-    small, large = peak(3_000), peak(30_000)
+    small, large = peak(2_000), peak(16_000)
     assert large < small * 1.5 + 64 * 1024
 
 

@@ -193,6 +193,11 @@ def test_a_batch_larger_than_a_frame_is_several_frames_and_one_batch(log):
     assert [(f.count, f.header.batch_remaining) for f in log.read(0)] == [(1, 3), (1, 2), (1, 1), (1, 0)]
 
 
+def test_each_frame_of_a_batch_says_where_its_first_message_stands_in_the_producers_sequence(log):
+    log.append([bytes(600)] * 3, producer=Producer(id=5, epoch=1, first_sequence=2**32 - 2))
+    assert [f.header.first_sequence for f in log.read(0)] == [2**32 - 2, 2**32 - 1, 0]
+
+
 def test_a_batch_larger_than_a_segment_gets_a_segment_of_its_own(log):
     log.append([b"before"])
     big = [bytes([n]) * 3000 for n in range(5)]

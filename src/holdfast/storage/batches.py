@@ -126,7 +126,7 @@ def _check_columns(batch: Batch) -> None:
         column = getattr(batch, name)
         if column is not None and len(column) != count:
             raise ValueError(f"{name} has {len(column)} items for {count} values")
-    _require("a message's value must be bytes", batch.values, {bytes})
+    _require("a message's value must be bytes", batch.values, {bytes, bytearray})
     if batch.keys is not None:
         _require("a key must be bytes or None", batch.keys, {bytes, type(None)})
     if batch.headers is not None:

@@ -141,7 +141,7 @@ class Writer:
                 for body in bodies:
                     remaining -= 1
                     place = Place(self.log_id, self.epoch, position, offset, self.synced_end)
-                    header = header_for(body, place, batch_remaining=remaining, producer=producer)
+                    header = header_for(body, place, batch_remaining=remaining, producer=producer.after(offset - base))
                     self._store(segment, (header, *body.parts), body.frame_bytes)
                     position += body.frame_bytes
                     offset += body.count
