@@ -369,3 +369,16 @@ def test_a_truncation_that_was_begun_is_finished_at_the_next_opening(log, world)
         with Log.open(FOLDER, small_settings(), World(world.clock, disk, SeededIds(1))) as again:
             assert values(again) == [bytes([n]) * 1000 for n in range(3)]
             assert again.append_one(b"next").offset == 3
+
+
+@pytest.mark.parametrize("ending", ["closed", "killed"])
+def test_a_foreign_empty_segment_does_not_move_the_end(log, world, ending):
+    for n in range(5):
+        log.append_one(bytes([n]) * 1500, "fsync")
+    if ending == "closed":
+        log.close()
+    disk = world.disk.kill()
+    disk.open(f"{FOLDER}/{9999:020d}.log", write=True, create=True).close()
+    with Log.open(FOLDER, small_settings(), World(world.clock, disk, SeededIds(1))) as again:
+        assert again.end == 5
+        assert again.append_one(b"next").offset == 5

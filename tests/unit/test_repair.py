@@ -474,7 +474,10 @@ def random_log(rng: random.Random) -> Logged:
 
 
 def spoil_somewhere(logged: Logged, rng: random.Random) -> None:
-    name = rng.choice([name for name in logged.disk.names(FOLDER) if name != "lock"])
+    names = [name for name in logged.disk.names(FOLDER) if name != "lock"]
+    if not names:
+        return
+    name = rng.choice(names)
     size = min(len(logged.disk.contents(logged.path(name))), 4096)
     how = rng.choice(["flip", "flip", "cut", "remove", "zero"])
     if how == "remove":

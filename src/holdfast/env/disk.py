@@ -191,6 +191,12 @@ class RealFolderLock:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        # A log that was dropped without closing lets go of its folder, too.
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
 
 class RealDisk:
     """The disk of this machine."""

@@ -263,7 +263,7 @@ class _Pass:
             self._lost_messages += lost[1] - lost[0]
             yield words.lost_tail(findings, *lost)
         elif cut is not None and cut == again.cut and not self._owned:
-            yield words.torn(cut, same_boot=self._same_boot)
+            yield words.torn(cut, findings)
         yield from self._state_against(findings)
 
     def _state_against(self, findings: Findings) -> Iterator[Finding]:

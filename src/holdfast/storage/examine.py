@@ -62,6 +62,7 @@ class Findings:
     bases: list[int]
     synced_end: int
     known_synced: int
+    published_end: int
     clean: bool
     same_boot: bool
     end: int
@@ -186,6 +187,7 @@ def _known_facts(world: World, folder: str, state: State | None) -> Findings:
         bases=segment_bases(world.disk.names(folder)),
         synced_end=synced_end,
         known_synced=synced_end,
+        published_end=0 if state is None else state.readable_end,
         clean=identity is not None
         and epochs is not None
         and identity.clean_end == synced_end
@@ -226,8 +228,10 @@ def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
     bases = findings.bases
     if everything or findings.identity is None:
         return bases
-    # What was synced needs no look after a restart; without one, nothing but the last segment does.
-    trusted = findings.end if not findings.same_boot and findings.identity.clean_end is None else bases[-1]
+    # What was synced needs no look after a restart. Without one, nothing but the last segment does: the last that
+    # can hold a message, for a file of any name may have been put behind it.
+    restarted = not findings.same_boot and findings.identity.clean_end is None
+    trusted = findings.end if restarted else max(findings.end, findings.published_end)
     if findings.identity.epoch != findings.epochs.last:
         trusted = min(trusted, findings.epochs.last_first_offset)  # somebody died while cutting the tail off there
     first = max((i for i, base in enumerate(bases) if base <= trusted), default=0)

@@ -89,6 +89,20 @@ def lost(first: int, next_offset: int) -> str:
     return f"{count_of(next_offset - first, 'message')} lost ({offsets(first, next_offset)}); all others stay readable"
 
 
+def remains(cut: Cut) -> str:
+    """What lies behind the end of a log."""
+    size = cut.used_end - cut.position
+    parts = [count_of(size, "byte")] if size or not cut.later_bases else []
+    return " and ".join([*parts, *([count_of(len(cut.later_bases), "segment")] if cut.later_bases else [])])
+
+
+def torn_cost(findings: Findings) -> str:
+    """What cutting off a torn tail costs."""
+    if findings.identity is None:
+        return "not known: the state file, which told what was synced, is gone"
+    return "no acknowledged message is lost" if findings.same_boot else "no synced message is lost"
+
+
 class Words:
     """Findings about the log in one folder."""
 
@@ -181,20 +195,17 @@ class Words:
             f"{self._repair}: the lost offsets are marked and never used again",
         )
 
-    def torn(self, cut: Cut, *, same_boot: bool) -> Finding:
-        size = cut.used_end - cut.position
-        later = f" and {count_of(len(cut.later_bases), 'segment')} behind it" if cut.later_bases else ""
-        cost = "no acknowledged message is lost" if same_boot else "no synced message is lost"
+    def torn(self, cut: Cut, findings: Findings) -> Finding:
         return Finding(
             severity="torn",
             code="torn_tail",
             file=segment_name(cut.base),
             position=cut.position,
             first_offset=cut.offset,
-            bytes=size,
-            what=f"{count_of(size, 'byte')}{later} are left of a write that a crash cut short ({cut.reason})",
-            cost=cost,
-            next_step=f"{NOTHING}: opening the log cuts this off and keeps the bytes in quarantine",
+            bytes=cut.used_end - cut.position,
+            what=f"behind the end lies what a crash left of a write: {remains(cut)} ({cut.reason})",
+            cost=torn_cost(findings),
+            next_step=f"{NOTHING}: opening the log cuts this off and keeps it in quarantine",
         )
 
     def unpublished(self, first: int, next_offset: int) -> Finding:

@@ -70,6 +70,8 @@ class SyncGate:
         """Let the helper thread go, if there ever was one; who still waits for another sync is sent away."""
         with self._turn:
             self._closed = True
+            while self._syncing:
+                self._turn.wait()
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 

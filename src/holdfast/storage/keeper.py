@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from os import PathLike
 
 from holdfast.errors import Closed, HoldfastError
@@ -13,14 +14,16 @@ from holdfast.storage.log import Log
 logger = logging.getLogger(__name__)
 
 _AFTER_ERROR_MS = 1_000
+_OVER = -1.0
 
 
 class Keeper:
     """Ticks one log until it is stopped or the log ends."""
 
     def __init__(self, log: Log) -> None:
-        self._log = log
         self._wake = threading.Event()
+        # Weakly: a log that nobody holds any more must end, though a thread looks after it.
+        self._log = weakref.ref(log, lambda _: self._wake.set())
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
         log.on_attention = self._wake.set
@@ -39,15 +42,22 @@ class Keeper:
     def _run(self) -> None:
         while not self._stopping:
             self._wake.clear()
-            try:
-                due_ms = self._log.tick()
-            except Closed:
+            due_ms = self._tick()
+            if due_ms == _OVER:
                 return
-            except HoldfastError as error:
-                logger.warning("a tick failed", extra={"folder": self._log.folder, "error": str(error)})
-                due_ms = _AFTER_ERROR_MS
-            if not self._stopping:
-                self._wake.wait(None if due_ms is None else due_ms / 1000)
+            self._wake.wait(None if due_ms is None else due_ms / 1000)
+
+    def _tick(self) -> float | None:
+        log = self._log()
+        if log is None or self._stopping:
+            return _OVER
+        try:
+            return log.tick()
+        except Closed:
+            return _OVER
+        except HoldfastError as error:
+            logger.warning("a tick failed", extra={"folder": log.folder, "error": str(error)})
+            return _AFTER_ERROR_MS
 
 
 def open_log(folder: str | PathLike[str], settings: LogSettings | None = None, *, create: bool = True) -> Log:

@@ -61,7 +61,7 @@ class Log:
         self.before_close: Callable[[], None] = lambda: None
         self._lock: FolderLock | None = lock
         self._writer = Writer(world, folder, settings, recovered)
-        self._writer.on_sealed = self._call_attention
+        self._writer.on_segment = self._call_attention
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
             lambda: self._writer.segments,
@@ -239,13 +239,14 @@ class Log:
     def trim(self, before: int) -> Trimmed:
         """Drop whole segments that lie below `before`; what is pinned and the active segment stay."""
         floor = min([before, *self._pins.values()])
-        count = sum(1 for segment in self.segments()[:-1] if segment.next_offset <= floor)
-        return self._remove_head(count)
+        return self._remove_head([s.base_offset for s in self.segments()[:-1] if s.next_offset <= floor])
 
     def retain(self) -> Trimmed:
         """Apply the retention settings now; answers with what was freed."""
         floor = min(self._pins.values(), default=None)
-        return self._remove_head(expired(self.segments(), self.settings, now_ns=self._now_ns(), floor=floor))
+        segments = self.segments()
+        count = expired(segments, self.settings, now_ns=self._now_ns(), floor=floor)
+        return self._remove_head([segment.base_offset for segment in segments[:count]])
 
     def truncate(self, offset: int) -> None:
         """Drop every message from `offset` on, which must lie between two frames; a new epoch begins."""
@@ -277,8 +278,10 @@ class Log:
             return
         self.before_close()
         writer = self._writer
+        failed = writer.failure is not None
+        writer.stop()
         try:
-            if writer.failure is None:
+            if not failed:
                 self.sync()
                 with self._stopping_on_error("closing failed"):
                     if writer.active is not None:
@@ -287,8 +290,8 @@ class Log:
                         Identity(writer.log_id, writer.epoch, self._world.ids.boot_id(), clean_end=writer.end)
                     )
         finally:
-            writer.close()
             self._gate.close()
+            writer.release()
             lock.release()
 
     def __enter__(self) -> Log:
@@ -372,9 +375,9 @@ class Log:
             self.retain()
         return [(self._retention_due_ns - now_ns) // 1_000_000 + 1]
 
-    def _remove_head(self, count: int) -> Trimmed:
+    def _remove_head(self, bases: list[int]) -> Trimmed:
         self._writer.check_usable()
-        return remove_head(self._world, self._writer, self.folder, count)
+        return remove_head(self._world, self._writer, self.folder, bases)
 
     @contextmanager
     def _stopping_on_error(self, what: str) -> Iterator[None]:

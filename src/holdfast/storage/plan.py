@@ -11,7 +11,7 @@ from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
 from holdfast.storage.check import Inspection
 from holdfast.storage.files import EPOCHS, STATE, index_name, join, segment_name
-from holdfast.storage.finding import NO_MESSAGE, Finding, count_of, lost, offsets
+from holdfast.storage.finding import NO_MESSAGE, Finding, count_of, lost, offsets, remains, torn_cost
 from holdfast.storage.inventory import file_size, leftovers
 from holdfast.storage.survey import Stretch
 
@@ -127,7 +127,8 @@ def _list_backup(world: World, inspection: Inspection, work: Work) -> None:
     assert findings is not None
     names = world.disk.names(inspection.report.folder)
     bases = {*work.rewrites, *work.distrusted, *([] if findings.clean else [findings.active_base])}
-    indexed = {*bases, *work.index_bases, findings.active_base}
+    later = () if findings.cut is None else findings.cut.later_bases
+    indexed = {*bases, *later, *work.index_bases, findings.active_base}
     wanted = {
         STATE,
         EPOCHS,
@@ -176,14 +177,12 @@ def _tail_steps(inspection: Inspection) -> list[RepairStep]:
     codes = {finding.code for finding in inspection.report.findings}
     if findings.cut is not None and codes & {"torn_tail", "lost_tail"}:
         size = findings.cut.used_end - findings.cut.position
-        later = len(findings.cut.later_bases)
-        behind = f", and {count_of(later, 'segment')} behind it" if later else ""
         steps.append(
             RepairStep(
                 action="cut",
                 file=segment_name(findings.cut.base),
-                what=f"cut off {count_of(size, 'byte')} behind the last whole frame{behind}; they go to quarantine",
-                cost="no synced message is lost" if findings.lost_tail is None else "see the next step",
+                what=f"cut off {remains(findings.cut)} behind the last whole frame, and keep it in quarantine",
+                cost=torn_cost(findings) if findings.lost_tail is None else "see the next step",
                 bytes=size,
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
@@ -16,21 +17,22 @@ from holdfast.storage.walk import Damage, Wanted, walk
 from holdfast.storage.writer import Writer
 
 
-def remove_head(world: World, writer: Writer, folder: str, count: int) -> Trimmed:
-    """Remove the oldest `count` segments, which are sealed.
+def remove_head(world: World, writer: Writer, folder: str, bases: Sequence[int]) -> Trimmed:
+    """Remove these segments, the oldest of the log, which are sealed.
 
     One by one, each made durable before the next: after a crash an oldest part is gone, never a middle.
+    They are named by their base offsets, so that two who trim at once do not remove twice as much.
     """
-    freed = 0
-    for removed in range(count):
+    removed, freed = 0, 0
+    for base in bases:
         with writer.lock:
             segment = writer.segments[0]
-            if segment is writer.active:
-                return Trimmed(removed, freed, segment.base_offset)
+            if segment is writer.active or segment.base_offset != base:
+                continue
             size = segment.size()
             writer.replace(writer.segments[1:], writer.active)
         try:
-            _remove_index(world, folder, segment.base_offset)
+            _remove_index(world, folder, base)
             world.disk.remove(segment.path)
             world.disk.sync_folder(folder)
         except OSError as error:
@@ -38,9 +40,10 @@ def remove_head(world: World, writer: Writer, folder: str, count: int) -> Trimme
                 f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it "
                 "are gone; it is no longer used, and comes back if the log is opened anew"
             ) from error
-        freed += size
+        segment.let_go()
+        removed, freed = removed + 1, freed + size
     start = writer.segments[0].base_offset if writer.segments else writer.end
-    return Trimmed(count, freed, start)
+    return Trimmed(removed, freed, start)
 
 
 def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
@@ -65,6 +68,7 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
         for segment in reversed(gone):
             _remove_index(world, folder, segment.base_offset)
             world.disk.remove(segment.path)
+            segment.let_go()
         _remove_index(world, folder, last.base_offset)
         world.disk.sync_folder(folder)
         if used_end > index.end:

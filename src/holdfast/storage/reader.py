@@ -38,6 +38,7 @@ class LogReader:
         self._state: State | None = None
         self._fixed_end: int | None = None
         self._seen_end = 0
+        self._seen_sequence = 0
         try:
             require_log(self._world, folder)
             self.refresh()
@@ -52,13 +53,17 @@ class LogReader:
 
     @property
     def start(self) -> int:
-        return self._segments[0].base_offset if self._segments else self.end
+        """Offset of the first message that is kept."""
+        end = self.end  # finds segments that came since
+        return self._segments[0].base_offset if self._segments else end
 
     @property
     def end(self) -> int:
         """The readable end."""
         if self._fixed_end is not None or self._state is None:
             return self._fixed_end or 0
+        if self._state.sequence != self._seen_sequence:
+            self.refresh()  # another owner, or another epoch: nothing that was known need be true any more
         end = self._state.readable_end
         if end > self._seen_end:
             # The owner may have begun new segments for what it published since.
@@ -78,14 +83,17 @@ class LogReader:
 
     def refresh(self) -> None:
         """Look again which segments there are, and who owns the log."""
-        if self._state is None:
-            self._state = State.open(self._world.disk, self.folder, write=False)
-        identity = self.identity
+        self._state = State.open(self._world.disk, self.folder, write=False)
+        for segment in self._segments:
+            segment.let_go()
+        self._segments = ()
+        identity = None if self._state is None else self._state.identity
         if identity is None or self._state is None:
             # Without the owner's word, what an opening would keep is what there is to read.
             findings = examine(self._world, self.folder, None, index_bytes=self._settings.index_bytes)
             self.log_id, self._fixed_end = findings.log_id or 0, findings.end
         else:
+            self._seen_sequence = self._state.sequence
             self.log_id = identity.log_id
             restarted = identity.boot_id != self._world.ids.boot_id()
             self._fixed_end = self._state.synced_end if restarted else None
@@ -94,7 +102,9 @@ class LogReader:
     def _find_segments(self) -> None:
         known = {segment.base_offset: segment for segment in self._segments}
         bases = segment_bases(self._world.disk.names(self.folder))
-        self._segments = tuple(known.get(base) or self._segment(base) for base in bases)
+        self._segments = tuple(known.pop(base) if base in known else self._segment(base) for base in bases)
+        for gone in known.values():
+            gone.let_go()
 
     def _segment(self, base: int) -> Segment:
         return Segment(self._world.disk, self.folder, base, log_id=self.log_id, index_bytes=self._settings.index_bytes)

@@ -159,6 +159,14 @@ class ActiveSegment(Segment):
         self.index_to(self.next_offset)
         super().save_index()
 
+    def let_go(self) -> None:
+        """Never while it is written to."""
+
+    def release(self) -> None:
+        """The log is closed: forget the file; who reads at this moment keeps it alive."""
+        self.map = None
+        super().let_go()
+
     def shortage(self, length: int) -> int:
         """How many bytes must be reserved before `length` more can be stored; usually 0."""
         if not self._mapped:

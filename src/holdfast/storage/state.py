@@ -94,6 +94,11 @@ class State:
         return Identity(identity & 0xFFFFFFFF, identity >> 32, boot_id, clean - 1 if clean else None)
 
     @property
+    def sequence(self) -> int:
+        """Rises whenever the log gets another owner or another epoch."""
+        return max(self.words[slot] for slot in _SLOTS)
+
+    @property
     def readable_end(self) -> int:
         return self.words[READABLE]
 

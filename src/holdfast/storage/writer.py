@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
+_MOST_UNSYNCED: Final = 16
 
 # The header of a frame with one plain message, its constant fields taken together.
 _ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
@@ -71,7 +72,7 @@ class Writer:
         self.readable_end = recovered.end
         self.synced_end = recovered.end
         self.failure: HoldfastError | None = None
-        self.on_sealed: Callable[[], None] = lambda: None
+        self.on_segment: Callable[[], None] = lambda: None
         self._words = recovered.state.words
         # With the files that were written through: a segment may be let go, and a sync must see their errors.
         self._unsynced_sealed: list[tuple[Segment, File]] = []
@@ -157,7 +158,8 @@ class Writer:
     def sync(self) -> int:
         """Make all that is written durable and answer its end; raises DiskFailed, and then for ever."""
         with self.lock:
-            self.check_usable()
+            if isinstance(self.failure, DiskFailed):
+                self.check_usable()
             target = self.end
             if target == self.synced_end:
                 return target
@@ -173,6 +175,11 @@ class Writer:
                 self._world.disk.sync_folder(self._folder)
         except OSError as error:
             raise self.fail("a sync failed", error) from error
+        except BaseException:  # interrupted: the next sync must do all of it
+            with self.lock:
+                self._names_changed = self._names_changed or names_changed
+                self._held_since_sync = self._held_from
+            raise
         with self.lock:
             if self.epoch == epoch:  # otherwise the tail was truncated meanwhile, and what we synced is not the log
                 self._note_synced(target, sealed)
@@ -203,12 +210,22 @@ class Writer:
         self._fast_until = 0
         return failure
 
-    def close(self) -> None:
-        """Refuse everything from now on."""
+    def stop(self) -> None:
+        """Refuse every change from now on; what is written can still be synced."""
         with self.lock:
             self._fast_until = 0
             if self.failure is None:
                 self.failure = Closed(f"the log in {self._folder} is closed; open it again to use it")
+
+    def release(self) -> None:
+        """Let go of all files. Nobody syncs any more."""
+        with self.lock:
+            for segment in self.segments:
+                segment.let_go()
+            if self.active is not None:
+                self.active.release()
+            self._unsynced_sealed = []
+            self.state.close()
 
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Frames carry the new epoch from now on. The caller holds the lock."""
@@ -232,6 +249,8 @@ class Writer:
 
     def _note_synced(self, end: int, sealed: list[tuple[Segment, File]]) -> None:
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair not in sealed]
+        for segment, _ in sealed:
+            segment.let_go()
         self.synced_end = end
         self.state.set_synced(end)
         self._held_from = self._held_since_sync
@@ -278,10 +297,14 @@ class Writer:
             self._names_changed = True
             sealed = self.active.sealed()
             self._unsynced_sealed.append((sealed, self.active.file))
+            if len(self._unsynced_sealed) > _MOST_UNSYNCED:
+                # Nobody ticks this log: then whoever fills segments syncs them, lest files stay open without end.
+                self._unsynced_sealed[0][1].sync()
+                self._unsynced_sealed.pop(0)[0].let_go()
             self.segments = (*self.segments[:-1], sealed, segment)
-            self.on_sealed()
         self.active = segment
         self._use(segment)
+        self.on_segment()
         return segment
 
     def _use(self, segment: ActiveSegment) -> None:
