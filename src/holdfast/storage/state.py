@@ -24,6 +24,7 @@ The log can be opened without this file: all that is lost is the knowledge of wh
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import MutableSequence
 from struct import Struct
 from typing import Final
@@ -123,7 +124,8 @@ class State:
         release = getattr(self.words, "release", None)
         if release is not None:
             release()
-        self._file.close()
+        with contextlib.suppress(OSError):  # what had to be on disk was synced before
+            self._file.close()
 
     def _newest_slot(self) -> int | None:
         valid = [slot for slot in _SLOTS if self._slot_is_valid(slot)]
