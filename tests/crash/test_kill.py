@@ -186,6 +186,22 @@ def tear(folder: str, rng: random.Random) -> None:
         file.close()
 
 
+def test_a_truncation_needs_no_index_that_a_killed_process_did_not_save(tmp_path):
+    values = [value_of(Head(0, number), 300) for number in range(40)]
+    with Log.open(tmp_path, kill_settings()) as log:
+        for value in values:
+            log.append_one(value)
+    for path in tmp_path.glob("*.idx"):
+        path.unlink()
+    for cut in (35, 20, 19, 5, 0):
+        with Log.open(tmp_path, kill_settings()) as log:
+            log.truncate(cut)
+            log.append_one(values[cut])
+            assert [record.value for record in log.records(0)] == values[: cut + 1]
+        for path in tmp_path.glob("*.idx"):
+            path.unlink()
+
+
 def test_the_promises_notice_what_a_broken_log_would_do(tmp_path):
     """The judge is judged: each kind of loss is seen."""
     folder = str(tmp_path / "log")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import mmap
 import multiprocessing
@@ -40,10 +41,12 @@ TASKS = 8
 _HEAD = Struct("<BIHH")
 _NOTE = Struct("<BBHIQ")
 
+_PR_SET_PDEATHSIG = 1  # of Linux: the signal that a process gets when its parent dies
+
 
 @contextlib.contextmanager
 def started(run: Callable[..., object], *args: object) -> Iterator[BaseProcess]:
-    """A process that runs the function. It is dead when the block ends, however that ends."""
+    """A process that runs the function. It is dead when the block ends, or this process, however that ends."""
     process = FORK.Process(target=_run, args=(run, *args), daemon=True)
     process.start()
     try:
@@ -54,6 +57,7 @@ def started(run: Callable[..., object], *args: object) -> Iterator[BaseProcess]:
 
 
 def _run(run: Callable[..., object], *args: object) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     gc.freeze()  # what the parent had is not worth looking at, and looking at it would copy it
     run(*args)
 

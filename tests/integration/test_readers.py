@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.env import File, RealDisk, SystemClock, SystemIds, World
-from holdfast.errors import Busy, OffsetOutOfRange, TailLost
+from holdfast.errors import Busy, HoldfastError, OffsetOutOfRange, TailLost
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader
 from tests.crash.histories import small_settings
@@ -85,9 +85,6 @@ def values_of(log: Log | LogReader, offset: int | None = None) -> list[bytes]:
 
 def numbered(first: int, next_number: int, size: int = 300) -> list[bytes]:
     return [b"%d " % n + b"x" * size for n in range(first, next_number)]
-
-
-# Following.
 
 
 def test_a_reader_follows_its_owner_from_segment_to_segment(tmp_path):
@@ -256,9 +253,6 @@ def test_a_reader_finds_the_state_file_that_an_owner_made_anew(tmp_path, spoil):
         assert values_of(reader) == numbered(0, 40)
 
 
-# Frames that are held.
-
-
 def test_frames_that_a_reader_holds_outlive_their_segment(tmp_path):
     with owner(tmp_path) as own:
         own.write(*numbered(0, 40))
@@ -286,7 +280,32 @@ def test_frames_that_the_owner_holds_outlive_their_segment_and_the_log(tmp_path)
     assert [value for frame in frames for value in frame.values()] == numbered(0, 40)
 
 
-# Owning.
+@pytest.mark.parametrize("view", [Log, LogReader])
+def test_a_frame_whose_messages_are_truncated_away_never_shows_other_bytes(tmp_path, view):
+    with Log.open(str(tmp_path), SMALL) as log:
+        for n in range(10):
+            log.append([b"old %d" % n] * 3, durability="os")
+        reader = log if view is Log else LogReader(str(tmp_path), SMALL)
+        frames = list(reader.read(15))
+        log.truncate(6)
+        for values in ([b"old %d" % (5 + i)] * 3 for i in range(5)):
+            with contextlib.suppress(HoldfastError):
+                assert frames.pop(0).values() == values
+        log.append([b"new"] * 50, durability="os")
+
+
+@pytest.mark.parametrize("view", [Log, LogReader])
+def test_a_truncation_under_a_reader_is_not_taken_for_damage(tmp_path, view):
+    with Log.open(str(tmp_path), SMALL) as log:
+        for n in range(40):
+            log.append_one(b"old %d" % n, "os")
+        records = (log if view is Log else LogReader(str(tmp_path), SMALL)).records(0)
+        seen = [next(records).value for _ in range(5)]
+        log.truncate(20)
+        with contextlib.suppress(OffsetOutOfRange, TailLost):
+            seen += [record.value for record in records]
+        assert seen == [b"old %d" % n for n in range(len(seen))]
+        assert len(seen) >= 20
 
 
 def test_a_second_owner_is_told_who_the_first_one_is(tmp_path):
@@ -336,9 +355,6 @@ def test_a_forked_process_that_ends_takes_no_lock_away(tmp_path):
             process.join(PATIENCE_S)
         with pytest.raises(Busy):
             Log.open(str(tmp_path), SMALL)
-
-
-# Changing nothing.
 
 
 class UntouchableDisk(RealDisk):
@@ -423,8 +439,6 @@ def look_at_everything(folder: Path) -> None:
         assert reader.segments()
         assert everything_in(folder) == before
 
-
-# Files that are held open.
 
 OPEN_SEGMENTS = 2 * 64  # a file and its map for each segment that may be open at once
 SLACK = 30

@@ -75,9 +75,6 @@ def keepers() -> Iterator[None]:
     until(lambda: not [t for t in set(threading.enumerate()) - before if "keeper" in t.name], "a keeper goes on")
 
 
-# When: exactly, by a clock that moves only when told to.
-
-
 def test_an_interval_message_is_synced_when_the_interval_is_over_and_not_before():
     kept = Kept(sync_interval_ms=1000)
     assert kept.log.tick() is None
@@ -144,9 +141,6 @@ def test_retention_runs_at_its_interval():
     assert len(kept.log.segments()) == 2
 
 
-# That it happens by itself: with real threads and real time, and no call but the first.
-
-
 def test_an_interval_message_is_synced_without_another_append(tmp_path, keepers):
     with open_log(str(tmp_path), small_settings(sync_interval_ms=20)) as log:
         for n in range(3):
@@ -204,9 +198,6 @@ def test_ticks_keep_to_the_interval(tmp_path, keepers):
         passed = time.monotonic() - began
         # Each interval takes one tick that learns of the first message and one that syncs; a timer may be early.
         assert counted.ticks <= 3 * passed / 0.05 + 5
-
-
-# How it ends.
 
 
 def test_closing_ends_the_keeper(tmp_path):
@@ -292,9 +283,6 @@ def test_a_program_that_ends_without_closing_ends(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     with Log.open(str(tmp_path)) as log:
         assert [record.value for record in log.records(0)] == [b"thread", b"task"]
-
-
-# What goes wrong.
 
 
 def test_a_keeper_outlives_an_error_that_passes(keepers, caplog):

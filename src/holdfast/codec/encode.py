@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from holdfast.codec.columns import encode_columns, padding
 from holdfast.codec.compression import Codec, compress
-from holdfast.codec.frame import CHECKED_HEADER, MAGIC, Kind, frame_bytes, seal_header
+from holdfast.codec.frame import CHECKED_HEADER, HEADER_BYTES, MAGIC, Kind, frame_bytes, seal_header
 from holdfast.errors import InvalidRequest
 from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer
 
@@ -57,7 +57,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def frame_bytes(self) -> int:
-        return frame_bytes(self.body_bytes)
+        return (HEADER_BYTES + self.body_bytes + 7) & ~7
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):

@@ -28,7 +28,7 @@ _COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "fuse.zfs"})
 class WritableMap(Protocol):
     """A file's bytes as memory: what is stored here survives the death of the process."""
 
-    def __setitem__(self, key: slice, value: bytes, /) -> None: ...
+    def __setitem__(self, key: slice, value: BytesLike, /) -> None: ...
 
 
 class File(Protocol):

@@ -161,7 +161,7 @@ class SimulatedMap:
         self._length = length
         self._write = write
 
-    def __setitem__(self, key: slice, value: bytes) -> None:
+    def __setitem__(self, key: slice, value: BytesLike) -> None:
         start = 0 if key.start is None else key.start
         stop = self._length if key.stop is None else key.stop
         _check_store(self._inode, start, stop, write=self._write)

@@ -28,7 +28,8 @@ class SyncGate:
 
     def __init__(self, sync: Callable[[], int], synced_end: int) -> None:
         self._sync = sync
-        self._turn = threading.Condition()
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)
         self._syncing = False
         self._waiting_tasks: list[_Waiting] = []
         self._starting: set[asyncio.AbstractEventLoop] = set()
@@ -53,10 +54,16 @@ class SyncGate:
 
     async def wait_async(self, end: int) -> None:
         """Suspend the task until all below `end` is durable; the loop is never blocked."""
+        done = self.promise(end)
+        if done is not None:
+            await done
+
+    def promise(self, end: int) -> asyncio.Future[None] | None:
+        """What a task may wait for until all below `end` is durable; None where it is already."""
         loop = asyncio.get_running_loop()
-        with self._turn:
+        with self._lock:
             if self.synced_end >= end:
-                return
+                return None
             self._refuse()
             done = loop.create_future()
             self._waiting_tasks.append((end, loop, done))
@@ -64,7 +71,7 @@ class SyncGate:
                 # After the tasks that are ready now have had their turn: one sync is to serve them all.
                 self._starting.add(loop)
                 loop.call_soon(self._start, loop)
-        await done
+        return done
 
     def close(self) -> None:
         """Let the helper thread go, if there ever was one; who still waits for another sync is sent away."""

@@ -173,7 +173,9 @@ class Log:
         if chosen != "fsync" or type(value) is not bytes or len(value) > self._most_plain_bytes:
             return await self.append_async([value], durability=chosen)
         offset = self._write_one(value, self._now_ns(), True)
-        await self._gate.wait_async(offset + 1)
+        synced = self._gate.promise(offset + 1)
+        if synced is not None:
+            await synced
         return Appended(offset, offset + 1, chosen)
 
     async def append_async(

@@ -192,7 +192,10 @@ class ActiveSegment(Segment):
         """Put bytes behind the last frame. Room was made. All of them, or an OSError and none of them."""
         position = self.position
         if self.map is not None and length < _LARGE_WRITE:
-            self.map[position : position + length] = b"".join(parts)
+            at = position
+            for part in parts:
+                self.map[at : at + len(part)] = part
+                at += len(part)
         else:
             try:
                 write_fully(self.file, position, parts)

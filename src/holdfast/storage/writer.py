@@ -132,9 +132,11 @@ class Writer:
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, wholly or not at all; answers its first offset and the one behind its last."""
-        total = sum(body.frame_bytes for body in bodies)
+        total = sum([body.frame_bytes for body in bodies])
         with self.lock:
-            segment = self._segment_for(total, now_ns)
+            segment = self.active
+            if segment is None or segment.position + total > self._fast_until:
+                segment = self._segment_for(total, now_ns)
             offset = base = self.end
             position = start = segment.position
             remaining = len(bodies)
