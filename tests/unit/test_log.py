@@ -382,3 +382,12 @@ def test_a_foreign_empty_segment_does_not_move_the_end(log, world, ending):
     with Log.open(FOLDER, small_settings(), World(world.clock, disk, SeededIds(1))) as again:
         assert again.end == 5
         assert again.append_one(b"next").offset == 5
+
+
+def test_truncating_behind_what_is_synced_is_refused(log, world):
+    """Else an unsynced message would count as synced."""
+    log.append_one(b"unsynced", "os")
+    with pytest.raises(Unavailable, match="others appended"):
+        truncate_tail(world, log._writer, FOLDER, SegmentLimits(512, 4096), 1)
+    log.truncate(1)
+    assert values(log) == [b"unsynced"]

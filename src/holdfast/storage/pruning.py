@@ -50,9 +50,11 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
     """Drop all messages from `offset` on.
 
     The new epoch is in the table before a byte is destroyed: if we die on the way, the next opening
-    finds the rest void and finishes. Everything written was synced by the caller.
+    finds the rest void and finishes. The caller has synced; what came since must not be taken for synced.
     """
     with writer.lock:
+        if offset > writer.synced_end:
+            raise Unavailable(f"others appended while the log was about to be truncated at {offset}; try again")
         kept = [segment for segment in writer.segments if segment.base_offset < offset] or list(writer.segments[:1])
         gone = [segment for segment in writer.segments if segment not in kept]
         if not kept:
