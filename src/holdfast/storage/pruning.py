@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
 from holdfast.model import Trimmed
-from holdfast.storage.files import index_name, join
+from holdfast.storage.files import durable_replace, index_name, join, segment_name
 from holdfast.storage.index import SegmentIndex
-from holdfast.storage.recovery import SegmentLimits, open_segment, zero
+from holdfast.storage.recovery import SegmentLimits, open_segment
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity
 from holdfast.storage.walk import Damage, Wanted, walk
@@ -74,7 +74,9 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
         _remove_index(world, folder, last.base_offset)
         world.disk.sync_folder(folder)
         if used_end > index.end:
-            zero(world, folder, last.base_offset, index.end, used_end)
+            # A new file: readers may have the old one mapped, and hold frames of it that must not change.
+            kept_bytes = last.file.read(0, index.end)
+            durable_replace(world.disk, folder, segment_name(last.base_offset), kept_bytes)
         # Only now: while table and state name different epochs, the next opening looks from the cut on.
         writer.state.set_identity(Identity(writer.log_id, epoch, world.ids.boot_id()))
         active = open_segment(world, folder, limits, writer.log_id, index)
