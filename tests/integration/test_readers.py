@@ -214,17 +214,19 @@ def test_a_reader_outlives_an_owner_that_is_killed(tmp_path):
 
 
 def test_a_reader_follows_through_many_kills(tmp_path, scale):
-    rng, follower, reader = random.Random(1), Follower(), None
-    with owner(tmp_path, kill_settings()) as own:
-        own.kill()
-    reader = LogReader(str(tmp_path), kill_settings())
-    for _ in range(scale(10, 500)):
-        with started(write_on, str(tmp_path), rng.getrandbits(32)) as process:
-            wanted = follower.next_offset + rng.randint(1, 300)
-            while follower.next_offset < wanted and process.is_alive():
-                follower.take_all(reader)
-            process.kill()
-            process.join()
+    rng = random.Random(1)
+    for turn in range(scale(1, 50)):
+        folder = tmp_path / str(turn)
+        with owner(folder, kill_settings()) as own:
+            own.kill()
+        reader, follower = LogReader(str(folder), kill_settings()), Follower()
+        for _ in range(10):
+            with started(write_on, str(folder), rng.getrandbits(32)) as process:
+                wanted = follower.next_offset + rng.randint(1, 300)
+                while follower.next_offset < wanted and process.is_alive():
+                    follower.take_all(reader)
+                process.kill()
+                process.join()
             assert process.exitcode == -9, "the writer ended by itself; its error is in the captured stderr"
             follower.take_all(reader)
 
