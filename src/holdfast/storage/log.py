@@ -147,9 +147,8 @@ class Log:
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         """Append messages as one batch: all of them or none. Returns when they are as durable as asked."""
-        appended = self._append(messages, durability, codec, kind, producer)
-        if appended.durability == "fsync":
-            self._gate.wait(appended.next_offset)
+        appended = self.write(messages, durability=durability, codec=codec, kind=kind, producer=producer)
+        self.wait(appended)
         return appended
 
     def append_one(self, value: bytes, durability: Durability | None = None) -> Appended:
@@ -188,10 +187,35 @@ class Log:
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         """The same for a task: it waits, the event loop does not."""
-        appended = self._append(messages, durability, codec, kind, producer)
+        appended = self.write(messages, durability=durability, codec=codec, kind=kind, producer=producer)
+        await self.wait_async(appended)
+        return appended
+
+    def write(
+        self,
+        messages: Sequence[bytes] | Batch,
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        kind: Kind = Kind.DATA,
+        producer: Producer = NO_PRODUCER,
+    ) -> Appended:
+        """The first half of `append`, which never waits; `wait` makes the batch as durable as its answer says."""
+        chosen = self._durability(durability)
+        check_origin(kind, producer)
+        now_ns = self._now_ns()
+        bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind)
+        return self._write(bodies, now_ns, chosen, producer)
+
+    def wait(self, appended: Appended) -> None:
+        """Return when what was written is as durable as its answer says."""
+        if appended.durability == "fsync":
+            self._gate.wait(appended.next_offset)
+
+    async def wait_async(self, appended: Appended) -> None:
+        """The same for a task."""
         if appended.durability == "fsync":
             await self._gate.wait_async(appended.next_offset)
-        return appended
 
     def append_arrow(self, values: pa.Array[Any], *, durability: Durability | None = None) -> Appended:
         """Append an Arrow array of binary or text values as one batch, without touching a message."""
@@ -301,20 +325,6 @@ class Log:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _append(
-        self,
-        messages: Sequence[bytes] | Batch,
-        durability: Durability | None,
-        codec: CodecName | None,
-        kind: Kind,
-        producer: Producer,
-    ) -> Appended:
-        chosen = self._durability(durability)
-        check_origin(kind, producer)
-        now_ns = self._now_ns()
-        bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind)
-        return self._write(bodies, now_ns, chosen, producer)
 
     def _write(self, bodies: Sequence[Body], now_ns: int, chosen: Durability, producer: Producer) -> Appended:
         if not bodies:
