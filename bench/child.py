@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TypeAlias
@@ -16,8 +16,6 @@ from typing import TypeAlias
 # Fork, not spawn: a spawned child would import everything again, 50 cases times some rounds.
 # The harness itself starts no threads, so that forking it is safe.
 FORK = multiprocessing.get_context("fork")
-
-Prepare: TypeAlias = Callable[[Path], AbstractContextManager[Callable[[], int]]]
 
 
 @dataclass(frozen=True)
@@ -27,10 +25,29 @@ class Sample:
     messages: int
     seconds: float
     cpu_seconds: float
+    p50_ns: float | None = None
+    p99_ns: float | None = None
+    """From one message's put to its get, where that is what was measured."""
+    anon_bytes: int | None = None
+    """Memory that the process had for itself at the end: no mapped file, no page cache."""
+
+
+# What is timed: it does the work and answers how many messages that was. One that must leave something out
+# of the time, or measures something else, holds the clock itself and answers with its sample.
+Timed: TypeAlias = Callable[[], int | Sample]
+Prepare: TypeAlias = Callable[[Path], AbstractContextManager[Timed]]
+
+
+class TooSlow(Exception):
+    """The contestant did not reach the pace at which it was to be measured: nothing failed, and there is no figure."""
 
 
 class SampleFailed(Exception):
     """The child raised, died, or did not answer in time."""
+
+    def __init__(self, problem: str, *, too_slow: bool = False) -> None:
+        super().__init__(problem)
+        self.too_slow = too_slow
 
 
 def take_sample(prepare: Prepare, folder: Path, timeout_s: float) -> Sample:
@@ -44,16 +61,18 @@ def take_sample(prepare: Prepare, folder: Path, timeout_s: float) -> Sample:
     finally:
         process.kill()
         process.join()
+    if isinstance(answer, TooSlow):
+        raise SampleFailed(str(answer), too_slow=True)
     if isinstance(answer, str):
         raise SampleFailed(answer)
     return answer
 
 
-def _answer(receiver: Connection, timeout_s: float) -> Sample | str:
+def _answer(receiver: Connection, timeout_s: float) -> Sample | TooSlow | str:
     if not receiver.poll(timeout_s):
         return f"no answer within {timeout_s:.0f} s"
     try:
-        answer: Sample | str = receiver.recv()
+        answer: Sample | TooSlow | str = receiver.recv()
     except EOFError:
         return "died without a word"
     return answer
@@ -62,6 +81,8 @@ def _answer(receiver: Connection, timeout_s: float) -> Sample | str:
 def _report_sample(prepare: Prepare, folder: Path, sender: Connection) -> None:
     try:
         sender.send(_sample(prepare, folder))
+    except TooSlow as problem:
+        sender.send(problem)
     except BaseException as problem:  # everything must reach the parent, or it would wait in vain
         sender.send(one_line(problem))
 
@@ -71,9 +92,22 @@ def _sample(prepare: Prepare, folder: Path) -> Sample:
         gc.collect()
         gc.freeze()  # the harness's own objects: a collection must not walk (and copy) inherited pages
         cpu_started, started = time.process_time(), time.perf_counter()
-        messages = timed()
+        found = timed()
         ended, cpu_ended = time.perf_counter(), time.process_time()
-    return Sample(messages, ended - started, cpu_ended - cpu_started)
+        anon_bytes = own_memory_bytes()
+    if isinstance(found, int):
+        found = Sample(found, ended - started, cpu_ended - cpu_started)
+    return replace(found, anon_bytes=anon_bytes)
+
+
+def own_memory_bytes() -> int | None:
+    """Anonymous resident memory of this process; None where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:  # not Linux
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("RssAnon:")]
+    return int(found[0]) * 1024 if found else None
 
 
 def one_line(problem: BaseException) -> str:

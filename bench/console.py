@@ -20,7 +20,7 @@ from rich.table import Table
 
 from bench.harness import Case, Operation
 from bench.machine import title, warning
-from bench.report import SURVIVAL_HEADINGS, Report
+from bench.report import Report, survival_headings, survival_tables
 from bench.survival import Survivor
 from bench.table import Row, headings
 
@@ -63,8 +63,8 @@ def show(console: Console, report: Report) -> None:
         for line in _remarks(found):
             console.print(f"  {line}")
         console.print()
-    if report.survivors:
-        console.print(_survival_table(report.survivors))
+    for name, about, survivors in survival_tables(report.survivors):
+        console.print(_survival_table(name, about, survivors))
 
 
 def _operation_table(operation: Operation, found: list[Row], *, narrow: bool) -> Table:
@@ -95,10 +95,10 @@ def _table(name: str, about: str) -> Table:
     return Table(title=title_text, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _survival_table(survivors: list[Survivor]) -> Table:
-    table = _table("What a put survives", "as each says, and as found after kill -9")
-    for name in SURVIVAL_HEADINGS:
-        table.add_column(name)
+def _survival_table(name: str, about: str, survivors: list[Survivor]) -> Table:
+    table = _table(name, about)
+    for heading in survival_headings(survivors):
+        table.add_column(heading)
     for survivor in survivors:
         cells = (survivor.name, survivor.survives, survivor.found, survivor.note)
         table.add_row(*map(escape, cells), style="bold red" if survivor.broke_its_promise else "")

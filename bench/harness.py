@@ -9,28 +9,32 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from bench.child import Sample, SampleFailed, take_sample
+from bench.child import Prepare, Sample, SampleFailed, Timed, take_sample
+from bench.programs import Program, missing_programs
+
+__all__ = ["OURS", "Case", "Operation", "Outcome", "Timed", "by_operation", "missing_modules", "run", "sample_count"]
 
 OURS = "holdfast"
 
-# What is timed: it does the work and answers how many messages that was.
-Timed: TypeAlias = Callable[[], int]
-Status: TypeAlias = Literal["measured", "skipped", "failed"]
+Status: TypeAlias = Literal["measured", "skipped", "failed", "too slow"]
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that is measured. An "opening" is judged by its whole time, all else by message."""
+    """One thing that is measured. An "opening" is judged by its whole time, "latency" by its median, all
+    else by the time for a message.
+    """
 
     name: str
     about: str
-    measures: Literal["messages", "opening"] = "messages"
+    measures: Literal["messages", "opening", "latency"] = "messages"
     most_rounds: int = 1000
+    promise: Literal["put", "ack"] = "put"
+    """Which call it is whose lasting the table names."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,13 @@ class Case:
 
     operation: Operation
     contestant: str
-    prepare: Callable[[Path], AbstractContextManager[Timed]]
+    prepare: Prepare
     survives: str = ""
     note: str = ""
     needs: tuple[str, ...] = ()
+    programs: tuple[Program, ...] = ()
+    not_run: str = ""
+    """Why it is left out on purpose."""
 
     @property
     def is_ours(self) -> bool:
@@ -105,7 +112,9 @@ def _installed(name: str) -> bool:
 
 
 def _outcome_before(case: Case) -> Outcome:
-    missing = missing_modules(case.needs)
+    if case.not_run:
+        return Outcome(case, status="skipped", problem=case.not_run)
+    missing = missing_modules(case.needs) + missing_programs(case.programs)
     if missing:
         return Outcome(case, status="skipped", problem=f"not installed: {', '.join(missing)}")
     return Outcome(case)
@@ -118,7 +127,7 @@ def _add_sample(outcome: Outcome, folder: Path, timeout_s: float) -> None:
     try:
         outcome.samples.append(take_sample(outcome.case.prepare, place, timeout_s))
     except SampleFailed as problem:
-        outcome.status, outcome.problem = "failed", str(problem)
+        outcome.status, outcome.problem = "too slow" if problem.too_slow else "failed", str(problem)
     finally:
         # Removing also drops dirty pages, so that the next contestant does not pay for this one's writes.
         shutil.rmtree(place)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.child import FORK, one_line
 from bench.peers import Peer
+from bench.queues import Queue
 from bench.scale import BATCH, Scale
 
 # The writer carries on until it is killed, but not for ever, should nobody be left to kill it.
@@ -24,8 +25,16 @@ def fill_and_kill(peer: type[Peer], scale: Scale, folder: Path, count: int, *, b
     """Put messages in a process of its own and kill it in the middle of more; answers how many
     were acknowledged by then.
     """
+    return _kill_when_ready(partial(_write, peer(scale.body_bytes), folder, scale.bodies(BATCH), count, batch))
+
+
+def take_and_kill(queue: type[Queue], folder: Path, bodies: list[bytes], acked: int) -> None:
+    """Put these, get and ack the first so many, and kill the server if there is one, and the process."""
+    _kill_when_ready(partial(_take, queue(len(bodies[0])), folder, bodies, acked))
+
+
+def _kill_when_ready(writer: Callable[[Connection], None]) -> int:
     receiver, sender = FORK.Pipe(duplex=False)
-    writer = partial(_write, peer(scale.body_bytes), folder, scale.bodies(BATCH), count, batch)
     process = FORK.Process(target=_report, args=(writer, sender))
     process.start()
     sender.close()
@@ -56,3 +65,12 @@ def _write(queue: Peer, folder: Path, bodies: list[bytes], count: int, batch: in
     ends = time.monotonic() + _CARRY_ON_SECONDS
     while time.monotonic() < ends:
         queue.put(bodies[0])
+
+
+def _take(queue: Queue, folder: Path, bodies: list[bytes], acked: int, sender: Connection) -> None:
+    queue.open(folder)
+    queue.put_each(bodies)
+    queue.take_each(acked)
+    queue.kill_server()
+    sender.send(acked)
+    time.sleep(_CARRY_ON_SECONDS)

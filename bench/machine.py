@@ -8,7 +8,17 @@ import platform
 import subprocess
 from pathlib import Path
 
-_PACKAGES = ("holdfast", "persist-queue", "queuelib", "litequeue", "lmdb", "pyarrow", "uvloop", "crc32c")
+from bench.programs import Program
+
+_PACKAGES = (
+    "holdfast", "persist-queue", "queuelib", "litequeue", "lmdb", "huey", "diskcache", "pyarrow", "uvloop", "crc32c",
+    "redis", "nats-py", "psycopg", "pika",
+)  # fmt: skip
+_SERVERS = (
+    Program("redis-server", "redis-server"),
+    Program("nats-server", "nats-server"),
+    Program("postgres", "postgresql"),
+)
 
 
 def facts(folder: Path, date: str) -> dict[str, object]:
@@ -23,6 +33,7 @@ def facts(folder: Path, date: str) -> dict[str, object]:
         "file_system": file_system(folder),
         "load_before": load(),
         "packages": _versions(),
+        "servers": _server_versions(),
     }
 
 
@@ -87,3 +98,13 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _server_versions() -> dict[str, str]:
+    paths = {server.name: server.path() for server in _SERVERS}
+    return {name: _first_line([path, "--version"]) for name, path in paths.items() if path}
+
+
+def _first_line(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stdout.strip() or "unknown").splitlines()[0]

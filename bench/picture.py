@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bench import wording
 from bench.harness import Operation
 from bench.machine import title
-from bench.peers.base import KILL, NOTHING, POWER_CUT
+from bench.peers.base import KILL, NO_ACK, NOTHING, POWER_CUT
 from bench.table import Row
 
 if TYPE_CHECKING:
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 # Okabe and Ito's blues against greys, the darker the safer: print and any eye can tell them apart.
 _OURS = {KILL: "#56B4E9", POWER_CUT: "#0072B2"}
 _PEERS = {NOTHING: "#DEDEDE", KILL: "#B3B3B3", POWER_CUT: "#7A7A7A"}
-_AFTER = {NOTHING: "nothing", KILL: "kill -9", POWER_CUT: "a power cut"}
+_AFTER = {NOTHING: "nothing, or has no ack", KILL: "kill -9", POWER_CUT: "a power cut"}
 _OUR_INK = "#0067A1"
 _INK = "#222222"
 _FAINT = "#6B6B6B"
-_LONGER = "messages a second · time for each; longer is better"
-_SHORTER = "time to open · messages held; shorter is better"
+_BETTER = {
+    "messages": "messages a second · time for each; longer is better",
+    "opening": "time to open · messages held; shorter is better",
+    "latency": "p50 · p99; shorter is better",
+}
 
 # In inches.
 _BAR, _PANEL_HEAD, _PAGE_HEAD, _PAGE_FOOT = 0.26, 0.66, 1.08, 0.12
@@ -108,8 +111,8 @@ def _legend(figure: Any, width: float, height: float) -> None:
     from matplotlib.patches import Patch
 
     patches = [
-        Patch(color=colour, label=f"{whose} put survives {_AFTER[survives]}")
-        for whose, colours in (("our", _OURS), ("a peer's", _PEERS))
+        Patch(color=colour, label=f"{whose} survives {_AFTER[survives]}")
+        for whose, colours in (("ours", _OURS), ("a peer's", _PEERS))
         for survives, colour in colours.items()
     ]
     figure.legend(
@@ -127,8 +130,7 @@ def _legend(figure: Any, width: float, height: float) -> None:
 
 
 def _draw_panel(axes: Any, panel: _Panel) -> None:
-    opening = panel.operation.measures == "opening"
-    values = [_value(row, opening=opening) for row in panel.rows]
+    values = [_value(row) for row in panel.rows]
     axes.set_xscale("log")
     # Half a decade of room, so that the shortest bar can still be seen; its length says nothing by itself.
     axes.set_xlim(min(values) / 3, max(values))
@@ -136,36 +138,45 @@ def _draw_panel(axes: Any, panel: _Panel) -> None:
     axes.set_ylim(len(values) - 0.5, -0.5)
     axes.set_axis_off()
     for at, row in enumerate(panel.rows):
-        _draw_labels(axes, at, row, values[at], opening=opening)
-    better = _SHORTER if opening else _LONGER
+        _draw_labels(axes, at, row, values[at])
     _at_left(axes, -0.62, panel.operation.name, fontsize=11, fontweight="bold", va="bottom")
     axes.annotate(
-        better, (1, 1), (1.15 * 72, 4), "axes fraction", "offset points",
+        _BETTER[panel.operation.measures], (1, 1), (1.15 * 72, 4), "axes fraction", "offset points",
         ha="right", va="bottom", color=_FAINT, fontsize=8,
     )  # fmt: skip
 
 
-def _value(row: Row, *, opening: bool) -> float:
+def _value(row: Row) -> float:
     assert row.summary is not None
-    return row.summary.seconds if opening else row.summary.messages_per_second
+    return {
+        "messages": row.summary.messages_per_second,
+        "opening": row.summary.seconds,
+        "latency": row.summary.median_ns,
+    }[row.outcome.case.operation.measures]
 
 
 def _colour(row: Row) -> str:
     case = row.outcome.case
     colours = _OURS if case.is_ours else _PEERS
-    return colours.get(case.survives, colours[KILL])
+    survives = NOTHING if case.survives == NO_ACK else case.survives
+    return colours.get(survives, colours[KILL])
 
 
-def _draw_labels(axes: Any, at: int, row: Row, value: float, *, opening: bool) -> None:
-    assert row.summary is not None
+def _draw_labels(axes: Any, at: int, row: Row, value: float) -> None:
     case = row.outcome.case
     style = {"color": _OUR_INK if case.is_ours else _INK, "fontweight": "bold" if case.is_ours else "normal"}
     _at_left(axes, at, case.contestant, va="center", **style)
-    if opening:
-        words = f"{wording.duration(1e9 * value)} · {wording.count(row.summary.messages)}"
-    else:
-        words = f"{wording.count(value)}/s · {wording.duration(row.summary.median_ns)}"
-    axes.annotate(words, (value, at), (4, 0), textcoords="offset points", va="center", fontsize=8, **style)
+    axes.annotate(_words(row), (value, at), (4, 0), textcoords="offset points", va="center", fontsize=8, **style)
+
+
+def _words(row: Row) -> str:
+    summary, measures = row.summary, row.outcome.case.operation.measures
+    assert summary is not None
+    if measures == "opening":
+        return f"{wording.duration(1e9 * summary.seconds)} · {wording.count(summary.messages)}"
+    if measures == "latency":
+        return f"{wording.duration(summary.median_ns)} · {wording.duration(summary.p99_ns or 0)}"
+    return f"{wording.count(summary.messages_per_second)}/s · {wording.duration(summary.median_ns)}"
 
 
 def _at_left(axes: Any, at: float, words: str, **style: Any) -> None:

@@ -15,7 +15,10 @@ from bench.scale import Scale
 from bench.survival import Survivor
 from bench.table import Row, headings, rows
 
-SURVIVAL_HEADINGS = ["contestant", "its put survives", "found after kill -9", "how"]
+_SURVIVAL = {
+    "put": "After kill -9 all that were put should be there.",
+    "ack": "After kill -9 those that were acked should not come back, and all others should.",
+}
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,17 @@ def _contestant(row: Row) -> dict[str, Any]:
         "status": row.outcome.status,
         "problem": row.outcome.problem,
         "summary": dataclasses.asdict(row.summary) if row.summary else None,
-        "messages_per_second": row.summary.messages_per_second if row.summary else None,
+        "messages_per_second": _rate(row),
         "targets": [dataclasses.asdict(verdict) for verdict in row.verdicts],
         "rounds": [dataclasses.asdict(sample) for sample in row.outcome.samples],
     }
+
+
+def _rate(row: Row) -> float | None:
+    """None for a latency: there the rate was given."""
+    if row.summary is None or row.outcome.case.operation.measures == "latency":
+        return None
+    return row.summary.messages_per_second
 
 
 def as_markdown(report: Report) -> str:
@@ -96,8 +106,8 @@ def as_markdown(report: Report) -> str:
         parts.append(f"**{warning(report.machine)}**")
     for operation, found in report.tables():
         parts += [f"## {operation.name}", operation.about, _operation_table(operation, found)]
-    if report.survivors:
-        parts += ["## What a put survives", _survival_table(report.survivors)]
+    for title_text, about, found_there in survival_tables(report.survivors):
+        parts += [f"## {title_text}", about, _survival_table(found_there)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -106,9 +116,24 @@ def _operation_table(operation: Operation, found: Sequence[Row]) -> str:
     return _markdown_table(headings(operation), lines, right_from=2, right_to=6)
 
 
-def _survival_table(survivors: Iterable[Survivor]) -> str:
+def survival_tables(survivors: Iterable[Survivor]) -> list[tuple[str, str, list[Survivor]]]:
+    """Title, explanation and rows, for puts and for acks."""
+    everybody = list(survivors)
+    tables = [
+        (f"What {article} {call} survives", about, [survivor for survivor in everybody if survivor.call == call])
+        for article, (call, about) in zip(("a", "an"), _SURVIVAL.items(), strict=True)
+    ]
+    return [table for table in tables if table[2]]
+
+
+def survival_headings(survivors: Sequence[Survivor]) -> list[str]:
+    """Of one table."""
+    return ["contestant", f"its {survivors[0].call} survives", "found after kill -9", "how"]
+
+
+def _survival_table(survivors: Sequence[Survivor]) -> str:
     lines = [[s.name, s.survives, s.found, s.note] for s in survivors]
-    return _markdown_table(SURVIVAL_HEADINGS, lines, right_from=4, right_to=4)
+    return _markdown_table(survival_headings(survivors), lines, right_from=4, right_to=4)
 
 
 def _markdown_table(names: list[str], lines: Iterable[list[str]], *, right_from: int, right_to: int) -> str:

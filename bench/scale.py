@@ -29,6 +29,10 @@ class Scale:
     arrow_messages: int = 100_000
     callers: int = 64
     killed_after: int = 300
+    latency_seconds: float = 2.0
+    waiting: int = 1000
+    """Messages in a queue that is in use, but not deep."""
+    most_depth: int = 10_000_000
 
     @property
     def most_messages(self) -> int:
@@ -53,6 +57,9 @@ def quick(body_bytes: int) -> Scale:
         reopen_peer_bytes=8 * MIB,
         arrow_messages=20_000,
         killed_after=50,
+        latency_seconds=0.2,
+        waiting=100,
+        most_depth=10_000,
     )
 
 

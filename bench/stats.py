@@ -11,7 +11,10 @@ from bench.harness import OURS, Outcome
 
 @dataclass(frozen=True)
 class Summary:
-    """A contestant's rounds in a few figures; times are nanoseconds for each message."""
+    """A contestant's rounds in a few figures; times are nanoseconds for each message.
+
+    Of a latency the median over the rounds is that of each round's p50, and `p99_ns` that of each round's p99.
+    """
 
     messages: int
     seconds: float
@@ -21,6 +24,8 @@ class Summary:
     cpu_ns: float
     ratio: float | None = None
     """How many times our time it took: 2.0 is twice as slow as ours, 0.5 twice as fast."""
+    p99_ns: float | None = None
+    anon_bytes: int | None = None
 
     @property
     def messages_per_second(self) -> float:
@@ -44,17 +49,29 @@ def _summary(outcome: Outcome, ours: Outcome | None) -> Summary:
         max_ns=max(each_ns),
         cpu_ns=median(1e9 * s.cpu_seconds / s.messages for s in outcome.samples),
         ratio=_ratio(outcome, ours),
+        p99_ns=_median_of(s.p99_ns for s in outcome.samples),
+        anon_bytes=_most_of(s.anon_bytes for s in outcome.samples),
     )
 
 
 def _each_ns(outcome: Outcome) -> list[float]:
-    return [1e9 * s.seconds / s.messages for s in outcome.samples]
+    """By message; of a latency the median of each round."""
+    return [1e9 * s.seconds / s.messages if s.p50_ns is None else s.p50_ns for s in outcome.samples]
+
+
+def _median_of(figures: Iterable[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return median(known) if known else None
+
+
+def _most_of(figures: Iterable[int | None]) -> int | None:
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def _ratio(outcome: Outcome, ours: Outcome | None) -> float | None:
     if ours is None:
         return None
-    if outcome.case.operation.measures == "messages":
+    if outcome.case.operation.measures != "opening":
         return median(_each_ns(outcome)) / median(_each_ns(ours))
     # Openings are compared only where both hold as much; a small store that opens fast proves nothing.
     held, our_held = outcome.samples[0].messages, ours.samples[0].messages

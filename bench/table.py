@@ -11,6 +11,12 @@ from bench.scale import Scale
 from bench.stats import Summary, summaries
 from bench.targets import Verdict, verdicts
 
+_FIGURES = {
+    "messages": ["messages/s", "a message", "min – max"],
+    "opening": ["messages held", "time to open", "min – max"],
+    "latency": ["p50", "p99", "p50, min – max"],
+}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -44,9 +50,8 @@ class Row:
 
 
 def headings(operation: Operation) -> list[str]:
-    """An opening has a time of its own; everything else a rate and a time for each message."""
-    figures = ["messages held", "time to open"] if operation.measures == "opening" else ["messages/s", "a message"]
-    return ["contestant", "put survives", *figures, "min – max", f"vs {OURS}", "target"]
+    """An opening has a time of its own, a latency two quantiles; all else a rate and a time for each message."""
+    return ["contestant", f"{operation.promise} survives", *_FIGURES[operation.measures], f"vs {OURS}", "target"]
 
 
 def rows(outcomes: Iterable[Outcome], scale: Scale) -> list[Row]:
@@ -81,8 +86,7 @@ def _figures(operation: Operation, summary: Summary) -> list[str]:
             wording.duration(1e9 * summary.seconds),
             wording.duration_range(summary.min_ns * held, summary.max_ns * held),
         ]
-    return [
-        wording.count(summary.messages_per_second),
-        wording.duration(summary.median_ns),
-        wording.duration_range(summary.min_ns, summary.max_ns),
-    ]
+    spread = wording.duration_range(summary.min_ns, summary.max_ns)
+    if operation.measures == "latency":
+        return [wording.duration(summary.median_ns), wording.duration(summary.p99_ns or 0), spread]
+    return [wording.count(summary.messages_per_second), wording.duration(summary.median_ns), spread]

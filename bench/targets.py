@@ -53,7 +53,28 @@ def _times_faster(times: float, *peers: str) -> Callable[[Summaries], bool | Non
     return reached
 
 
+def _at_most_bytes(limit: float, contestant: str) -> Callable[[Summaries], bool | None]:
+    """Of anonymous memory; None where the system does not tell."""
+
+    def reached(found: Summaries) -> bool | None:
+        held = found[contestant].anon_bytes
+        return None if held is None else held <= limit
+
+    return reached
+
+
+def _at_most_times_ours(times: float, contestant: str) -> Callable[[Summaries], bool | None]:
+    """Of the time that our plain row took in the same run."""
+
+    def reached(found: Summaries) -> bool | None:
+        ratio = found[contestant].ratio
+        return None if ratio is None else ratio <= times
+
+    return reached
+
+
 _NO_INDEX = f"{OURS}, indexes deleted"
+_DEEP = f"{OURS}, 10,000,000 deep"
 
 TARGETS = (
     Target("put", OURS, "≤ 1.0 µs", _at_most_ns(1000)),
@@ -61,6 +82,10 @@ TARGETS = (
     Target("put many (100)", OURS, "≤ 150 ns", _at_most_ns(150)),
     Target("put from Arrow", OURS, "≤ 60 ns", _at_most_ns(60)),
     Target("durable put, 64 tasks", OURS, "≥ 100k/s", _at_most_ns(1e9 / 100_000)),
+    Target("get + ack", OURS, "≤ 4 µs", _at_most_ns(4000)),
+    Target("get + ack many (100)", OURS, "≤ 0.6 µs", _at_most_ns(600)),
+    Target("get + ack at depth", _DEEP, "as at 1,000 (within 20 %)", _at_most_times_ours(1.2, _DEEP)),
+    Target("get + ack at depth", _DEEP, "≤ 150 MB of memory", _at_most_bytes(150e6, _DEEP)),
     Target("open after kill", OURS, "1 GiB in ≤ 1 s", _at_most_seconds(1)),
     Target("open after kill", _NO_INDEX, "1 GiB in ≤ 3 s", _at_most_seconds(3, _NO_INDEX)),
 )

@@ -9,6 +9,7 @@ from typing import ClassVar
 NOTHING = "nothing"
 KILL = "kill -9"
 POWER_CUT = "power cut"
+NO_ACK = "no ack"
 
 
 class Peer:

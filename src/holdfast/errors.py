@@ -6,6 +6,8 @@ and meant for programs; `retryable` tells whether the same call may succeed late
 
 from __future__ import annotations
 
+import queue
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -40,6 +42,18 @@ class NotALog(InvalidRequest):
     code = "not_a_log"
 
 
+class NotAQueue(InvalidRequest):
+    """The folder does not exist, or holds no queue."""
+
+    code = "not_a_queue"
+
+
+class BadBody(InvalidRequest):
+    """A message's body does not fit the type that the queue was opened with."""
+
+    code = "bad_body"
+
+
 class OffsetOutOfRange(InvalidRequest):
     """The offset lies before the first kept message or beyond the end."""
 
@@ -62,6 +76,37 @@ class TailLost(InvalidRequest):
         self.epoch = epoch
         self.offset = offset
         self.epoch_end = epoch_end
+
+
+class Conflict(InvalidRequest):
+    """Somebody else has changed it meanwhile: load it again, then decide anew."""
+
+    code = "conflict"
+
+
+class LeaseLost(HoldfastError):
+    """The message is no longer yours: stop working on it, another consumer may have it.
+
+    `holder`, `since_ms` and `why` say who has it now and since when, or how the lease ended.
+    """
+
+    code = "lease_lost"
+
+    def __init__(
+        self, message: str, *, offsets: Sequence[int] = (), holder: str = "", since_ms: int = 0, why: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.offsets = tuple(offsets)
+        self.holder = holder
+        self.since_ms = since_ms
+        self.why = why
+
+
+class Empty(HoldfastError, queue.Empty):
+    """Nothing was there in time."""
+
+    code = "empty"
+    retryable = True
 
 
 class Unavailable(HoldfastError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +19,8 @@ _MIB = 1024 * 1024
 _LEVELS = {"none": (-7, 22), "zstd": (-7, 22), "lz4": (-7, 12), "gzip": (0, 9)}
 
 _Count = Annotated[int, Meta(ge=1, le=2**53)]
+_DAY_MS = 24 * 3600 * 1000
+_Weight = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Millis = Annotated[int, Meta(ge=1, le=100 * 365 * 24 * 3600 * 1000)]
 
 
@@ -61,6 +65,41 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
 
 
+class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one queue: those of its log, and how its messages are delivered."""
+
+    retention_ms: _Millis | None = 7 * _DAY_MS
+    segment_ms: _Millis | None = None
+
+    lease_ms: Annotated[int, Meta(ge=1, le=30 * _DAY_MS)] = 30_000
+    max_attempts: _Count | None = 5
+    backoff_ms: Annotated[int, Meta(ge=0, le=30 * _DAY_MS)] = 1_000
+    backoff_factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
+    backoff_max_ms: Annotated[int, Meta(ge=0, le=365 * _DAY_MS)] = 600_000
+    backoff_jitter_percent: Annotated[int, Meta(ge=0, le=100)] = 20
+    dropped_delay_ms: Annotated[int, Meta(ge=0, le=30 * _DAY_MS)] = 0
+    max_error_chars: Annotated[int, Meta(ge=100, le=1_000_000)] = 4_000
+
+    ttl_ms: _Millis | None = None
+    expired_to_dead: bool = False
+    dead_retention_ms: _Millis | None = 14 * _DAY_MS
+
+    promote_after_ms: _Millis | None = 300_000
+    priority_choice: Literal["strict", "fair"] = "strict"
+    priority_weights: tuple[_Weight, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+    dedup_window_ms: _Millis = _DAY_MS
+    ack_durability: Durability = "interval"
+    snapshot_events: Annotated[int, Meta(ge=100, le=10**9)] = 100_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.priority_weights) != 10:
+            raise BadSettings(
+                f"priority_weights has {len(self.priority_weights)} numbers; give ten, for the priorities 0 to 9"
+            )
+
+
 def check_fields(settings: msgspec.Struct) -> None:
     """Hold every field to its type and limits, whichever way the struct was made."""
     for name, kind in _field_types(type(settings)).items():
@@ -71,12 +110,17 @@ def check_fields(settings: msgspec.Struct) -> None:
             raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: {error}{choices}") from None
 
 
-def load(kind: type[LogSettings], values: dict[str, Any]) -> LogSettings:
+_Settings = TypeVar("_Settings", bound=LogSettings)
+
+
+def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     """Settings from a plain mapping, such as a table of a TOML file; unknown names are refused."""
     unknown = sorted(set(values) - set(kind.__struct_fields__))
     if unknown:
+        near = get_close_matches(unknown[0], kind.__struct_fields__, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
         known = ", ".join(kind.__struct_fields__)
-        raise BadSettings(f"unknown setting {', '.join(unknown)}; known ones: {known}")
+        raise BadSettings(f"unknown setting {', '.join(unknown)}; {hint}known ones: {known}")
     return kind(**values)
 
 

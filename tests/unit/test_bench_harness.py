@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import select
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,21 +17,30 @@ from pathlib import Path
 import pytest
 
 from bench import wording
-from bench.child import Sample
-from bench.harness import Case, Operation, Outcome, Timed, run, sample_count
+from bench.child import FORK, Sample, TooSlow
+from bench.harness import Case, Operation, Outcome, Timed, missing_modules, run, sample_count
 from bench.kill import fill_and_kill
 from bench.operations import all_cases
+from bench.operations.latency import _Run, quantile
+from bench.operations.takes import timed_takes
 from bench.peers import EVERYBODY
 from bench.peers.raw_log import RawLog
+from bench.programs import Program, missing_programs
+from bench.queues import QUEUES, Queue, Taken
+from bench.queues.server import Server, ServerFailed, free_port
+from bench.queues.sqlite_by_hand import SqliteClaimed
 from bench.report import Report, as_json, as_markdown, write
 from bench.scale import Scale, passes_that_fill, quick
 from bench.stats import summaries
-from bench.survival import Survivor
+from bench.survival import AckUndone, Survivor, _left
 from bench.table import headings, rows
 from bench.targets import Verdict, verdicts
 
 PUT = Operation("put", "One message a call.")
 OPENING = Operation("open after kill", "Open it.", measures="opening")
+LATENCY = Operation("latency at 1,000/s", "From put to get.", measures="latency")
+GET_ACK = Operation("get + ack", "One by one.", promise="ack")
+DEPTH = Operation("get + ack at depth", "One by one.", promise="ack")
 FULL = Scale()
 
 
@@ -120,6 +132,17 @@ def test_a_contestant_that_fails_is_out_and_the_others_go_on(tmp_path):
     assert failed.status == "failed"
     assert failed.problem.startswith("OSError: no room (test_bench_harness.py:")
     assert len(other.samples) == 2
+
+
+def test_a_contestant_below_the_pace_is_too_slow_and_did_not_fail(tmp_path):
+    @contextmanager
+    def prepare(folder: Path) -> Iterator[Timed]:
+        raise TooSlow("moved 7 messages a second")
+        yield
+
+    (outcome,) = run([case("A", prepare)], tmp_path, rounds=2)
+    assert (outcome.status, outcome.problem) == ("too slow", "moved 7 messages a second")
+    assert rows([outcome], FULL)[0].cells[-1] == "too slow: moved 7 messages a second"
 
 
 def test_a_contestant_that_dies_or_hangs_is_out(tmp_path):
@@ -288,6 +311,210 @@ def test_every_operation_has_ours_and_a_pattern_picks_without_losing_it():
 
 
 def test_every_peer_says_what_its_put_survives():
-    for peer in EVERYBODY:
+    for peer in EVERYBODY + QUEUES:
         assert peer.survives in ("nothing", "kill -9", "power cut")
         assert peer.note
+
+
+def test_every_queue_says_what_its_ack_survives_and_shows_in_its_name_that_it_has_none():
+    for queue in QUEUES:
+        assert queue.ack_survives in ("no ack", "nothing", "kill -9", "power cut")
+        assert ("(no ack)" in queue.name) == (queue.ack_survives == "no ack")
+
+
+class ListQueue(Queue):
+    """In memory; `broken` says what goes wrong when a message is taken."""
+
+    name = "a list"
+    survives = "nothing"
+    ack_survives = "nothing"
+    note = "for tests"
+
+    def __init__(self, broken: str = "") -> None:
+        super().__init__(100)
+        self.waiting: list[bytes] = []
+        self.most_waiting = 0
+        self.arrived = threading.Semaphore(0)
+        self.broken = broken
+
+    def put(self, body: bytes) -> None:
+        self.waiting.append(body)
+        self.most_waiting = max(self.most_waiting, len(self.waiting))
+        self.arrived.release()
+
+    def get(self, wait_s: float) -> Taken | None:
+        if self.broken == "raises":
+            raise OSError("disk gone")
+        if not self.arrived.acquire(timeout=wait_s):
+            return None
+        if self.broken == "slow":
+            time.sleep(0.02)
+        return Taken(self.waiting.pop(0), None)
+
+
+def test_a_latency_is_shown_by_its_quantiles():
+    def latency_of(name: str, *p50_ns: float) -> Outcome:
+        samples = [Sample(1000, 1.0, 0.0, p50_ns=ns, p99_ns=10 * ns) for ns in p50_ns]
+        return Outcome(case(name, operation=LATENCY), samples)
+
+    ours, peer = rows([latency_of("holdfast", 20_000, 30_000, 90_000), latency_of("SQLite", 600_000)], FULL)
+    assert headings(LATENCY)[2:6] == ["p50", "p99", "p50, min – max", "vs holdfast"]
+    assert ours.cells[2:6] == ["30.0 µs", "300 µs", "20.0 – 90.0 µs", "1.0×"]
+    assert peer.cells[2:6] == ["600 µs", "6.00 ms", "600 – 600 µs", "20× slower"]
+    (operation,) = as_json(report_of(latency_of("holdfast", 20_000)))["operations"]
+    assert operation["contestants"][0]["messages_per_second"] is None  # the rate was given, not found
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 1), (0.5, 50), (0.99, 99), (1.0, 100)])
+def test_a_quantile_is_the_smallest_figure_that_this_share_does_not_exceed(share, expected):
+    assert quantile([float(number) for number in range(1, 101)], share) == expected
+
+
+def test_a_latency_run_times_each_message_between_two_threads():
+    queue = ListQueue()
+    sample = _Run(queue, queue, body_bytes=100, rate=2000, count=100).sample()
+    assert sample.messages == 100
+    assert sample.seconds >= 100 / 2000
+    assert 0 < sample.p50_ns <= sample.p99_ns < 1e9
+    assert queue.waiting == []
+
+
+def test_a_queue_slower_than_the_rate_has_no_latency_and_one_that_fails_says_why():
+    slow, fails = ListQueue("slow"), ListQueue("raises")
+    with pytest.raises(TooSlow, match="messages a second"):
+        _Run(slow, slow, body_bytes=100, rate=5000, count=20).sample()
+    with pytest.raises(OSError, match="disk gone"):
+        _Run(fails, fails, body_bytes=100, rate=5000, count=20).sample()
+
+
+def test_takes_are_timed_without_their_puts_and_keep_the_depth():
+    queue, spent = ListQueue(), []
+
+    def take(count: int) -> None:
+        started = time.perf_counter()
+        queue.take_each(count)
+        spent.append(time.perf_counter() - started)
+
+    started = time.perf_counter()
+    timed = timed_takes(queue, take, quick(100), waiting=300)
+    spent.clear()
+    sample = timed()
+    elapsed = time.perf_counter() - started
+    assert sample.messages == 100 * len(spent)
+    assert sum(spent) <= sample.seconds < elapsed
+    assert (len(queue.waiting), queue.most_waiting) == (300, 400)
+
+
+def test_an_empty_queue_does_not_pass_for_a_fast_one(tmp_path):
+    queue = SqliteClaimed(100)
+    queue.open(tmp_path)
+    queue.put(b"only one")
+    for take in (queue.take_each, queue.take_many):
+        with pytest.raises(LookupError):
+            take(2)
+    queue.close()
+
+
+@pytest.mark.parametrize("queue", [one for one in QUEUES if not one.programs], ids=lambda one: one.name)
+def test_a_queue_gives_out_in_order_what_was_put_and_nothing_twice(queue, tmp_path):
+    missing = missing_modules(queue.needs)
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    bodies = FULL.bodies(30)
+    made = queue(100)
+    made.open(tmp_path)
+    made.put_each(bodies[:10])
+    made.put_many(bodies[10:])
+    made.take_each(5)
+    made.take_many(5)
+    first = made.get(0)
+    assert first.body == bodies[10]
+    made.ack(first.receipt)
+    other = made.other_side()
+    assert other.get(1).body == bodies[11]
+    assert made.read_all() == 18
+    assert made.get(0) is None
+    made.close()
+
+
+def test_a_server_that_is_not_installed_is_named_with_what_to_type(tmp_path):
+    absent = Program("surely-not-a-server", "surely-not")
+    other = Program("nor-this", "surely-not")
+    assert missing_programs([absent, Program("sh", "dash"), other]) == [
+        "surely-not-a-server and nor-this (apt-get install surely-not)"
+    ]
+    (skipped,) = run([case("A", programs=(absent,))], tmp_path, rounds=1)
+    assert skipped.problem == "not installed: surely-not-a-server (apt-get install surely-not)"
+
+
+def test_a_case_that_is_left_out_on_purpose_says_why(tmp_path):
+    (skipped,) = run([case("A", not_run="not run: too slow")], tmp_path, rounds=1)
+    assert (skipped.status, skipped.problem) == ("skipped", "not run: too slow")
+
+
+def test_a_server_that_does_not_start_leaves_its_last_words(tmp_path):
+    def refused() -> None:
+        raise ConnectionError("refused")
+
+    with pytest.raises(ServerFailed, match="refused; no such option"):
+        Server(["sh", "-c", "echo no such option >&2; exit 1"], tmp_path, refused)
+
+
+def test_a_server_ends_when_asked_and_when_its_starter_is_killed(tmp_path):
+    server = Server(["sleep", "60"], tmp_path, lambda: None)
+    server.stop()
+    assert server.process.returncode is not None
+    receiver, sender = FORK.Pipe(duplex=False)
+
+    def start_and_wait() -> None:
+        sender.send(Server(["sleep", "60"], tmp_path, lambda: None).process.pid)
+        time.sleep(60)
+
+    starter = FORK.Process(target=start_and_wait)
+    starter.start()
+    running = os.pidfd_open(receiver.recv())
+    starter.kill()
+    starter.join()
+    assert select.select([running], [], [], 30)[0] == [running]  # readable once it has ended
+    os.close(running)
+
+
+def test_a_free_port_can_be_bound():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", free_port()))
+
+
+def test_targets_of_the_queue_are_judged_by_time_by_depth_and_by_memory():
+    deep = "holdfast, 10,000,000 deep"
+    found = summaries([measured("holdfast", 3900, operation=GET_ACK)])
+    assert verdicts("get + ack", "holdfast", found, FULL) == [Verdict("≤ 4 µs", reached=True)]
+    as_fast = Outcome(case(deep, operation=DEPTH), [Sample(1000, 1.1e-3, 0.0, anon_bytes=100_000_000)])
+    heavy = Outcome(case(deep, operation=DEPTH), [Sample(1000, 1.5e-3, 0.0, anon_bytes=900_000_000)])
+    unknown = Outcome(case(deep, operation=DEPTH), [Sample(1000, 1.1e-3, 0.0)])
+    for outcome, expected in ((as_fast, [True, True]), (heavy, [False, False]), (unknown, [True, None])):
+        found = summaries([measured("holdfast", 1000, operation=DEPTH), outcome])
+        assert [verdict.reached for verdict in verdicts("get + ack at depth", deep, found, FULL)] == expected
+
+
+def test_the_tables_of_get_and_ack_name_what_the_ack_survives():
+    assert headings(GET_ACK)[1] == "ack survives"
+    assert headings(PUT)[1] == "put survives"
+
+
+def test_an_acked_message_that_comes_back_is_found_out():
+    queue = ListQueue()
+    queue.put_each([b"one", b"two", b"three"])
+    assert _left(queue, acked={b"zero"}) == 3
+    queue.put_each([b"zero", b"four"])
+    with pytest.raises(AckUndone, match="1 of 2 acked came back"):
+        _left(queue, acked={b"zero", b"one"})
+
+
+def test_what_an_ack_survives_has_a_table_of_its_own():
+    put = Survivor("queuelib", "nothing", "no close, no messages", "0 of 300")
+    ack = Survivor("litequeue", "kill -9", "NORMAL", "UNDONE: 3 of 100 acked came back", "ack")
+    text = as_markdown(replace(report_of(measured("holdfast", 800)), survivors=[put, ack]))
+    assert "| contestant | its ack survives | found after kill -9 | how |" in text
+    assert text.index("What a put survives") < text.index("What an ack survives") < text.index("UNDONE: 3 of 100")
+    assert ack.broke_its_promise
+    assert not put.broke_its_promise

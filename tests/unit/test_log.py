@@ -318,7 +318,7 @@ def test_settings_are_held_to_their_limits():
     ):
         with pytest.raises(BadSettings):
             LogSettings(**bad)
-    with pytest.raises(BadSettings, match="unknown setting segmentbytes; known ones: durability"):
+    with pytest.raises(BadSettings, match="unknown setting segmentbytes; did you mean segment_bytes"):
         load(LogSettings, {"segmentbytes": 5})
     assert load(LogSettings, {"durability": "os"}).durability == "os"
 

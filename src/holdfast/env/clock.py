@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from typing import Protocol
 
@@ -15,6 +17,12 @@ class Clock(Protocol):
     def monotonic_ns(self) -> int:
         """Nanoseconds since some fixed moment of this boot; never steps back."""
 
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        """Block the thread until the event is set or the time is over; answers whether it was set."""
+
+    async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
+        """The same for a task."""
+
 
 class SystemClock:
     """The machine's own clocks."""
@@ -22,9 +30,19 @@ class SystemClock:
     now_ns = staticmethod(time.time_ns)
     monotonic_ns = staticmethod(time.monotonic_ns)
 
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        return event.wait(timeout_s)
+
+    async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
+        try:
+            await asyncio.wait_for(event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
 
 class ManualClock:
-    """A clock that moves only when told to: for simulations and tests."""
+    """A clock that moves only when told to: for simulations and tests. Whoever waits for a time makes it move."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._now_ns = now_ns
@@ -43,6 +61,18 @@ class ManualClock:
             raise ValueError("time does not run backwards; use step_wall for a clock that is set back")
         self._now_ns += step_ns
         self._monotonic_ns += step_ns
+
+    def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
+        """Nothing happens by itself here: what is not there now comes with time, if at all."""
+        if not event.is_set() and timeout_s is not None:
+            self.advance(seconds=timeout_s)
+        return event.is_set()
+
+    async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
+        if not event.is_set() and timeout_s is not None:
+            self.advance(seconds=timeout_s)
+        await asyncio.sleep(0)
+        return event.is_set()
 
     def step_wall(self, *, ns: int) -> None:
         """Set the wall clock forward or back, as an administrator or NTP does."""

@@ -1,11 +1,15 @@
-"""A thread that gives a log its ticks: interval syncs, rolls by age, retention. It sleeps when nothing is due."""
+"""A thread that gives a log or a queue its ticks: whatever falls due by time. It sleeps when nothing is due."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from os import PathLike
+from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from holdfast.errors import Closed, HoldfastError
 from holdfast.settings import LogSettings
@@ -17,17 +21,30 @@ _AFTER_ERROR_MS = 1_000
 _OVER = -1.0
 
 
-class Keeper:
-    """Ticks one log until it is stopped or the log ends."""
+class Kept(Protocol):
+    """What a keeper looks after."""
 
-    def __init__(self, log: Log) -> None:
-        self._wake = threading.Event()
-        # Weakly: a log that nobody holds any more must end, though a thread looks after it.
-        self._log = weakref.ref(log, lambda _: self._wake.set())
+    folder: str
+    on_attention: Callable[[], None]
+    before_close: Callable[[], None]
+
+    def tick(self) -> int | None:
+        """Do what is due; answers in how many ms more will be due."""
+
+
+class Keeper:
+    """Ticks one log or queue until it is stopped or that one ends."""
+
+    def __init__(self, kept: Kept) -> None:
+        # Not an Event: this may be called from a finalizer, at any point of any thread, the keeper's own included.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        # Weakly: what nobody holds any more must end, though a thread looks after it.
+        self._kept = weakref.ref(kept, lambda _: self._wake.put(None))
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="holdfast-keeper", daemon=True)
-        log.on_attention = self._wake.set
-        log.before_close = self.stop
+        wake = self._wake.put
+        kept.on_attention = lambda: wake(None)
+        kept.before_close = self.stop
 
     def start(self) -> None:
         self._thread.start()
@@ -35,28 +52,30 @@ class Keeper:
     def stop(self) -> None:
         """Let the thread end; returns when it has."""
         self._stopping = True
-        self._wake.set()
+        self._wake.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.clear()
+            while not self._wake.empty():
+                self._wake.get()
             due_ms = self._tick()
             if due_ms == _OVER:
                 return
-            self._wake.wait(None if due_ms is None else due_ms / 1000)
+            with suppress(Empty):
+                self._wake.get(timeout=None if due_ms is None else due_ms / 1000)
 
     def _tick(self) -> float | None:
-        log = self._log()
-        if log is None or self._stopping:
+        kept = self._kept()
+        if kept is None or self._stopping:
             return _OVER
         try:
-            return log.tick()
+            return kept.tick()
         except Closed:
             return _OVER
         except HoldfastError as error:
-            logger.warning("a tick failed", extra={"folder": log.folder, "error": str(error)})
+            logger.warning("a tick failed", extra={"folder": kept.folder, "error": str(error)})
             return _AFTER_ERROR_MS
 
 

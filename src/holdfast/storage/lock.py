@@ -10,7 +10,10 @@ from holdfast.errors import Busy
 from holdfast.storage.files import LOCK, join
 
 
-def take_lock(world: World, folder: str) -> FolderLock:
+READ_IT = "Close it there, or read it from here without owning it: holdfast.storage.LogReader"
+
+
+def take_lock(world: World, folder: str, advice: str = READ_IT) -> FolderLock:
     """Own the folder, or raise Busy at once. The lock ends with the process, however that ends."""
     since = datetime.fromtimestamp(world.clock.now_ns() / 1e9, UTC).isoformat(timespec="seconds")
     note = json.dumps({**world.ids.process_note(), "since": since}).encode()[:500]
@@ -18,8 +21,7 @@ def take_lock(world: World, folder: str) -> FolderLock:
         return world.disk.lock(join(folder, LOCK), note)
     except FolderLocked as locked:
         raise Busy(
-            f"{folder} is owned by {_holder(locked.note)}; one process owns a folder at a time. "
-            "Close it there, or read it from here without owning it: holdfast.storage.LogReader"
+            f"{folder} is owned by {_holder(locked.note)}; one process owns a folder at a time. {advice}"
         ) from None
 
 

@@ -31,6 +31,7 @@ from holdfast.model import (
 )
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin
+from holdfast.storage.follower import Follower
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.lock import take_lock
 from holdfast.storage.opening import is_log, open_error, require_log
@@ -51,16 +52,23 @@ class Log:
     """A log in a folder, owned by this object until it is closed. Safe to use from any thread."""
 
     def __init__(
-        self, world: World, folder: str, settings: LogSettings, lock: FolderLock, recovered: Recovered
+        self,
+        world: World,
+        folder: str,
+        settings: LogSettings,
+        lock: FolderLock,
+        recovered: Recovered,
+        kind: Kind = Kind.DATA,
     ) -> None:
         self._world = world
+        self._kind = kind
         self.folder = folder
         self.settings = settings
         self.report: OpenReport = recovered.report
         self.on_attention: Callable[[], None] = lambda: None  # something is due soon: call `tick`
         self.before_close: Callable[[], None] = lambda: None
         self._lock: FolderLock | None = lock
-        self._writer = Writer(world, folder, settings, recovered)
+        self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
@@ -85,6 +93,7 @@ class Log:
         world: World | None = None,
         *,
         create: bool = True,
+        kind: Kind = Kind.DATA,
     ) -> Log:
         """Own the log in the folder; made where there is none, recovered where it did not end in order."""
         folder = fspath(folder)
@@ -103,7 +112,7 @@ class Log:
                 raise
         except OSError as error:
             raise open_error(folder, error) from error
-        return Log(world, folder, settings, lock, recovered)
+        return Log(world, folder, settings, lock, recovered, kind)
 
     @property
     def start(self) -> int:
@@ -143,7 +152,7 @@ class Log:
         *,
         durability: Durability | None = None,
         codec: CodecName | None = None,
-        kind: Kind = Kind.DATA,
+        kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         """Append messages as one batch: all of them or none. Returns when they are as durable as asked."""
@@ -183,7 +192,7 @@ class Log:
         *,
         durability: Durability | None = None,
         codec: CodecName | None = None,
-        kind: Kind = Kind.DATA,
+        kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         """The same for a task: it waits, the event loop does not."""
@@ -197,11 +206,12 @@ class Log:
         *,
         durability: Durability | None = None,
         codec: CodecName | None = None,
-        kind: Kind = Kind.DATA,
+        kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         """The first half of `append`, which never waits; `wait` makes the batch as durable as its answer says."""
         chosen = self._durability(durability)
+        kind = self._kind if kind is None else kind
         check_origin(kind, producer)
         now_ns = self._now_ns()
         bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind)
@@ -239,6 +249,10 @@ class Log:
         """Messages from `offset` on, up to the readable end."""
         return self._open_view().records(offset, on_damage=on_damage)
 
+    def follower(self) -> Follower:
+        """A reader for one thread at a time that goes on from message to message at little cost."""
+        return Follower(self._open_view())
+
     def find_time(self, time_ns: int) -> int:
         """Offset of the first message of this time or later; the end if there is none."""
         return self._open_view().find_time(time_ns)
@@ -261,6 +275,12 @@ class Log:
     @property
     def pins(self) -> dict[str, int]:
         return dict(self._pins)
+
+    def roll(self) -> None:
+        """Seal the active segment, so that it can be trimmed; the new one's name is durable then."""
+        self._writer.roll()
+        with self._stopping_on_error("rolling failed"):
+            self._world.disk.sync_folder(self.folder)
 
     def trim(self, before: int) -> Trimmed:
         """Drop whole segments that lie below `before`; what is pinned and the active segment stay."""

@@ -72,6 +72,19 @@ class LogView:
                 continue
             offset = max(offset, segment_end)
 
+    def locate(self, offset: int) -> tuple[Frame, memoryview]:
+        """The frame that holds the offset, and the bytes of its segment."""
+        for frame in self.read(offset):
+            segments = self._segments()
+            return frame, segments[_segment_at(segments, offset)].data()
+        raise OffsetOutOfRange(
+            f"offset {offset} is beyond the end", offset=offset, start=self.start(), end=self._readable_end()
+        )
+
+    def body_of(self, data: memoryview, header: FrameHeader) -> Frame:
+        """The frame of a header that was read and checked in a segment's bytes."""
+        return self._frame(data, header)
+
     def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
         """Messages from `offset` on, of every kind of frame but gaps."""
         for frame in self.read(offset, on_damage=on_damage):

@@ -38,7 +38,7 @@ _MOST_UNSYNCED: Final = 16
 
 # The header of a frame with one plain message, its constant fields taken together.
 _ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
-_ONE_COUNT: Final = Struct("<IBBHI").pack(1, Kind.DATA, Codec.NONE, 0, 0)
+_ONE_COUNT: Final = Struct("<IBBHI")
 _NO_PRODUCER: Final = bytes(16)
 assert _ONE_STRUCT.size == HEADER_BYTES - 4
 
@@ -53,7 +53,9 @@ _PADDING: Final = tuple(bytes(-n % 8) for n in range(8))
 class Writer:
     """Appends for one log; every method may be called from any thread."""
 
-    def __init__(self, world: World, folder: str, settings: LogSettings, recovered: Recovered) -> None:
+    def __init__(
+        self, world: World, folder: str, settings: LogSettings, recovered: Recovered, kind: Kind = Kind.DATA
+    ) -> None:
         self._world = world
         self._folder = folder
         self._settings = settings
@@ -81,6 +83,7 @@ class Writer:
         self._held_since_sync: int | None = None
         self._fast_until = 0  # position up to which a single message needs no more than a store
         self._acquire, self._release = self.lock.acquire, self.lock.release
+        self._one_count = _ONE_COUNT.pack(1, kind, Codec.NONE, 0, 0)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
         self._epoch_field = self.epoch.to_bytes(8, "little")
         if self.active is not None:
@@ -108,7 +111,7 @@ class Writer:
                 stop = position + total
                 mapped = segment.map if stop <= self._fast_until else None
             checked = _ONE_HEADER(
-                self._log_prefix, position, length + 8, length + 8, _ONE_COUNT, offset, now_ns,
+                self._log_prefix, position, length + 8, length + 8, self._one_count, offset, now_ns,
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
             if mapped is not None:

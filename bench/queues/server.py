@@ -1,0 +1,95 @@
+"""Servers of our own: on a free port of the loopback, with their data in the sample's folder, gone with the sample."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_START_SECONDS = 20.0
+_STOP_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+class ServerFailed(Exception):
+    """It did not start; its last words are in the message."""
+
+
+class Server:
+    """A running server; `stop` ends it, and the kernel does so if the process that started it is killed."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        ready: Callable[[], object],
+        *,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.words = folder / "server.log"
+        with self.words.open("ab") as words:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                cwd=folder,
+                env=None if env is None else {**os.environ, **env},
+                user=user,
+                group=None if user is None else pwd.getpwnam(user).pw_gid,
+                extra_groups=None if user is None else [],
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no other thread runs yet
+            )
+        try:
+            self._wait(ready)
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
+
+    def _wait(self, ready: Callable[[], object]) -> None:
+        ends = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                ready()
+                return
+            except Exception as problem:
+                if self.process.poll() is not None or time.monotonic() > ends:
+                    raise ServerFailed(f"{problem}; {self._last_words()}") from problem
+            time.sleep(0.02)
+
+    def _last_words(self) -> str:
+        lines = self.words.read_text(errors="replace").split("\n")
+        return " / ".join(line.strip() for line in lines[-4:] if line.strip())[:300]
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End it and wait; one that does not listen is killed."""
+        self.process.send_signal(how)
+        try:
+            self.process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody had a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# Looked up before any fork: between fork and exec only little may be done.
+_prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
+
+
+def _die_with_parent() -> None:
+    """A sample that is killed must not leave its server behind."""
+    if _prctl is not None:
+        _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))

@@ -1,0 +1,1 @@
+"""The shell around storage and delivery: decide, journal, apply."""

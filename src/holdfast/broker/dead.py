@@ -1,0 +1,252 @@
+"""Dead letters: a topic of their own beside the queue's, and the two moves between them, each atomic.
+
+A move spans two logs. First the journal of the one says what is to be moved and where the other log ends;
+then the message is appended there, with a note of where it comes from; then the journal says that it is
+done. A crash in between leaves the first without the last: the next opening looks in the other log from
+the place that was noted, finds the message there or does not, and ends the move accordingly.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.delivery import Delivered, Delivery
+from holdfast.broker.marks import (
+    DEAD,
+    DEDUP_ID,
+    DELAYED_ID,
+    MOVED,
+    REDRIVEN_FROM,
+    DeadNote,
+    decode_note,
+    encode_note,
+    mark,
+    moved_records,
+)
+from holdfast.broker.partition import Partition
+from holdfast.delivery.commands import Cancel, Nack
+from holdfast.delivery.events import Event, Interred
+from holdfast.delivery.group import Burial
+from holdfast.delivery.runs import runs_of
+from holdfast.model import Batch, Record
+
+_MOVE_MOST: Final = 500
+_REDRIVE_LEASE_MS: Final = 3_600_000
+_REDRIVER: Final = "redrive"
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False):
+    """A dead letter: the message as it was, and the note of what became of it."""
+
+    record: Record
+    note: DeadNote
+
+
+class Graveyard:
+    """The dead letters of one group on one partition."""
+
+    def __init__(
+        self,
+        source: Partition,
+        delivery: Delivery,
+        target: Partition,
+        letters: Delivery,
+        *,
+        topic: str,
+        group: str,
+        id_of: Callable[[Record], str],
+    ) -> None:
+        self._source = source
+        self._delivery = delivery
+        self.target = target
+        self.letters = letters  # the delivery of the dead letters themselves
+        self._topic = topic
+        self._group = group
+        self._id_of = id_of
+        self._lock = threading.Lock()
+
+    # Into the dead letters
+
+    def inter(self) -> int:
+        """Move what was buried into its log; answers how many."""
+        if not self._delivery.group.burials:
+            return 0
+        moved = 0
+        with self._lock:
+            while batch := self._next_burials():
+                self._append(batch)
+                with self._delivery.lock:
+                    self._delivery.commit_events([Interred(runs_of(batch))])
+                moved += len(batch)
+                self._delivery.metrics.buried.add(len(batch))
+        return moved
+
+    def recover(self) -> None:
+        """End the burials that a crash cut short: what is in the log already is not moved again."""
+        burials = self._delivery.group.burials
+        if burials:
+            start = min(burial.dead_from for burial in burials.values())
+            # An offset may die more than once, after a seek: only a letter behind its own intent counts.
+            found = {
+                note.offset
+                for record in moved_records(self.target.log, start)
+                if (note := note_of(record)) is not None
+                and note.group == self._group
+                and note.offset in burials
+                and record.offset >= burials[note.offset].dead_from
+            }
+            done = sorted(found)
+            if done:
+                with self._delivery.lock:
+                    self._delivery.commit_events([Interred(runs_of(done))])
+            self.inter()
+
+    def _next_burials(self) -> dict[int, Burial]:
+        with self._delivery.lock:
+            burials = self._delivery.group.burials
+            return {offset: burials[offset] for offset in sorted(burials)[:_MOVE_MOST]}
+
+    def _append(self, burials: dict[int, Burial]) -> None:
+        records = {record.offset: record for record in self._delivery.fetch(list(burials))}
+        letters: list[tuple[Record, DeadNote]] = []
+        for offset, burial in burials.items():
+            record = records.get(offset)
+            if record is not None:
+                letters.append((record, self._note(record, burial)))
+        if not letters:
+            return  # damaged on disk since: nothing is left of them
+        batch = Batch(
+            values=[record.value for record, _ in letters],
+            keys=[record.key for record, _ in letters]
+            if any(record.key is not None for record, _ in letters)
+            else None,
+            headers=[(*record.headers, (DEAD, encode_note(note))) for record, note in letters],
+            flags=[record.flags | MOVED for record, _ in letters],
+        )
+        # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
+        self.target.log.append(batch, durability="fsync")
+        self.target.wake(len(letters))
+
+    def _note(self, record: Record, burial: Burial) -> DeadNote:
+        history = burial.history
+        document = self._delivery.group.documents.get(record.offset)
+        last = history.failures[-1] if history.failures else None
+        return DeadNote(
+            id=self._id_of(record),
+            topic=self._topic,
+            partition=0,
+            group=self._group,
+            offset=record.offset,
+            timestamp_ns=record.timestamp_ns,
+            reason=burial.reason,
+            error=last.error if last is not None else "",
+            attempts=history.attempts,
+            first_ms=history.first_ms,
+            last_ms=history.last_ms,
+            dead_at_ms=burial.at_ms,
+            holder=burial.holder,
+            priority=record.priority,
+            failures=history.failures,
+            state=None if document is None else document.content,
+        )
+
+    # Looking
+
+    def letter(self, offset: int) -> DeadLetter | None:
+        """The dead letter at an offset of its own log, unless it was redriven or purged."""
+        log = self.target.log
+        if not log.start <= offset < log.end or self.letters.group.phase(offset).value != "ready":
+            return None
+        return next((_letter(record) for record in log.records(offset)), None)
+
+    def all(self) -> Iterator[DeadLetter]:
+        """The dead letters, oldest first; those that are being moved back are left out."""
+        group, log = self.letters.group, self.target.log
+        for record in log.records(max(group.floor, log.start), on_damage="skip"):
+            if group.phase(record.offset).value == "ready":
+                letter = _letter(record)
+                if letter is not None:
+                    yield letter
+
+    # Out of the dead letters
+
+    def redrive(self, letters: Sequence[DeadLetter]) -> int:
+        """Put these back into the queue, in this order, each once; answers how many."""
+        target_end = self._source.log.written_end
+        taken = self.letters.take(
+            [letter.record.offset for letter in letters],
+            lease_ms=_REDRIVE_LEASE_MS,
+            holder=_REDRIVER,
+            moving_to=target_end,
+        )
+        by_offset = {delivered.record.offset: delivered for delivered in taken}
+        moving = [by_offset[letter.record.offset] for letter in letters if letter.record.offset in by_offset]
+        if not moving:
+            return 0
+        try:
+            self._source.append_moved(self._revived(moving))
+        except BaseException:
+            for delivered in moving:
+                self.letters.settle(Nack(delivered.receipt, 0, counted=False))
+            raise
+        self.letters.ack([delivered.receipt for delivered in moving])
+        self._delivery.metrics.redriven.add(len(moving))
+        return len(moving)
+
+    def purge(self, letters: Sequence[DeadLetter]) -> int:
+        """Drop these for good; answers how many."""
+        events: list[Event] = []
+        for letter in letters:
+            events += self.letters.settle(Cancel(letter.record.offset))[0]
+        return len(events)
+
+    def recover_redrives(self) -> None:
+        """End the redrives that a crash cut short."""
+        moving = {
+            offset: lease.moving_to for offset, lease in self.letters.group.leases.items() if lease.moving_to >= 0
+        }
+        if moving:
+            found = {
+                int(value)
+                for record in moved_records(self._source.log, min(moving.values()))
+                if (value := mark(record, REDRIVEN_FROM)) is not None
+            }
+            self.letters.ack_held([offset for offset in moving if offset in found])
+
+    def _revived(self, moving: Sequence[Delivered]) -> Batch:
+        records = [delivered.record for delivered in moving]
+        priorities = [letter.note.priority if (letter := _letter(record)) else 0 for record in records]
+        return Batch(
+            values=[record.value for record in records],
+            keys=[record.key for record in records] if any(record.key is not None for record in records) else None,
+            headers=[_revived_headers(record) for record in records],
+            priorities=priorities if any(priorities) else None,
+            flags=[record.flags | MOVED for record in records],
+        )
+
+
+def note_of(record: Record) -> DeadNote | None:
+    """The note of a dead letter; None for what is none."""
+    text = mark(record, DEAD)
+    if text is None:
+        return None
+    try:
+        return decode_note(text)
+    except msgspec.DecodeError:
+        return None
+
+
+def _letter(record: Record) -> DeadLetter | None:
+    note = note_of(record)
+    return None if note is None else DeadLetter(record, note)
+
+
+def _revived_headers(record: Record) -> tuple[tuple[str, bytes], ...]:
+    """The headers of a message that comes back: it is a new one, and nobody's duplicate."""
+    gone = (DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM)
+    kept = [pair for pair in record.headers if pair[0] not in gone]
+    return (*kept, (REDRIVEN_FROM, b"%d" % record.offset))

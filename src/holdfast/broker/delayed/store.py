@@ -1,0 +1,293 @@
+"""The store of delayed messages: the calls that others make.
+
+One lock guards the state. It is held for work in memory and for reading what is due, never while a sync is
+waited for. Due times are wall times: a clock set forward releases, a clock set back waits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import islice
+from typing import Final
+
+import msgspec
+from pyroaring import BitMap64
+
+from holdfast.broker.delayed.intake import Intake
+from holdfast.broker.delayed.opening import load
+from holdfast.broker.delayed.run import NEVER_MS, Entry, Run
+from holdfast.broker.delayed.settings import DelaySettings
+from holdfast.broker.delayed.state import State
+from holdfast.broker.delayed.upkeep import Upkeep
+from holdfast.env import World
+from holdfast.errors import CorruptData, InvalidRequest
+from holdfast.model import Appended, Batch, CodecName, Durability, Record
+from holdfast.settings import LogSettings
+from holdfast.storage.files import join
+from holdfast.storage.log import Log
+from holdfast.storage.opening import open_error
+
+_CHUNK: Final = 256  # messages that a listing reads at a time
+_BLOCKS: Final = 64  # decoded blocks of runs that are kept while messages are released
+
+
+class Delayed(msgspec.Struct, frozen=True, gc=False):
+    """A message that waits; the record's offset is the delayed id."""
+
+    id: int
+    due_at_ms: int
+    record: Record
+
+
+class DelayStore:
+    """Delayed messages in a folder, owned by this object until it is closed. Safe to use from any thread.
+
+    How a message gets from here into its partition once, also across crashes, is told in the package's docstring.
+    """
+
+    def __init__(self, world: World, folder: str, settings: DelaySettings, state: State) -> None:
+        self.folder = folder
+        self.settings = settings
+        self._state = state
+        self._log = state.intake.log
+        self._upkeep = Upkeep(world, folder, settings, state)
+        self._blocks: OrderedDict[tuple[str, int], list[Record]] = OrderedDict()
+        # Spills and manifests, which may take long: see `Upkeep`.
+        self.spill = self._upkeep.spill
+        self.save = self._upkeep.save
+        self.tick = self._upkeep.tick
+
+    @staticmethod
+    def open(world: World, folder: str, settings: LogSettings, delays: DelaySettings | None = None) -> DelayStore:
+        """Own the store in the folder; made where there is none."""
+        try:
+            world.disk.make_folder(folder)
+            intake = Intake.open(world, join(folder, "intake"), settings)  # its lock is the store's lock
+            try:
+                loaded = load(world, folder, intake_is_new=intake.log.written_end == 0)
+                return DelayStore(world, folder, delays or DelaySettings(), State(intake, loaded))
+            except BaseException:
+                intake.log.close()
+                raise
+        except OSError as error:
+            raise open_error(folder, error) from error
+
+    @property
+    def accounted(self) -> int:
+        """Every release below this offset of the partition's log is in the manifest on disk: keep the log from here."""
+        return self._state.saved_position
+
+    @property
+    def intake(self) -> Log:
+        """The log that takes messages in, for whoever needs to look through it or to keep it from being trimmed."""
+        return self._log
+
+    @property
+    def damage(self) -> list[str]:
+        """What was found damaged, in words; empty when all is well."""
+        state = self._state
+        with state.lock:
+            spoiled = [f"{run.path}: {why}" for run in state.runs for why in run.spoiled.values()]
+            unreadable = len(state.intake.unreadable)
+            lost = [f"{self._log.folder}: {unreadable} messages cannot be read"] if unreadable else []
+            return [*state.damage, *spoiled, *lost]
+
+    @property
+    def on_attention(self) -> Callable[[], None]:
+        """Called when `tick` should be called sooner than it said: messages wait for a sync."""
+        return self._log.on_attention
+
+    @on_attention.setter
+    def on_attention(self, call: Callable[[], None]) -> None:
+        self._log.on_attention = call
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """At opening: these ids were found in the partition's log, which is synced; they are not released again."""
+        state = self._state
+        with state.lock:
+            state.gone |= state.known(BitMap64(list(ids)))
+            state.changed = True
+
+    def write(self, batch: Batch, *, durability: Durability | None = None, codec: CodecName | None = None) -> Appended:
+        """Take messages in, all or none, without waiting; their ids are the answer's offsets. Then `wait`."""
+        dues_ms = batch.due_at_ms
+        if dues_ms is None or len(dues_ms) != len(batch.values):
+            raise InvalidRequest("a delayed message needs a due time: give due_at_ms for each of the batch")
+        if not all(isinstance(due_at_ms, int) and 0 <= due_at_ms < NEVER_MS for due_at_ms in dues_ms):
+            raise InvalidRequest("a due time is a whole number of milliseconds since 1970, below 2**63")
+        state = self._state
+        with state.lock:  # or a spill could see them in the log before the state knows of them
+            appended = self._log.write(batch, durability=durability, codec=codec)
+            state.intake.present.add_range(appended.offset, appended.next_offset)
+            state.timers.add(dues_ms, appended.offset)
+        return appended
+
+    def wait(self, appended: Appended) -> None:
+        """Return when what was written is as durable as its answer says."""
+        self._log.wait(appended)
+
+    async def wait_async(self, appended: Appended) -> None:
+        """The same for a task."""
+        await self._log.wait_async(appended)
+
+    def due(self, now_ms: int, limit: int) -> list[Delayed]:
+        """The first messages that are due by now, by (due, id). Changes nothing: `released` tells what was done."""
+        state = self._state
+        chosen: list[Entry] = []
+        found: list[Delayed] = []
+        with state.lock:
+            state.check_open()
+            state.timers.advance(now_ms)
+            state.timers.shed(state.done_here)
+            whole = False
+            while not whole:  # what turns out to be damaged is left out, and others are chosen
+                near = [run for run in state.runs if run.not_before_ms() <= now_ms and run.first(state.gone)]
+                sources = [run.entries(state.gone, until_ms=now_ms) for run in near]
+                chosen = list(islice(merge(state.waiting_here(state.timers.near(now_ms)), *sources), limit))
+                found, whole = self._fetch(chosen)
+            if len(chosen) < limit:
+                self._blocks.clear()  # nothing more is due for now
+            synced_end = self._log.synced_end
+        if any(run is None and message_id >= synced_end for _, message_id, run, _, _ in chosen):
+            self._log.sync()
+        return found
+
+    def released(self, ids: Sequence[int], position: int) -> None:
+        """These are in the partition's log, below the offset `position`, which need not be synced yet."""
+        state = self._state
+        with state.lock:
+            known = state.known(BitMap64(list(ids))) - state.gone
+            state.gone |= known
+            state.unsettled.append((position, known))
+            state.timers.shed(state.done_here)
+
+    def settled(self, position: int) -> None:
+        """The partition's log is synced below this offset, and all that was released there was told before."""
+        state = self._state
+        with state.lock:
+            kept = deque(each for each in state.unsettled if each[0] > position)
+            state.changed = state.changed or len(kept) < len(state.unsettled)
+            state.unsettled = kept
+            state.settled_position = max(state.settled_position, position)
+
+    def cancel(self, message_id: int) -> bool:
+        """Take a message back, durably; False where it is unknown, released or cancelled already."""
+        appended = self.write_cancel(message_id)
+        if appended is not None:
+            self.wait(appended)
+        return appended is not None
+
+    async def cancel_async(self, message_id: int) -> bool:
+        """The same for a task."""
+        appended = self.write_cancel(message_id)
+        if appended is not None:
+            await self.wait_async(appended)
+        return appended is not None
+
+    def write_cancel(self, message_id: int) -> Appended | None:
+        """The first half of `cancel`, which never waits; the cancellation is durable after `wait`."""
+        state = self._state
+        with state.lock:
+            state.check_open()
+            known = message_id >= 0 and message_id not in state.gone and bool(state.known(BitMap64([message_id])))
+            if not known:
+                return None
+            appended = state.intake.write_cancelled(message_id)
+            state.gone.add(message_id)
+            state.timers.shed(state.done_here)
+            state.changed = True
+            return appended
+
+    def get(self, message_id: int) -> Delayed | None:
+        """The message, if it waits and can be read."""
+        state = self._state
+        with state.lock:
+            state.check_open()
+            entry: Entry | None = None
+            run = next((run for run in state.runs if message_id >= 0 and message_id in run.ids), None)
+            if run is not None and message_id not in state.gone:
+                entry = run.find(message_id)
+            elif run is None:
+                entry = next(state.waiting_here([(0, message_id)] if message_id >= 0 else []), None)
+            found, _ = self._fetch([entry] if entry is not None else [])
+            return found[0] if found else None
+
+    def waiting(self, *, after: tuple[int, int] | None = None, limit: int | None = None) -> Iterator[Delayed]:
+        """What waits, by (due, id), behind a place; read from the files as the caller goes on.
+
+        What is released or cancelled meanwhile is left out; what comes meanwhile may be.
+        """
+        state = self._state
+        with state.lock:
+            state.check_open()
+            here = state.timers.ordered(after)
+        at, left = 0, limit
+        while left is None or left > 0:
+            size = _CHUNK if left is None else min(_CHUNK, left)
+            with state.lock:
+                state.check_open()
+                while at < len(here) and after is not None and here[at] <= after:
+                    at += 1
+                sources = [run.entries(state.gone, after=after) for run in state.runs]
+                chosen = list(islice(merge(state.waiting_here(islice(here, at, None)), *sources), size))
+                found, _ = self._fetch(chosen)
+            if not chosen:
+                return
+            after = chosen[-1][:2]
+            left = None if left is None else left - len(found)
+            yield from found
+
+    def next_due_ms(self) -> int | None:
+        """When the first message is due that waits; None where none does."""
+        with self._state.lock:
+            return self._state.next_due_ms()
+
+    def __len__(self) -> int:
+        """How many messages wait."""
+        with self._state.lock:
+            return self._state.live()
+
+    def __bool__(self) -> bool:
+        return True  # an empty store is still a store
+
+    def close(self) -> None:
+        """Save, sync, let go of the folder. Closing twice is fine."""
+        self._upkeep.close()
+
+    def __enter__(self) -> DelayStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        with self._state.lock:
+            self._state.check()
+
+    def _fetch(self, entries: Sequence[Entry]) -> tuple[list[Delayed], bool]:
+        """The messages at these places, and whether all of them could be read."""
+        here = self._state.intake.fetch(sorted([message_id for _, message_id, run, _, _ in entries if run is None]))
+        found = []
+        for _, message_id, run, block, i in entries:
+            record = here.get(message_id) if run is None else self._from_run(run, block, i, message_id)
+            if record is not None:
+                found.append(Delayed(message_id, record.due_at_ms, record))
+        return found, len(found) == len(entries)
+
+    def _from_run(self, run: Run, block: int, i: int, message_id: int) -> Record | None:
+        key = (run.name, block)
+        records = self._blocks.get(key)
+        if records is None:
+            try:
+                records = self._blocks[key] = run.records(block)
+            except CorruptData:
+                return None
+            if len(self._blocks) > _BLOCKS:
+                self._blocks.popitem(last=False)
+        r = records[i]
+        return Record(
+            message_id, r.timestamp_ns, r.value, r.key, r.headers, r.priority, r.expires_at_ms, r.due_at_ms, r.flags
+        )

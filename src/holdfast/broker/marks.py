@@ -1,0 +1,76 @@
+"""What Holdfast itself notes with a message: headers under a name of its own, and one flag.
+
+A message that comes from another log (delayed, buried or redriven) carries the flag MOVED and says where
+it comes from, so that a move that was cut short by a crash is finished and never done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from holdfast.codec.columns import FLAGS
+from holdfast.delivery.group import Failure
+from holdfast.model import HeaderPairs, Record
+from holdfast.storage.log import Log
+
+PREFIX: Final = "holdfast."
+CORRELATION_ID: Final = "holdfast.correlation-id"
+DEDUP_ID: Final = "holdfast.dedup-id"
+DELAYED_ID: Final = "holdfast.delayed-id"
+REDRIVEN_FROM: Final = "holdfast.redriven-from"
+DEAD: Final = "holdfast.dead"
+
+# Flags of a message; bit 0 is the tombstone.
+MOVED: Final = 1 << 1
+TEXT_KEY: Final = 1 << 2  # the key was given as text
+TEXT_HEADERS: Final = 1 << 3  # so were all values of the headers
+
+
+class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a message before it died, as JSON in a header of its dead letter."""
+
+    id: str
+    topic: str
+    partition: int
+    group: str
+    offset: int
+    timestamp_ns: int
+    reason: str
+    error: str
+    attempts: int
+    first_ms: int
+    last_ms: int
+    dead_at_ms: int
+    holder: str = ""
+    priority: int = 0
+    failures: tuple[Failure, ...] = ()
+    state: bytes | None = None
+
+
+encode_note = msgspec.json.Encoder().encode
+decode_note = msgspec.json.Decoder(DeadNote).decode
+
+
+def mark(record: Record, name: str) -> bytes | None:
+    """The value of one of our own headers."""
+    for header, value in record.headers:
+        if header == name:
+            return value
+    return None
+
+
+def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:
+    """The headers without our own."""
+    return tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+
+
+def moved_records(log: Log, offset: int) -> Iterator[Record]:
+    """The messages from `offset` on that came from another log."""
+    for frame in log.read(max(offset, log.start), on_damage="skip"):
+        if frame.header.columns & FLAGS:
+            for record in frame.records():
+                if record.flags & MOVED and record.offset >= offset:
+                    yield record

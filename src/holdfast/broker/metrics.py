@@ -1,0 +1,285 @@
+"""What a queue counts and times, cheaply, and the door through which others may listen.
+
+Threads: an instrument is changed without a lock. Where CPython has its global lock nothing is lost:
+each change is a few steps with no call among them, and threads are switched only at calls and loops.
+On a free-threaded build two changes at the same moment may count as one; nothing worse can happen.
+A snapshot that is taken meanwhile may hold one part of an observation and not yet the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+# 16 slots for each power of two: a slot is at most 1/16 of its values wide, so its middle is within
+# 1/32 of each of them. Slots 0 to 31 hold one nanosecond each.
+_SLOT_BITS: Final = 4
+_OCTAVE_SLOTS: Final = 1 << _SLOT_BITS
+_MAX_BITS: Final = 59  # 2**59 ns are 18 years; longer times share the last slot
+_SLOTS: Final = (_MAX_BITS - _SLOT_BITS + 1) * _OCTAVE_SLOTS
+_NS: Final = 1_000_000_000
+_NEVER_NS: Final = 1 << 80
+
+# How far a quantile may be from the true one, as a part of it, up to LIMIT_NS.
+RESOLUTION: Final = 1 / 32
+LIMIT_NS: Final = 1 << _MAX_BITS
+
+
+class Observer(Protocol):
+    """Your own metrics (Prometheus, StatsD): given every count and every time as it happens.
+
+    It is called by the thread that works with the queue, maybe inside the queue's lock: be quick and do
+    not call the queue. One that raises is logged and not called again.
+    """
+
+    def count(self, name: str, n: int) -> None:
+        """The counter `name` grew by `n`."""
+
+    def observe(self, name: str, seconds: float) -> None:
+        """One more time for the histogram `name`."""
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """A histogram at one moment, in seconds; all but `count` and `sum` are None before the first time."""
+
+    count: int = 0
+    sum: float = 0.0
+    min: float | None = None
+    max: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All metrics of a queue at one moment, since it was opened."""
+
+    published: int
+    published_bytes: int
+    delivered: int
+    acked: int
+    nacked: int
+    deferred: int
+    rejected: int
+    expired_leases: int
+    returned: int
+    buried: int
+    redriven: int
+    expired: int
+    cancelled: int
+    duplicates: int
+    released: int
+    lost_leases: int
+    put_seconds: Times
+    wait_seconds: Times
+    handle_seconds: Times
+    lateness_seconds: Times
+    gauges: dict[str, float]
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("_relay", "name", "value")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.value = 0
+        self._relay: _Relay | None = None
+
+    def add(self, n: int = 1) -> None:
+        self.value += n
+        relay = self._relay
+        if relay is not None:
+            relay.count(self.name, n)
+
+
+class Histogram:
+    """How long something took: counts in slots of about equal relative width, in constant memory."""
+
+    __slots__ = ("_relay", "_slots", "max_ns", "min_ns", "name", "sum_ns")
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.sum_ns = 0
+        self.max_ns = -1  # below every time, as min_ns is above: no test for the first one
+        self.min_ns = _NEVER_NS
+        self._slots = [0] * _SLOTS
+        self._relay: _Relay | None = None
+
+    def observe_ns(self, ns: int) -> None:
+        """One more time; one below 0, as between two readings of a clock that was set back, counts as 0."""
+        if ns < 16:
+            if ns < 0:
+                ns = 0
+            slot = ns
+        else:
+            # The highest five bits: the first is always set, four choose the slot within the octave.
+            shift = ns.bit_length() - 5
+            slot = (shift << 4) + (ns >> shift)
+        try:
+            self._slots[slot] += 1
+        except IndexError:
+            self._slots[-1] += 1
+        self.sum_ns += ns
+        if ns > self.max_ns:
+            self.max_ns = ns
+        if ns < self.min_ns:
+            self.min_ns = ns
+        relay = self._relay
+        if relay is not None:
+            relay.observe(self.name, ns / 1e9)
+
+    @property
+    def count(self) -> int:
+        return sum(self._slots)
+
+    def quantile(self, q: float) -> float | None:
+        """The time in seconds that a part `q` of all did not exceed, within RESOLUTION; None if there is none."""
+        if not 0 <= q <= 1:
+            raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
+        return self._quantiles(list(self._slots), (q,))[0]
+
+    def merge(self, other: Histogram) -> None:
+        """Add what the other one holds, as if all had been observed here; the observer is not told again.
+
+        For histograms that rest, such as those of several queues to be shown as one: what another
+        thread observes here meanwhile may be lost.
+        """
+        self._slots = [mine + theirs for mine, theirs in zip(self._slots, other._slots, strict=True)]
+        self.sum_ns += other.sum_ns
+        self.max_ns = max(self.max_ns, other.max_ns)
+        self.min_ns = min(self.min_ns, other.min_ns)
+
+    def snapshot(self) -> Times:
+        slots = list(self._slots)
+        count = sum(slots)
+        if not count:
+            return Times()
+        p50, p95, p99 = self._quantiles(slots, (0.5, 0.95, 0.99))
+        return Times(
+            count=count,
+            sum=self.sum_ns / _NS,
+            min=self.min_ns / _NS,
+            max=self.max_ns / _NS,
+            p50=p50,
+            p95=p95,
+            p99=p99,
+        )
+
+    def _quantiles(self, slots: list[int], wanted: tuple[float, ...]) -> list[float | None]:
+        """By nearest rank, for parts in rising order."""
+        count = sum(slots)
+        if not count:
+            return [None] * len(wanted)
+        found: list[float | None] = []
+        slot, seen = 0, slots[0]
+        for q in wanted:
+            rank = max(1, math.ceil(q * count))
+            while seen < rank:
+                slot += 1
+                seen += slots[slot]
+            # No time lies outside these, so neither does a quantile.
+            found.append(min(max(_middle_ns(slot), self.min_ns), self.max_ns) / _NS)
+        return found
+
+
+def _middle_ns(slot: int) -> float:
+    if slot < 2 * _OCTAVE_SLOTS:
+        return slot
+    shift = slot // _OCTAVE_SLOTS - 1
+    first_ns = (slot - shift * _OCTAVE_SLOTS) << shift
+    return first_ns + ((1 << shift) - 1) / 2
+
+
+class Metrics:
+    """The instruments of one queue, each an attribute: `metrics.published.add(3)`."""
+
+    def __init__(self, observer: Observer | None = None) -> None:
+        self.published = Counter("published")
+        self.published_bytes = Counter("published_bytes")
+        self.delivered = Counter("delivered")
+        self.acked = Counter("acked")
+        self.nacked = Counter("nacked")
+        self.deferred = Counter("deferred")
+        self.rejected = Counter("rejected")
+        self.expired_leases = Counter("expired_leases")
+        self.returned = Counter("returned")
+        self.buried = Counter("buried")
+        self.redriven = Counter("redriven")
+        self.expired = Counter("expired")
+        self.cancelled = Counter("cancelled")
+        self.duplicates = Counter("duplicates")
+        self.released = Counter("released")  # delayed messages that came due
+        self.lost_leases = Counter("lost_leases")
+        self.put_seconds = Histogram("put_seconds")
+        self.wait_seconds = Histogram("wait_seconds")  # published to delivered
+        self.handle_seconds = Histogram("handle_seconds")  # delivered to acked
+        self.lateness_seconds = Histogram("lateness_seconds")  # due to released
+        self._instruments = [part for part in vars(self).values() if isinstance(part, Counter | Histogram)]
+        self._gauges: dict[str, Callable[[], float]] = {}
+        self.set_observer(observer)
+
+    def set_observer(self, observer: Observer | None) -> None:
+        """From now on tell this one, and no other, of every change; None: nobody."""
+        relay = None if observer is None else _Relay(observer, self._drop)
+        for instrument in self._instruments:
+            instrument._relay = relay
+
+    def gauge(self, name: str, read: Callable[[], float]) -> None:
+        """A value that is read when a snapshot is taken, and costs nothing until then."""
+        self._gauges[name] = read
+
+    def snapshot(self) -> MetricsSnapshot:
+        values: dict[str, Any] = {
+            part.name: part.value if isinstance(part, Counter) else part.snapshot() for part in self._instruments
+        }
+        return MetricsSnapshot(gauges={name: read() for name, read in self._gauges.items()}, **values)
+
+    def _drop(self, relay: _Relay) -> None:
+        for instrument in self._instruments:
+            if instrument._relay is relay:
+                instrument._relay = None
+
+
+class _Relay:
+    """Stands between the instruments and an observer, so that its errors go no further."""
+
+    __slots__ = ("_drop", "_failed", "_lock", "_observer")
+
+    def __init__(self, observer: Observer, drop: Callable[[_Relay], None]) -> None:
+        self._observer = observer
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._failed = False
+
+    def count(self, name: str, n: int) -> None:
+        try:
+            self._observer.count(name, n)
+        except Exception as error:
+            self._fail(error)
+
+    def observe(self, name: str, seconds: float) -> None:
+        try:
+            self._observer.observe(name, seconds)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._lock:
+            if self._failed:
+                return
+            self._failed = True
+        self._drop(self)
+        logger.warning(
+            "observer dropped after an error",
+            extra={"observer": type(self._observer).__name__, "error": str(error)},
+            exc_info=error,
+        )

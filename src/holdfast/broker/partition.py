@@ -1,0 +1,387 @@
+"""One partition: the log that messages are published to, and what stands before it: delays and dedup.
+
+publish ──► dedup: known within the window? ──► duplicate
+                 │
+                 ├── due later ──► delayed/ ── when due ──┐
+                 │                                       v
+                 └──────────────────────────────────► the log ──► the groups
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.dedup import DedupIndex
+from holdfast.broker.dedup_runs import Covered
+from holdfast.broker.delayed import Delayed, DelayStore
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, mark, moved_records
+from holdfast.broker.metrics import Metrics
+from holdfast.env import World
+from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, LogPosition
+from holdfast.settings import QueueSettings
+from holdfast.storage.files import join
+from holdfast.storage.log import Log
+
+_RELEASE_MOST: Final = 1_000
+_SAVE_DEDUP_EVERY_MS: Final = 3_600_000
+
+
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """A message to be published, checked and with our own headers."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: HeaderPairs = ()
+    priority: int = 0
+    expires_at_ms: int = 0
+    due_at_ms: int = 0
+    dedup_id: bytes | None = None
+    flags: int = 0
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is: in the log, or still among the delayed ones."""
+
+    offset: int | None
+    delayed_id: int | None = None
+    duplicate: bool = False
+
+
+class Publication(msgspec.Struct, gc=False):
+    """Messages that are written. They count when `Partition.wait` has returned."""
+
+    places: list[Place]
+    durability: Durability
+    in_log: Appended | None = None
+    in_delayed: Appended | None = None
+    due_now: bool = False
+
+
+class Partition:
+    """Takes messages in. Safe to use from any thread."""
+
+    def __init__(self, world: World, folder: str, settings: QueueSettings, metrics: Metrics, log: Log) -> None:
+        self._world = world
+        self._folder = folder
+        self._settings = settings
+        self._metrics = metrics
+        self.log = log
+        self.deliveries: list[Delivery] = []
+        self.delayed: DelayStore | None = None
+        self.dedup: DedupIndex | None = None
+        self._lock = threading.Lock()  # around what must be looked up and written as one
+        self._release_lock = threading.Lock()  # around what leaves the delayed ones
+        self._dedup_saved_ms = self._mono_ms()
+
+    @staticmethod
+    def open(world: World, folder: str, settings: QueueSettings, metrics: Metrics) -> Partition:
+        """Own the partition in the folder; made where there is none."""
+        log = Log.open(join(folder, "log"), settings, world)
+        partition = Partition(world, folder, settings, metrics, log)
+        try:
+            if world.disk.exists(join(folder, "delayed")):
+                partition._open_delayed()
+            if world.disk.exists(join(folder, "dedup")):
+                partition._open_dedup()
+        except BaseException:
+            partition.close()
+            raise
+        return partition
+
+    def publish(
+        self, drafts: Sequence[Draft], *, durability: Durability | None = None, codec: CodecName | None = None
+    ) -> Publication:
+        """Write messages, all of them or none; duplicates are left out. Then `wait`."""
+        if any(draft.dedup_id is not None for draft in drafts):
+            with self._lock:
+                return self._publish_unseen(drafts, durability, codec)
+        return self._publish(drafts, durability, codec)
+
+    def wait(self, publication: Publication) -> None:
+        """Return when the messages are as durable as asked, and consumers know of them."""
+        if publication.in_log is not None:
+            self.log.wait(publication.in_log)
+        if publication.in_delayed is not None and self.delayed is not None:
+            self.delayed.wait(publication.in_delayed)
+        self._tell(publication)
+
+    async def wait_async(self, publication: Publication) -> None:
+        """The same for a task."""
+        if publication.in_log is not None:
+            await self.log.wait_async(publication.in_log)
+        if publication.in_delayed is not None and self.delayed is not None:
+            await self.delayed.wait_async(publication.in_delayed)
+        self._tell(publication)
+
+    def wake(self, messages: int = 1) -> None:
+        """So many messages have become readable."""
+        for delivery in self.deliveries:
+            if delivery.waiters:
+                delivery.waiters.wake(messages)
+
+    def release(self) -> int:
+        """Let the delayed messages that are due into the log; answers how many."""
+        store = self.delayed
+        if store is None:
+            return 0
+        total = 0
+        with self._release_lock:
+            while True:
+                now_ns = self._world.clock.now_ns()
+                due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
+                if due:
+                    appended = self._write(_released_batch(due), None, None)
+                    self.log.wait(appended)
+                    store.released([message.id for message in due], appended.next_offset)
+                    for message in due:
+                        self._metrics.lateness_seconds.observe_ns(now_ns - message.due_at_ms * 1_000_000)
+                    self._metrics.released.add(len(due))
+                    self.wake(len(due))
+                    total += len(due)
+                if len(due) < _RELEASE_MOST:
+                    store.settled(self.log.synced_end)
+                    return total
+
+    def append_moved(self, batch: Batch) -> None:
+        """Take in messages from another log, which may then forget them."""
+        appended = self._write(batch, "fsync", None)
+        self.log.wait(appended)
+        self.wake(len(batch.values))
+
+    def cancel_delayed(self, delayed_id: int) -> bool:
+        """Take a message back that waits for its time; False where it does not."""
+        with self._release_lock:
+            return self.delayed is not None and self.delayed.cancel(delayed_id)
+
+    def tick(self) -> int | None:
+        """Do what is due by now; answers in how many ms more will be due."""
+        self.release()
+        due = [self.log.tick()]
+        now_ms = self._world.clock.now_ns() // 1_000_000
+        if self.delayed is not None:
+            self.log.pin("delayed", self.delayed.accounted)
+            due.append(self.delayed.tick(now_ms))
+            next_ms = self.delayed.next_due_ms()
+            if next_ms is not None:
+                due.append(max(next_ms - now_ms, 0))
+        if self.dedup is not None:
+            if self.dedup.full() or self._mono_ms() - self._dedup_saved_ms > _SAVE_DEDUP_EVERY_MS:
+                self.save_dedup()
+            self.log.pin("dedup", self.dedup.covered.partition.offset)
+        return min((ms for ms in due if ms is not None), default=None)
+
+    def save_dedup(self) -> None:
+        """Put the dedup ids that only memory holds on disk; the messages that have them are on disk first."""
+        dedup = self.dedup
+        if dedup is None:
+            return
+        with self._lock:
+            saving = dedup.begin_save(Covered(self._position(self.log), self._intake_position()))
+        self._dedup_saved_ms = self._mono_ms()
+        if saving is None:
+            return
+        try:
+            self.log.sync()
+            if self.delayed is not None:
+                self.delayed.intake.sync()
+            saving.write()
+        finally:
+            with self._lock:
+                dedup.finish_save(saving)
+        if self.delayed is not None:
+            self.delayed.intake.pin("dedup", dedup.covered.intake.offset)
+
+    def close(self) -> None:
+        try:
+            if self.dedup is not None:
+                self.save_dedup()
+                self.dedup.close()
+            if self.delayed is not None:
+                self.log.sync()
+                self.delayed.settled(self.log.synced_end)
+                self.delayed.close()
+        finally:
+            self.log.close()
+
+    # Writing
+
+    def _publish(self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None) -> Publication:
+        if any(draft.due_at_ms for draft in drafts):
+            return self._publish_delayed(drafts, durability, codec)
+        appended = self._write(_batch(drafts), durability, codec)
+        places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
+        return Publication(places, appended.durability, in_log=appended)
+
+    def _publish_delayed(
+        self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None
+    ) -> Publication:
+        """All of a batch goes this way, also what is due at once: one write is all or nothing, two are not."""
+        store = self._open_delayed()
+        now_ms = self._world.clock.now_ns() // 1_000_000
+        batch = msgspec.structs.replace(_batch(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
+        appended = store.write(batch, durability=durability, codec=codec)
+        places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
+        due_now = any(draft.due_at_ms <= now_ms for draft in drafts)
+        return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
+
+    def _publish_unseen(
+        self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None
+    ) -> Publication:
+        """Publish what is no duplicate, of an earlier message or of another one in the same call."""
+        dedup = self._open_dedup()
+        now_ms = self._world.clock.now_ns() // 1_000_000
+        fresh: list[Draft] = []
+        known: dict[int, int] = {}  # which of the drafts -> reference, or -1 - which of the fresh ones
+        in_call: dict[bytes, int] = {}
+        for i, draft in enumerate(drafts):
+            if draft.dedup_id is not None:
+                found = dedup.find(draft.dedup_id, now_ms)
+                if found is not None:
+                    known[i] = found
+                    continue
+                if draft.dedup_id in in_call:
+                    known[i] = -1 - in_call[draft.dedup_id]
+                    continue
+                in_call[draft.dedup_id] = len(fresh)
+            fresh.append(draft)
+        publication = self._publish(fresh, durability, codec)
+        for draft, place in zip(fresh, publication.places, strict=True):
+            if draft.dedup_id is not None:
+                dedup.add(draft.dedup_id, _reference(place), now_ms)
+        if known:
+            self._metrics.duplicates.add(len(known))
+            self._add_duplicates(publication, known, len(drafts))
+        return publication
+
+    def _add_duplicates(self, publication: Publication, known: dict[int, int], count: int) -> None:
+        fresh = publication.places
+        rest = iter(fresh)
+        places: list[Place] = []
+        for i in range(count):
+            if i not in known:
+                places.append(next(rest))
+                continue
+            first = fresh[-1 - known[i]] if known[i] < 0 else _place(known[i])
+            places.append(Place(first.offset, first.delayed_id, duplicate=True))
+        publication.places = places
+        if publication.durability == "fsync":
+            # "Duplicate" is an acknowledgement as well: the first one must be on disk.
+            for place in places:
+                if place.offset is not None and place.offset >= self.log.synced_end:
+                    publication.in_log = Appended(0, self.log.written_end, "fsync")
+                elif place.delayed_id is not None and self.delayed is not None:
+                    publication.in_delayed = Appended(0, self.delayed.intake.written_end, "fsync")
+
+    def _write(self, batch: Batch, durability: Durability | None, codec: CodecName | None) -> Appended:
+        if batch.priorities is None:
+            return self.log.write(batch, durability=durability, codec=codec)
+        with ExitStack() as locks:
+            # A consumer must not see a message before its group knows how urgent it is.
+            for delivery in self.deliveries:
+                locks.enter_context(delivery.lock)
+            appended = self.log.write(batch, durability=durability, codec=codec)
+            for delivery in self.deliveries:
+                delivery.group.arrive(appended.offset, bytes(batch.priorities))
+        return appended
+
+    def _tell(self, publication: Publication) -> None:
+        if publication.in_log is not None:
+            self.wake(len(publication.places))
+        if publication.in_delayed is not None:
+            if publication.due_now:
+                self.release()
+            for delivery in self.deliveries:
+                delivery.on_attention()
+
+    # Opening
+
+    def _open_delayed(self) -> DelayStore:
+        store = self.delayed
+        if store is None:
+            with self._release_lock:
+                if self.delayed is None:
+                    store = DelayStore.open(self._world, join(self._folder, "delayed"), self._settings)
+                    found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
+                    store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
+                    store.settled(self.log.end)
+                    store.on_attention = lambda: self.deliveries[0].on_attention() if self.deliveries else None
+                    if self.dedup is not None:
+                        store.intake.pin("dedup", self.dedup.covered.intake.offset)
+                    self.delayed = store
+                return self.delayed
+        return store
+
+    def _open_dedup(self) -> DedupIndex:
+        if self.dedup is None:
+            folder = join(self._folder, "dedup")
+            self._world.disk.make_folder(folder)
+            dedup = DedupIndex.open(self._world, folder, window_ms=self._settings.dedup_window_ms)
+            start = max(dedup.covered.partition.offset, self.log.start)
+            for record in self.log.records(min(start, self.log.end), on_damage="skip"):
+                dedup_id = mark(record, DEDUP_ID)
+                if dedup_id is not None and not record.flags & MOVED:
+                    dedup.add(dedup_id, record.offset << 1, record.timestamp_ns // 1_000_000)
+            if self.delayed is not None:
+                intake = self.delayed.intake
+                start = max(dedup.covered.intake.offset, intake.start)
+                for record in intake.records(min(start, intake.end), on_damage="skip"):
+                    dedup_id = mark(record, DEDUP_ID)
+                    if dedup_id is not None:
+                        dedup.add(dedup_id, record.offset << 1 | 1, record.timestamp_ns // 1_000_000)
+                intake.pin("dedup", dedup.covered.intake.offset)
+            self.log.pin("dedup", dedup.covered.partition.offset)
+            self.dedup = dedup
+        return self.dedup
+
+    def _intake_position(self) -> LogPosition:
+        return LogPosition(0, 0) if self.delayed is None else self._position(self.delayed.intake)
+
+    @staticmethod
+    def _position(log: Log) -> LogPosition:
+        return LogPosition(log.epoch, log.written_end)
+
+    def _mono_ms(self) -> int:
+        return self._world.clock.monotonic_ns() // 1_000_000
+
+
+def _batch(drafts: Sequence[Draft]) -> Batch:
+    """The drafts as columns; a column that no draft uses is left out."""
+    return Batch(
+        values=[draft.value for draft in drafts],
+        keys=[draft.key for draft in drafts] if any(draft.key is not None for draft in drafts) else None,
+        headers=[draft.headers for draft in drafts] if any(draft.headers for draft in drafts) else None,
+        priorities=[draft.priority for draft in drafts] if any(draft.priority for draft in drafts) else None,
+        expires_at_ms=[draft.expires_at_ms for draft in drafts] if any(d.expires_at_ms for d in drafts) else None,
+        flags=[draft.flags for draft in drafts] if any(draft.flags for draft in drafts) else None,
+    )
+
+
+def _released_batch(due: Sequence[Delayed]) -> Batch:
+    records = [message.record for message in due]
+    return Batch(
+        values=[record.value for record in records],
+        keys=[record.key for record in records] if any(record.key is not None for record in records) else None,
+        headers=[(*message.record.headers, (DELAYED_ID, b"%d" % message.id)) for message in due],
+        priorities=[record.priority for record in records] if any(record.priority for record in records) else None,
+        expires_at_ms=[record.expires_at_ms for record in records] if any(r.expires_at_ms for r in records) else None,
+        due_at_ms=[message.due_at_ms for message in due],
+        flags=[record.flags | MOVED for record in records],
+    )
+
+
+def _reference(place: Place) -> int:
+    """One number for both kinds of places."""
+    if place.offset is not None:
+        return place.offset << 1
+    assert place.delayed_id is not None
+    return place.delayed_id << 1 | 1
+
+
+def _place(reference: int) -> Place:
+    return Place(None, reference >> 1) if reference & 1 else Place(reference >> 1)

@@ -1,0 +1,100 @@
+"""Consumers that wait for a message, first come, first served: threads and tasks alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from holdfast.env import Clock
+
+# However sure we are that everybody is woken: nobody sleeps longer than this without a look.
+_SAFETY_S: Final = 5.0
+
+
+class Waiter(Protocol):
+    """One who waits."""
+
+    woken: bool
+
+    def wake(self) -> None: ...
+
+
+class Waiters:
+    """The line of those who wait. Whoever is woken and takes nothing must let the next one be woken."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._line: deque[Waiter] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._line)
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def wake(self, count: int = 1) -> None:
+        """Wake the first ones in line; each leaves it."""
+        with self._lock:
+            while self._line and count > 0:
+                self._line.popleft().wake()
+                count -= 1
+
+    def wake_all(self) -> None:
+        self.wake(len(self._line))
+
+    @contextlib.contextmanager
+    def in_line(self, waiter: Waiter) -> Iterator[None]:
+        """Stand in line; afterwards a wake-up that was not used goes to the next one."""
+        with self._lock:
+            waiter.woken = False
+            self._line.append(waiter)
+        try:
+            yield
+        except BaseException:
+            if waiter.woken:
+                self.wake()
+            raise
+        finally:
+            with self._lock, contextlib.suppress(ValueError):
+                self._line.remove(waiter)
+
+
+class ThreadWaiter:
+    """A thread that waits."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = threading.Event()
+        self.woken = False
+
+    def wake(self) -> None:
+        self.woken = True
+        self._event.set()
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Return when woken, when the time is over, or now and then."""
+        self._clock.wait(self._event, _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S))
+        self._event.clear()
+
+
+class TaskWaiter:
+    """A task that waits; woken from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self.woken = False
+
+    def wake(self) -> None:
+        self.woken = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout_s: float | None) -> None:
+        await self._clock.wait_async(self._event, _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S))
+        self._event.clear()

@@ -1,0 +1,1 @@
+"""Who holds which message: pure, compact, journaled. Time is an argument."""

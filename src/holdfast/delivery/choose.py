@@ -1,0 +1,126 @@
+"""Which messages are next: by priority, oldest first within one; nobody waits for ever.
+
+Strict choice takes the most urgent lane that has a message. Whatever was published before `aged_below`
+counts as most urgent, so that a steady stream of urgent messages cannot starve the others. Fair choice
+shares the turns between the lanes by weights instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import msgspec
+from pyroaring import BitMap64
+
+from holdfast.delivery.group import Group
+from holdfast.delivery.lanes import LEVELS
+
+
+class Chosen(msgspec.Struct, frozen=True, gc=False):
+    """Offsets in order of delivery, and where the cursor stands once they are taken."""
+
+    offsets: Sequence[int]
+    cursor: int
+
+
+class Turns:
+    """Weighted fair choice: each lane pays for a turn with the inverse of its weight; the cheapest is next."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        self._prices = [1.0 / weight for weight in weights]
+        self._paid = [0.0] * LEVELS
+        self._now = 0.0
+
+    def next(self, levels: Sequence[int]) -> int:
+        """Whose turn it is among the lanes that have messages. A lane that was empty saves no turns up."""
+        start, level = min((max(self._paid[level], self._now), -level) for level in levels)
+        level = -level
+        self._now = start
+        self._paid[level] = start + self._prices[level]
+        return level
+
+
+def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: Turns | None = None) -> Chosen:
+    """The next messages, up to `count`, among those below `end`. Changes nothing."""
+    cursor = group.cursor
+    if not group.lanes and not group.ahead:
+        stop = min(cursor + count, end)
+        return Chosen(range(cursor, stop), max(stop, cursor))
+    picker = _Picker(group, end, aged_below, turns)
+    offsets: list[int] = []
+    while len(offsets) < count:
+        taken = picker.take(count - len(offsets))
+        if not taken:
+            break
+        offsets += taken
+    return Chosen(offsets, picker.cursor)
+
+
+class _Picker:
+    """Takes from copies of the lanes' heads, so that choosing leaves the group as it is."""
+
+    def __init__(self, group: Group, end: int, aged_below: int, turns: Turns | None) -> None:
+        self._ahead = group.ahead
+        self._ready = group.lanes.ready
+        self._taken = [-1] * LEVELS  # the last offset taken from each lane
+        self._end = end
+        self._aged_below = aged_below
+        self._turns = turns
+        self.cursor = group.cursor
+
+    def take(self, count: int) -> list[int]:
+        heads = {level: head for level in range(LEVELS) if (head := self._head(level)) is not None}
+        if not heads:
+            return []
+        if self._turns is not None:
+            return self._take_from(self._turns.next(list(heads)), 1, self._end)
+        oldest = min(heads, key=heads.__getitem__)
+        if heads[oldest] < self._aged_below:
+            others = [head for level, head in heads.items() if level != oldest]
+            return self._take_from(oldest, count, min([self._aged_below, self._end, *others]))
+        return self._take_from(max(heads), count, self._end)
+
+    def _head(self, level: int) -> int | None:
+        """The first message of a lane that is left; lane 0 goes on at the cursor."""
+        offset = _first_from(self._ready[level], self._taken[level] + 1)
+        if offset is not None and offset < self._end:
+            return offset
+        if level == 0:
+            self._pass_ahead()
+            return self.cursor if self.cursor < self._end else None
+        return None
+
+    def _take_from(self, level: int, count: int, stop: int) -> list[int]:
+        lane = self._ready[level]
+        start = self._taken[level] + 1
+        if _first_from(lane, start) is not None:
+            rest = lane.iter_equal_or_larger(start)
+            offsets = [offset for offset in islice(rest, count) if offset < stop]
+            if offsets:
+                self._taken[level] = offsets[-1]
+                return offsets
+        return self._take_at_cursor(count, stop)
+
+    def _take_at_cursor(self, count: int, stop: int) -> list[int]:
+        self._pass_ahead()
+        blocked = _first_from(self._ahead, self.cursor)
+        stop = min(self.cursor + count, stop, self._end if blocked is None else blocked)
+        offsets = list(range(self.cursor, stop))
+        self.cursor = stop
+        return offsets
+
+    def _pass_ahead(self) -> None:
+        while self.cursor < self._end and self.cursor in self._ahead:
+            self.cursor += 1
+
+
+def _first_from(bitmap: BitMap64, start: int) -> int | None:
+    if not bitmap:
+        return None
+    if start == 0:
+        return int(bitmap.min())
+    try:
+        return int(bitmap.next_set_bit(start))
+    except ValueError:  # there is none
+        return None

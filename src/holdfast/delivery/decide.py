@@ -1,0 +1,207 @@
+"""What follows from a command: events, or a refusal. A decision reads the state and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import singledispatch
+from typing import Final
+
+import msgspec
+
+from holdfast.delivery.claims import claim
+from holdfast.delivery.commands import (
+    HOLDER_GONE,
+    LEASE_ENDED,
+    NO_SESSION,
+    Ack,
+    Bury,
+    Cancel,
+    Command,
+    Extend,
+    GiveUp,
+    Nack,
+    Open,
+    Receive,
+    Reject,
+    Save,
+    Seek,
+    Tick,
+)
+from holdfast.delivery.events import (
+    Acked,
+    Buried,
+    Cancelled,
+    Event,
+    Extended,
+    Leased,
+    Opened,
+    Phase,
+    Released,
+    Replayed,
+    Returned,
+    Saved,
+    Skipped,
+)
+from holdfast.delivery.group import Group
+from holdfast.delivery.runs import run, runs_of
+from holdfast.errors import Conflict
+from holdfast.settings import QueueSettings
+
+# Why a message died.
+MAX_ATTEMPTS: Final = "MAX_ATTEMPTS"
+REJECTED: Final = "REJECTED"
+EXPIRED: Final = "EXPIRED"
+
+
+class Moment(msgspec.Struct, frozen=True, gc=False):
+    """What a decision may know of the world: both clocks, and where the dead letters' log ends."""
+
+    wall_ms: int
+    mono_ms: int
+    dead_end: int = -1
+
+
+def decide(group: Group, command: Command, policy: QueueSettings, now: Moment) -> list[Event]:
+    """The events that the command leads to; LeaseLost or Conflict where it must be refused."""
+    return list(_events(command, group, policy, now))
+
+
+@singledispatch
+def _events(command: Command, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    raise TypeError(f"{command!r} is no command")
+
+
+@_events.register
+def _(command: Receive, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    if command.offsets:
+        yield Leased(
+            runs_of(command.offsets),
+            command.cursor,
+            group.fence + 1,
+            command.session,
+            command.lease_ms,
+            now.mono_ms + command.lease_ms,
+            now.wall_ms,
+            command.holder,
+            command.moving_to,
+        )
+
+
+@_events.register
+def _(command: Ack, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    claim(group, command.receipts)
+    yield Acked(runs_of(receipt.offset for receipt in command.receipts))
+
+
+@_events.register
+def _(command: Nack, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    claim(group, [command.receipt])
+    offset = command.receipt.offset
+    delay_ms = command.delay_ms
+    if delay_ms is None:
+        delay_ms = backoff_ms(policy, offset, group.attempts(offset) + 1) if command.counted else 0
+    yield from _give_back(group, offset, policy, now, delay_ms, command.why, command.error, counted=command.counted)
+
+
+@_events.register
+def _(command: Reject, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    claim(group, [command.receipt])
+    yield Buried(command.receipt.offset, REJECTED, command.error, now.wall_ms, now.dead_end)
+
+
+@_events.register
+def _(command: Extend, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    claim(group, command.receipts)
+    offsets = [receipt.offset for receipt in command.receipts]
+    yield Extended(runs_of(offsets), command.lease_ms, now.mono_ms + command.lease_ms)
+
+
+@_events.register
+def _(command: Save, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    claim(group, [command.receipt])
+    offset = command.receipt.offset
+    document = group.documents.get(offset)
+    version = 0 if document is None else document.version
+    if command.expected != version:
+        raise Conflict(
+            f"the state of message {offset} has version {version}, not {command.expected}: it was saved meanwhile. "
+            "Nothing was changed; load it again"
+        )
+    yield Saved(offset, version + 1, command.document)
+
+
+@_events.register
+def _(command: Cancel, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    if group.phase(command.offset) in (Phase.READY, Phase.DELAYED):
+        yield Cancelled(run(command.offset))
+
+
+@_events.register
+def _(command: Bury, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    for offset in command.offsets:
+        if group.phase(offset) is Phase.READY:
+            yield Buried(offset, command.reason, command.error, now.wall_ms, now.dead_end)
+
+
+@_events.register
+def _(command: Seek, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    yield Skipped(command.to)
+    yield Replayed(command.to)
+
+
+@_events.register
+def _(command: Tick, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    ended = {
+        offset
+        for start, stop in group.deadlines.due(now.mono_ms)
+        for offset in range(start, stop)
+        if offset in group.leases and group.leases[offset].until_ms <= now.mono_ms
+    }
+    for offset in sorted(ended):
+        delay_ms = backoff_ms(policy, offset, group.attempts(offset) + 1)
+        yield from _give_back(group, offset, policy, now, delay_ms, LEASE_ENDED, "", counted=True)
+    due = {offset for due_ms, offset in group.timers.due(now.wall_ms) if group.waiting.get(offset) == due_ms}
+    if due:
+        yield Released(runs_of(due))
+
+
+@_events.register
+def _(command: Open, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    # The fence knows of earlier sessions, too, even if a damaged journal has lost where they began.
+    session = max(group.session, group.fence >> 40) + 1
+    yield Opened(session, command.boot_id, now.mono_ms, command.end)
+
+
+@_events.register
+def _(command: GiveUp, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    for offset, lease in sorted(group.leases.items()):
+        if lease.session not in (NO_SESSION, group.session):
+            # A move that did not take place was nobody's attempt.
+            counted = lease.moving_to < 0
+            yield from _give_back(group, offset, policy, now, 0, HOLDER_GONE, "", counted=counted)
+
+
+def _give_back(
+    group: Group, offset: int, policy: QueueSettings, now: Moment, delay_ms: int, why: str, error: str, *, counted: bool
+) -> Iterator[Event]:
+    attempts = group.attempts(offset) + 1
+    if counted and policy.max_attempts is not None and attempts >= policy.max_attempts:
+        yield Buried(offset, MAX_ATTEMPTS, error or why, now.wall_ms, now.dead_end)
+        return
+    yield Returned(offset, now.wall_ms + delay_ms, counted, why, error, now.wall_ms)
+    if not delay_ms:
+        yield Released(run(offset))
+
+
+def backoff_ms(policy: QueueSettings, offset: int, attempts: int) -> int:
+    """How long to wait after so many failed attempts: doubling (or so), bounded, spread by jitter."""
+    try:
+        growth = policy.backoff_factor ** (attempts - 1)
+    except OverflowError:
+        growth = 1e15
+    full = min(policy.backoff_ms * min(growth, 1e15), policy.backoff_max_ms)
+    # Spread by the message's own numbers: as good as chance here, and the same at every replay.
+    mixed = (offset * 0x9E3779B97F4A7C15 + attempts * 0xBF58476D1CE4E5B9) % 2**64
+    mixed = (mixed ^ mixed >> 31) * 0x94D049BB133111EB % 2**64
+    share = (mixed >> 11) / 2**53
+    return round(full * (1 - policy.backoff_jitter_percent / 100 * share))

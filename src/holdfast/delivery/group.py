@@ -1,0 +1,443 @@
+"""What one group knows of one partition, in little memory: a deep backlog costs nothing.
+
+    below `floor`              done, every one
+    from `cursor` on           ready, unless `ahead` has it
+    `leases`, `waiting`,       the exceptions above the floor: leased, delayed, dead (to be moved into the dead
+    `burials`, `done`          letters' log), done
+    all others                 ready; those that the cursor has passed, and those with a priority, stand in `lanes`
+
+State changes by `apply` only, live and at replay alike, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+from pyroaring import BitMap64
+
+from holdfast.delivery.events import (
+    MOVES,
+    Acked,
+    Buried,
+    Cancelled,
+    Event,
+    Expired,
+    Extended,
+    Interred,
+    Leased,
+    Lost,
+    Opened,
+    Phase,
+    Released,
+    Replayed,
+    Returned,
+    Saved,
+    Skipped,
+)
+from holdfast.delivery.lanes import Lanes
+from holdfast.delivery.runs import Runs, each, pairs, run
+from holdfast.delivery.timers import Deadlines, Timers
+
+# Offsets have 63 bits; a bitmap's range needs an end.
+FAR: Final = 2**63
+
+# Deadlines of leases that were settled stay until this many more than leases have gathered.
+_STALE_DEADLINES: Final = 1_000
+
+
+class Lease(msgspec.Struct, frozen=True, gc=False):
+    """The right to work on messages for a time; those handed out together share one."""
+
+    fence: int
+    session: int
+    lease_ms: int
+    until_ms: int
+    at_ms: int
+    holder: str
+    moving_to: int = -1
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False):
+    """How one delivery ended without an ack."""
+
+    at_ms: int
+    holder: str
+    why: str
+    error: str
+
+
+class History(msgspec.Struct, frozen=True, gc=False):
+    """What is remembered of a message that came back: it goes with it into the dead letters."""
+
+    attempts: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    failures: tuple[Failure, ...] = ()
+
+
+class Burial(msgspec.Struct, frozen=True, gc=False):
+    """A dead letter that is on its way."""
+
+    reason: str
+    at_ms: int
+    dead_from: int
+    holder: str
+    history: History
+
+
+class Document(msgspec.Struct, frozen=True, gc=False):
+    """What a holder left with its message for the next one."""
+
+    version: int
+    content: bytes
+
+
+NO_HISTORY: Final = History()
+
+
+class IllegalMove(AssertionError):
+    """An event does not fit the state: a bug, never a user's mistake."""
+
+
+class Group:
+    """The state of one group on one partition."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.floor = start
+        self.cursor = start
+        self.session = 0
+        self.boot_id = 0
+        self.fence = 0
+        self.leases: dict[int, Lease] = {}
+        self.deadlines = Deadlines()
+        self.waiting: dict[int, int] = {}  # offset -> due_ms
+        self.timers = Timers()
+        self.burials: dict[int, Burial] = {}
+        self.done = BitMap64()
+        self.ahead = BitMap64()
+        self.lanes = Lanes(start)
+        self.histories: dict[int, History] = {}
+        self.documents: dict[int, Document] = {}
+
+    def phase(self, offset: int) -> Phase:
+        """Where the message stands; offsets beyond the log's end count as ready."""
+        if offset < self.floor or offset in self.done:
+            return Phase.DONE
+        if offset in self.leases:
+            return Phase.LEASED
+        if offset in self.waiting:
+            return Phase.DELAYED
+        return Phase.DEAD if offset in self.burials else Phase.READY
+
+    def ready_count(self, end: int) -> int:
+        """How many messages below `end` are ready."""
+        settled = self.floor + len(self.done) + len(self.leases) + len(self.waiting) + len(self.burials)
+        return max(end - settled, 0)
+
+    def attempts(self, offset: int) -> int:
+        """How often the message was handed out and not handled."""
+        history = self.histories.get(offset)
+        return 0 if history is None else history.attempts
+
+    def apply(self, event: Event) -> None:
+        """Let one event happen. It fits, or IllegalMove is raised and nothing has changed."""
+        _APPLY[type(event)](self, event)
+
+    def arrive(self, first: int, levels: bytes | list[int]) -> None:
+        """Note the priorities of messages in the log from `first` on. They are no events: the log has them."""
+        for offset, level in enumerate(levels, first):
+            if level and offset >= self.floor and offset not in self.done:
+                self.lanes.know(offset, level)
+                if self.phase(offset) is Phase.READY:
+                    self.lanes.add(offset)
+                if offset >= self.cursor:
+                    self.ahead.add(offset)
+        self.lanes.scanned = max(self.lanes.scanned, first + len(levels))
+
+    def not_at_cursor(self) -> BitMap64:
+        """The messages from the cursor on that it must pass over: exceptions, and those with a priority."""
+        held = (*self.leases, *self.waiting, *self.burials)
+        found = BitMap64([offset for offset in held if offset >= self.cursor])
+        for bitmap in (self.done, *self.lanes.levels):
+            if bitmap and bitmap.max() >= self.cursor:
+                found |= bitmap
+        found.remove_range(0, self.cursor)
+        return found
+
+    def lease_one(self, offset: int, lease: Lease) -> None:
+        """The fused form of `apply(Leased)` for the message at the cursor, with nothing in the way."""
+        self.leases[offset] = lease
+        self.fence = lease.fence
+        self.cursor = offset + 1
+        self.deadlines.add(lease.until_ms, offset, offset + 1)
+        if not offset % _STALE_DEADLINES:
+            self._drop_stale_deadlines()
+
+    def ack_one(self, offset: int) -> None:
+        """The fused form of `apply(Acked)` for one message that is leased."""
+        del self.leases[offset]
+        self._settle(offset, offset + 1)
+
+    # Each phase has a way out of it and a way into it; an event only says which.
+
+    def _move(self, event: Event, start: int, stop: int, value: Any = None) -> None:
+        source = self._fitting(event, start, stop)
+        self._exit(source, start, stop)
+        self._enter(MOVES[source, type(event)], start, stop, value)
+
+    def _move_runs(self, event: Event, runs: Runs, value: Any = None) -> None:
+        if len(runs) > 2:
+            for start, stop in pairs(runs):
+                self._fitting(event, start, stop)  # all of them, before the first one moves
+        for start, stop in pairs(runs):
+            self._move(event, start, stop, value)
+
+    def _fitting(self, event: Event, start: int, stop: int) -> Phase:
+        """The phase that the event takes them all out of."""
+        source = self.phase(start)
+        if (source, type(event)) not in MOVES or not self._all_in(source, start, stop):
+            raise IllegalMove(f"{event!r} does not fit: {start} is {source.value} (floor {self.floor})")
+        return source
+
+    def _all_in(self, phase: Phase, start: int, stop: int) -> bool:
+        """Whether all of them are in the phase of the first."""
+        if stop - start == 1:
+            return True
+        if phase is Phase.READY:
+            span = range(start, stop)
+            return not self.done.range_cardinality(start, stop) and all(
+                _is_apart(table, span) for table in (self.leases, self.waiting, self.burials)
+            )
+        return all(map(self._table(phase).__contains__, range(start, stop)))
+
+    def _table(self, phase: Phase) -> dict[int, Any]:
+        """Who is leased, delayed or dead."""
+        if phase is Phase.LEASED:
+            return self.leases
+        return self.waiting if phase is Phase.DELAYED else self.burials
+
+    def _exit(self, phase: Phase, start: int, stop: int) -> None:
+        if phase is Phase.READY:
+            self.lanes.remove(start, stop)
+            if stop > self.cursor:
+                self.ahead.add_range(max(start, self.cursor), stop)
+            return
+        table = self._table(phase)
+        for offset in range(start, stop):
+            del table[offset]
+
+    def _enter(self, phase: Phase, start: int, stop: int, value: Any) -> None:
+        if phase is Phase.DONE:
+            self._settle(start, stop)
+        elif phase is Phase.LEASED:
+            self.leases.update(dict.fromkeys(range(start, stop), value))
+            self.deadlines.add(value.until_ms, start, stop)
+            self._drop_stale_deadlines()
+        elif phase is Phase.DELAYED:
+            self.waiting[start] = value
+            self.timers.add(value, start)
+        elif phase is Phase.DEAD:
+            self.burials[start] = value
+        else:
+            for offset in range(start, stop):
+                self._make_ready(offset)
+
+    def _make_ready(self, offset: int) -> None:
+        if offset < self.cursor or self.lanes.level(offset):
+            self.lanes.add(offset)
+        else:
+            self.ahead.discard(offset)
+
+    def _settle(self, start: int, stop: int) -> None:
+        if self.histories or self.documents:
+            _drop(self.histories, start, stop)
+            _drop(self.documents, start, stop)
+        if self.lanes.used:
+            self.lanes.forget(start, stop)
+        if start > self.floor:
+            self.done.add_range(start, stop)
+            return
+        self.floor = max(self.floor, stop)
+        self._raise_floor()
+
+    def _raise_floor(self) -> None:
+        done = self.done
+        if done:
+            floor = self.floor
+            done.remove_range(0, floor)
+            while floor in done:
+                floor += 1
+            done.remove_range(self.floor, floor)
+            self.floor = floor
+        if self.cursor < self.floor:
+            self._move_cursor(self.floor)
+
+    def _move_cursor(self, cursor: int) -> None:
+        if self.ahead:
+            self.ahead.remove_range(0, cursor)
+        self.cursor = cursor
+
+    def _pass_to(self, cursor: int) -> None:
+        """Move the cursor over messages; whatever is still ready there gets into a lane, or nobody would find it.
+
+        That happens at replay, with priorities that are not known yet, or behind events that were damaged.
+        """
+        if self.ahead.range_cardinality(self.cursor, cursor) < cursor - self.cursor:
+            left = BitMap64()
+            left.add_range(self.cursor, cursor)
+            left -= self.ahead
+            self.lanes.add_usual(left)
+        self._move_cursor(cursor)
+
+    def _drop_stale_deadlines(self) -> None:
+        if len(self.deadlines) > 2 * len(self.leases) + _STALE_DEADLINES:
+            self._renew_deadlines()
+
+    def _renew_deadlines(self) -> None:
+        self.deadlines.renew([(lease.until_ms, offset, offset + 1) for offset, lease in self.leases.items()])
+
+    def _leased(self, event: Leased) -> None:
+        lease = Lease(
+            event.fence, event.session, event.lease_ms, event.until_ms, event.at_ms, event.holder, event.moving_to
+        )
+        self._move_runs(event, event.runs, lease)
+        self.fence = max(self.fence, event.fence)
+        if event.cursor > self.cursor:
+            self._pass_to(event.cursor)
+
+    def _over_runs(self, event: Acked | Released | Interred | Expired | Cancelled | Lost) -> None:
+        self._move_runs(event, event.runs)
+
+    def _extended(self, event: Extended) -> None:
+        leases = [(offset, self._lease_of(event, offset)) for offset in each(event.runs)]
+        for offset, lease in leases:
+            longer = msgspec.structs.replace(lease, lease_ms=event.lease_ms, until_ms=event.until_ms)
+            self._move(event, offset, offset + 1, longer)
+
+    def _returned(self, event: Returned) -> None:
+        lease = self._lease_of(event, event.offset)
+        self._move(event, event.offset, event.offset + 1, event.due_ms)
+        failure = Failure(event.at_ms, lease.holder, event.why, event.error) if event.counted else None
+        self.histories[event.offset] = self._history_after(event.offset, lease, failure)
+
+    def _saved(self, event: Saved) -> None:
+        lease = self._lease_of(event, event.offset)
+        self._move(event, event.offset, event.offset + 1, lease)
+        if event.document is None:
+            self.documents.pop(event.offset, None)
+        else:
+            self.documents[event.offset] = Document(event.version, event.document)
+
+    def _buried(self, event: Buried) -> None:
+        offset, lease = event.offset, self.leases.get(event.offset)
+        history, holder = self.histories.get(offset, NO_HISTORY), ""
+        if lease is not None:
+            failure = Failure(event.at_ms, lease.holder, event.reason, event.error)
+            history, holder = self._history_after(offset, lease, failure), lease.holder
+        self._move(event, offset, offset + 1, Burial(event.reason, event.at_ms, event.dead_from, holder, history))
+
+    def _skipped(self, event: Skipped) -> None:
+        to = event.to
+        for offset in [offset for offset in self.waiting if offset < to]:
+            self._move(event, *run(offset))
+        held = BitMap64([offset for offset in (*self.leases, *self.burials) if offset < to])
+        self.lanes.forget_below(to, held)
+        if to > self.floor:
+            self.done.add_range(self.floor, to)
+            self.done -= held
+            for table in (self.histories, self.documents):
+                for offset in [offset for offset in table if offset < to and offset not in held]:
+                    del table[offset]
+            self._raise_floor()
+        if to > self.cursor:
+            self._move_cursor(to)
+
+    def _replayed(self, event: Replayed) -> None:
+        to = event.to
+        for offset in [offset for offset in self.waiting if offset >= to]:
+            self._move(event, *run(offset))
+        held = {*self.leases, *self.burials}
+        for table in (self.histories, self.documents):
+            for offset in [offset for offset in table if offset >= to and offset not in held]:
+                del table[offset]
+        self.done.remove_range(to, FAR)
+        self.lanes.clear_from(to)
+        if to < self.floor:
+            self.done.clear()  # all of it lies above, and is ready again
+            self.floor = to
+        self.cursor = min(self.cursor, to)
+        self.ahead = self.not_at_cursor()
+
+    def _opened(self, event: Opened) -> None:
+        end = event.end
+        for table in (self.leases, self.waiting, self.burials, self.histories, self.documents):
+            for offset in [offset for offset in table if offset >= end]:
+                del table[offset]
+        for bitmap in (self.done, self.ahead):
+            bitmap.remove_range(end, FAR)
+        self.lanes.clear_from(end)
+        self.floor, self.cursor = min(self.floor, end), min(self.cursor, end)
+        if event.boot_id != self.boot_id or not event.boot_id:
+            # Monotonic time means nothing after a reboot: whoever held a lease gets all of it once more.
+            self.leases = {
+                offset: msgspec.structs.replace(lease, until_ms=event.mono_ms + lease.lease_ms)
+                for offset, lease in self.leases.items()
+            }
+        self._renew_deadlines()
+        self.session, self.boot_id = event.session, event.boot_id
+        self.fence = max(self.fence, event.session << 40)
+
+    def _lease_of(self, event: Event, offset: int) -> Lease:
+        lease = self.leases.get(offset)
+        if lease is None:
+            raise IllegalMove(f"{event!r} does not fit: {offset} is {self.phase(offset).value}")
+        return lease
+
+    def _history_after(self, offset: int, lease: Lease, failure: Failure | None) -> History:
+        before = self.histories.get(offset, NO_HISTORY)
+        return History(
+            before.attempts + (failure is not None),
+            before.first_ms or lease.at_ms,
+            lease.at_ms,
+            before.failures if failure is None else (*before.failures, failure),
+        )
+
+
+def _is_apart(table: dict[int, Any], span: range) -> bool:
+    """Whether none of them is in the table; the shorter way round."""
+    if len(table) < len(span):
+        return not any(offset in span for offset in table)
+    return table.keys().isdisjoint(span)
+
+
+def _drop(table: dict[int, Any], start: int, stop: int) -> None:
+    """Forget the offsets from start to stop; the shorter way round."""
+    if not table:
+        return
+    if stop - start <= len(table):
+        for offset in range(start, stop):
+            table.pop(offset, None)
+    else:
+        gone: Iterable[int] = [offset for offset in table if start <= offset < stop]
+        for offset in gone:
+            del table[offset]
+
+
+_APPLY: Final[dict[type, Callable[[Group, Any], None]]] = {
+    Leased: Group._leased,
+    Acked: Group._over_runs,
+    Released: Group._over_runs,
+    Interred: Group._over_runs,
+    Expired: Group._over_runs,
+    Cancelled: Group._over_runs,
+    Lost: Group._over_runs,
+    Extended: Group._extended,
+    Returned: Group._returned,
+    Saved: Group._saved,
+    Buried: Group._buried,
+    Skipped: Group._skipped,
+    Replayed: Group._replayed,
+    Opened: Group._opened,
+}

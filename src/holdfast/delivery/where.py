@@ -1,0 +1,329 @@
+r"""Which messages are meant: a `where` given as a function, or as an expression of a small language.
+
+    error ~ "Timeout|refused" and attempts >= 3
+    json.user.id == 42 or header["x-tenant"] in ["acme", "globex"]
+    age > 1h30m and key != null and not (priority < 5)
+
+    expression = all { "or" all }
+    all        = one { "and" one }
+    one        = { "not" } ( "(" expression ")" | value [ operator value ] )
+    operator   = "==" "!=" "<" "<=" ">" ">=" "~" "!~" "in" "not in"
+    value      = name { .part | [number] | ["text"] } | "text" | 'text' | number | duration | list | true | false | null
+    list       = "[" value { "," value } "]"     of plain values, without names
+
+Names: see `NAMES`. What is missing is null; `json` is null where the body is not JSON. Bytes are read as
+UTF-8, and a byte that is not UTF-8 becomes one of U+DC80 to U+DCFF (Python's surrogateescape). Headers
+are text, and of a header that repeats the first counts. A time without a zone is UTC.
+
+A comparison of unlike things (text with a number, true with 1), or with null, is false, `!=` and
+`not in` included; only a written null may be asked for, with == and !=. Lists and objects are compared
+with nothing: use `in`, an index or a part. A value alone counts unless it is null, false, 0 or empty.
+
+`~` searches with Python's `re`, and `!~` is true for a text in which nothing is found. In a text, \\ \" \'
+\n \r \t are the usual characters and every other backslash stands for itself, so "\d+" needs no doubling.
+
+Nothing here is evaluated as Python. Length and nesting are limited, and all but `~` runs in a time
+linear in the message. A regular expression may take very long on a long text if it is written for
+that, as everywhere in Python: do not take one from somebody you do not trust.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+
+from holdfast.delivery.facts import Facts, compared, contains, moment_of, seconds_of
+from holdfast.errors import InvalidRequest
+
+MAX_CHARACTERS: Final = 2_000
+MAX_DEPTH: Final = 40
+
+# Read from the attribute of the same name.
+_PLAIN: Final = ("body", "key", "id", "offset", "priority", "attempts", "correlation_id", "error", "reason", "holder")
+NAMES: Final = (*_PLAIN, "time", "age", "header.NAME", "json.PATH")
+
+_TOKEN: Final = re.compile(
+    r"""(?P<number> -?[0-9]+ (?:\.[0-9]+)? (?:[eE][+-]?[0-9]+)? [\w.]* )
+      | (?P<text> "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' )
+      | (?P<name> [^\W\d]\w* )
+      | (?P<part> \.[^\W\d][\w-]* )
+      | (?P<sign> [=!<>]= | !~ | [<>~()\[\],] )""",
+    re.VERBOSE | re.DOTALL,
+)
+_NUMBER: Final = re.compile(r"-?[0-9]+(?P<rest>(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)")
+_ESCAPE: Final = re.compile(r"""\\([\\"'nrt])""")
+_ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t"}
+_WORDS: Final = {"true": True, "false": False, "null": None, "none": None}
+_RESERVED: Final = frozenset({"and", "or", "not", "in"})
+_ORDER: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def compile_where(where: str | Callable[[Any], object] | None, *, now_ms: int) -> Callable[[Any], bool]:
+    """A predicate over messages; `age` is taken at `now_ms`. None stands for every message.
+
+    A message is any object with attributes of the plain names, `timestamp_ns` and `headers` (a mapping
+    or pairs); one that it lacks is null.
+    """
+    if where is None:
+        return lambda _message: True
+    if isinstance(where, str):
+        test = _Parser(where, now_ms).parse()
+        return lambda message: test(Facts(message))
+    if callable(where):
+        chosen = where
+        return lambda message: bool(chosen(message))
+    raise InvalidRequest(f"where is a {type(where).__name__}; give a function of a message, or an expression as text")
+
+
+_Test: TypeAlias = Callable[[Facts], bool]
+
+
+class _Operand(NamedTuple):
+    """One side of a comparison; a literal has its value, a name is read from each message."""
+
+    at: int
+    read: Callable[[Facts], Any]
+    name: str = ""
+    literal: bool = False
+    value: Any = None
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    at: int
+
+
+class _Parser:
+    """Recursive descent over the grammar above; each method takes what it names and answers with a test."""
+
+    def __init__(self, source: str, now_ms: int) -> None:
+        self._source = source
+        self._now_ms = now_ms
+        if len(source) > MAX_CHARACTERS:
+            self._fail(f"it has {len(source)} characters, at most {MAX_CHARACTERS} are allowed", MAX_CHARACTERS)
+        self._tokens = self._tokenised()
+        self._next = 0
+
+    def parse(self) -> _Test:
+        test = self._any(0)
+        if self._token.kind != "end":
+            self._fail("expected `and`, `or` or the end", self._token.at)
+        return test
+
+    def _any(self, depth: int) -> _Test:
+        tests = [self._all(depth)]
+        while self._take("or"):
+            tests.append(self._all(depth))
+        return tests[0] if len(tests) == 1 else lambda facts: any(test(facts) for test in tests)
+
+    def _all(self, depth: int) -> _Test:
+        tests = [self._one(depth)]
+        while self._take("and"):
+            tests.append(self._one(depth))
+        return tests[0] if len(tests) == 1 else lambda facts: all(test(facts) for test in tests)
+
+    def _one(self, depth: int) -> _Test:
+        turned = False
+        while self._take("not"):
+            turned = not turned
+        at = self._token.at
+        if self._take("("):
+            if depth == MAX_DEPTH:
+                self._fail(f"parentheses are nested more than {MAX_DEPTH} deep", at)
+            test = self._any(depth + 1)
+            self._need(")", "expected `)`, `and` or `or`")
+        else:
+            test = self._comparison()
+        return (lambda facts: not test(facts)) if turned else test
+
+    def _comparison(self) -> _Test:
+        left = self._operand()
+        at = self._token.at
+        sign = self._operator()
+        if not sign:
+            return lambda facts: bool(left.read(facts))
+        right = self._operand()
+        if sign in {"~", "!~"}:
+            return self._match(left, right, wanted=sign == "~")
+        if sign in {"in", "not in"}:
+            wanted = sign == "in"
+            return lambda facts: contains(right.read(facts), left.read(facts)) is wanted
+        return self._order(left, sign, right, at)
+
+    def _operator(self) -> str:
+        for sign in (*_ORDER, "~", "!~", "in"):
+            if self._take(sign):
+                return sign
+        if self._take("not"):
+            self._need("in", "expected `in` after `not`")
+            return "not in"
+        return ""
+
+    def _order(self, left: _Operand, sign: str, right: _Operand, at: int) -> _Test:
+        if sign in {"==", "!="} and (_is_null(left) or _is_null(right)):
+            asked = left if _is_null(right) else right
+            wanted = sign == "=="
+            return lambda facts: (asked.read(facts) is None) is wanted
+        left, right = self._fitted(left, right), self._fitted(right, left)
+        if isinstance(left.value, list) or isinstance(right.value, list):
+            self._fail("a list is looked into with `in`", at)
+        holds = _ORDER[sign]
+        return lambda facts: compared(holds, left.read(facts), right.read(facts))
+
+    def _fitted(self, operand: _Operand, other: _Operand) -> _Operand:
+        """The operand as the other side wants it: a comparison that can never be true is a slip of the writer."""
+        if not operand.literal or operand.value is None:
+            return operand
+        if other.name == "time":
+            moment = moment_of(operand.value) if isinstance(operand.value, str) else None
+            if moment is None:
+                self._fail('expected a time in ISO 8601, such as "2026-11-16T10:00:00Z"', operand.at)
+            return operand._replace(value=moment, read=lambda _facts: moment)
+        if other.name == "age" and not isinstance(operand.value, int | float):
+            self._fail("expected a duration without quotes, such as 30s, 5m or 1h30m", operand.at)
+        return operand
+
+    def _match(self, left: _Operand, right: _Operand, *, wanted: bool) -> _Test:
+        if not (right.literal and isinstance(right.value, str)):
+            self._fail("expected a regular expression as text in quotes", right.at)
+        try:
+            search = re.compile(right.value).search
+        # A warning is an error where the user has asked for that.
+        except (re.error, ValueError, OverflowError, RecursionError, Warning) as error:
+            self._fail(f"this regular expression cannot be used: {error}", right.at)
+
+        def test(facts: Facts) -> bool:
+            value = left.read(facts)
+            return isinstance(value, str) and (search(value) is not None) is wanted
+
+        return test
+
+    def _operand(self) -> _Operand:
+        token = self._token
+        if token.kind == "name" and token.text.lower() not in _WORDS:
+            return self._named()
+        if self._take("["):
+            values: list[Any] = []
+            while not self._take("]"):
+                if values:
+                    self._need(",", "expected `,` or `]`")
+                values.append(self._literal())
+            return _literal(values, token.at)
+        return _literal(self._literal(), token.at)
+
+    def _literal(self) -> Any:
+        kind, text, at = self._token
+        self._next += 1
+        if kind == "text":
+            return _ESCAPE.sub(lambda found: _ESCAPED.get(found[1], found[1]), text[1:-1])
+        if kind == "number":
+            number = _NUMBER.fullmatch(text)
+            if number is not None:
+                return float(text) if number["rest"] else int(text)
+            seconds = seconds_of(text)
+            if seconds is None:
+                self._fail("expected a number, or a duration such as 500ms, 30s, 5m, 1h30m or 7d", at)
+            return seconds
+        if kind != "name" or text.lower() not in _WORDS:
+            self._fail("expected a name, a text, a number, a duration, true, false, null or a list", at)
+        return _WORDS[text.lower()]
+
+    def _named(self) -> _Operand:
+        _kind, name, at = self._token
+        if name.lower() in _RESERVED:
+            self._fail(f"expected a value before `{name}`", at)
+        self._next += 1
+        path = self._path()
+        if name == "json":
+            return _Operand(at, lambda facts: facts.json(path))
+        if name == "header":
+            if len(path) != 1 or not isinstance(path[0], str):
+                self._fail('expected one header: header.NAME or header["x-name"]', at)
+            header = path[0]
+            return _Operand(at, lambda facts: facts.header(header))
+        if name not in NAMES:
+            self._fail(f"there is no {name!r}" + (", texts are in quotes" if not path else ""), at)
+        if path:
+            self._fail(f"{name} has no parts; only json and header do", at)
+        if name == "time":
+            return _Operand(at, Facts.time, name)
+        if name == "age":
+            now_ms = self._now_ms
+            return _Operand(at, lambda facts: facts.age(now_ms), name)
+        return _Operand(at, lambda facts: facts.plain(name), name)
+
+    def _path(self) -> tuple[str | int, ...]:
+        path: list[str | int] = []
+        while True:
+            kind, text, _at = self._token
+            if kind == "part":
+                path.append(text[1:])
+                self._next += 1
+            elif self._take("["):
+                at = self._token.at
+                step = self._literal()
+                if isinstance(step, bool) or not isinstance(step, str | int):
+                    self._fail("expected a whole number or a text in quotes", at)
+                path.append(step)
+                self._need("]", "expected `]`")
+            else:
+                return tuple(path)
+
+    @property
+    def _token(self) -> _Token:
+        return self._tokens[self._next]
+
+    def _take(self, text: str) -> bool:
+        """Whether this word or sign comes next; then it is taken."""
+        token = self._token
+        if token.kind in {"name", "sign"} and token.text.lower() == text:
+            self._next += 1
+            return True
+        return False
+
+    def _need(self, text: str, what: str) -> None:
+        if not self._take(text):
+            self._fail(what, self._token.at)
+
+    def _tokenised(self) -> list[_Token]:
+        tokens: list[_Token] = []
+        at, source = 0, self._source
+        while True:
+            while at < len(source) and source[at].isspace():
+                at += 1
+            if at == len(source):
+                return [*tokens, _Token("end", "", at)]
+            found = _TOKEN.match(source, at)
+            if found is None:
+                hints = {'"': "this text has no end", "'": "this text has no end", "=": "write == to compare"}
+                self._fail(hints.get(source[at], f"{source[at]!r} means nothing here"), at)
+            tokens.append(_Token(found.lastgroup or "", found[0], at))
+            at = found.end()
+
+    def _fail(self, what: str, at: int) -> NoReturn:
+        first = max(0, at - 60)
+        shown = self._source[first : at + 40]
+        # One column for each character, or the caret would not stand below its place.
+        line = "".join(character if character.isprintable() else " " for character in shown)
+        raise InvalidRequest(
+            f"cannot read the expression: {what}\n  {line}\n  {' ' * (at - first)}^\n"
+            f"names: {', '.join(NAMES)}\noperators: {' '.join(_ORDER)} ~ !~ in, not in; and, or, not, ( )"
+        ) from None
+
+
+def _literal(value: Any, at: int) -> _Operand:
+    return _Operand(at, lambda _facts: value, literal=True, value=value)
+
+
+def _is_null(operand: _Operand) -> bool:
+    return operand.literal and operand.value is None

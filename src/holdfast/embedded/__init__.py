@@ -1,0 +1,1 @@
+"""The library face: the same broker in your process."""

@@ -1,0 +1,76 @@
+"""Bodies: plain bytes, text, or any type that msgspec knows, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import BadBody, InvalidRequest
+
+
+class Bodies:
+    """From a user's body to bytes and back, for one type."""
+
+    def __init__(self, body_type: Any) -> None:
+        self.plain = body_type is None or body_type is bytes
+        self.decode: Callable[[bytes], Any]
+        self.encode: Callable[[Any], bytes]
+        if self.plain:
+            self.encode, self.decode = _from_bytes, bytes
+        elif body_type is str:
+            self.encode, self.decode = _from_text, _to_text
+        else:
+            self.encode, self.decode = _typed(body_type)
+
+
+def _from_bytes(body: object) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    if isinstance(body, (bytearray, memoryview)):
+        return bytes(body)
+    hint = "; write body.encode(), or open the queue with body_type=str" if isinstance(body, str) else ""
+    hint = hint or "; open the queue with body_type=... to put values of other types"
+    raise InvalidRequest(f"a body must be bytes, not {type(body).__name__}{hint}. Nothing was stored")
+
+
+def _from_text(body: object) -> bytes:
+    if not isinstance(body, str):
+        raise InvalidRequest(f"a body of this queue must be str, not {type(body).__name__}. Nothing was stored")
+    try:
+        return body.encode()
+    except UnicodeEncodeError as error:
+        raise BadBody(f"the body is no text that can be stored: {error}. Nothing was stored") from None
+
+
+def _to_text(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise BadBody(f"the body is no text: {error}; its bytes are in `raw`") from None
+
+
+def _typed(body_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    encoder = msgspec.json.Encoder()
+    try:
+        decoder = msgspec.json.Decoder(body_type)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"body_type={body_type!r} cannot be used: {error}") from None
+    name = getattr(body_type, "__name__", str(body_type))
+
+    def encode(body: Any) -> bytes:
+        try:
+            content = encoder.encode(body)
+            decoder.decode(content)  # what is put must come out again
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise BadBody(f"the body does not fit {name}: {error}. Nothing was stored") from None
+        return content
+
+    def decode(body: bytes) -> Any:
+        try:
+            return decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise BadBody(f"the body does not fit {name}: {error}; its bytes are in `raw`") from None
+
+    return encode, decode

@@ -1,0 +1,201 @@
+"""The dead letters of a queue: look at them, group them, put them back, drop them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic
+
+import msgspec
+
+from holdfast.broker.dead import DeadLetter as StoredLetter
+from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.delivery.group import Failure
+from holdfast.embedded.listing import Listed, Where, listed
+from holdfast.embedded.message import Body
+from holdfast.embedded.times import to_datetime
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.embedded.face import Face
+
+# Errors that differ in numbers, addresses and quoted values only are one kind of error.
+_DETAILS: Final = re.compile(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"|\d+")
+_AT_ONCE: Final = 500
+
+list_ = list  # inside DeadLetters the name means its method
+
+
+class DeadLetter(Listed[Body]):
+    """A message that died: as it was, with every error, the reason and its original place."""
+
+    __slots__ = ()
+
+    @property
+    def _stored(self) -> StoredLetter:
+        assert self._letter is not None
+        return self._letter
+
+    @property
+    def original_id(self) -> str:
+        return self._stored.note.id
+
+    @property
+    def original_offset(self) -> int:
+        return self._stored.note.offset
+
+    @property
+    def original_timestamp(self) -> datetime:
+        return to_datetime(self._stored.note.timestamp_ns)
+
+    @property
+    def correlation_id(self) -> str:
+        own = super().correlation_id
+        return self.original_id if own == self._engine.id_of(self._record) else own
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """How each delivery ended: when, with whom, why, and the error."""
+        return self._stored.note.failures
+
+    @property
+    def first_delivery(self) -> datetime | None:
+        ms = self._stored.note.first_ms
+        return to_datetime(ms * 1_000_000) if ms else None
+
+    @property
+    def last_delivery(self) -> datetime | None:
+        ms = self._stored.note.last_ms
+        return to_datetime(ms * 1_000_000) if ms else None
+
+    @property
+    def dead_at(self) -> datetime:
+        return to_datetime(self._stored.note.dead_at_ms * 1_000_000)
+
+    @property
+    def state(self) -> Any:
+        """The document that went with it, or None."""
+        content = self._stored.note.state
+        return None if content is None else msgspec.json.decode(content)
+
+
+class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters with the same reason and the same kind of error."""
+
+    reason: str
+    error: str
+    count: int
+    first: datetime
+    last: datetime
+    example: str
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True):
+    """What a redrive or a purge found and did."""
+
+    matched: int
+    done: int
+    ids: list[str]
+
+
+class DeadLetters(Generic[Body]):
+    """What `queue.dead` is."""
+
+    def __init__(self, face: Face[Body]) -> None:
+        self._face = face
+        self._engine = face._engine
+
+    def list(self, *, where: Where = None, limit: int | None = None) -> list[DeadLetter[Body]]:
+        """The dead letters that the condition chooses, oldest first."""
+        return [self._public(found) for found in listed(self._face, "dead", where, limit)]
+
+    def show(self, letter_id: str) -> DeadLetter[Body]:
+        """One of them."""
+        offset, _ = parse_message_id(letter_id, self._engine.topic + DEAD_SUFFIX)
+        letter = None if offset is None else self._engine.letter(offset)
+        if letter is None:
+            raise InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
+        return DeadLetter(self._face, letter.record, "dead", letter=letter)
+
+    def groups(self, *, where: Where = None) -> list_[DeadGroup]:
+        """The dead letters by reason and kind of error, the most frequent first."""
+        found: dict[tuple[str, str], list[DeadLetter[Body]]] = {}
+        for letter in self.list(where=where):
+            found.setdefault((letter.reason, fingerprint(letter.error)), []).append(letter)
+        groups = [
+            DeadGroup(
+                reason=reason,
+                error=error,
+                count=len(letters),
+                first=min(letter.dead_at for letter in letters),
+                last=max(letter.dead_at for letter in letters),
+                example=letters[-1].id,
+            )
+            for (reason, error), letters in found.items()
+        ]
+        return sorted(groups, key=lambda group: (-group.count, group.error))
+
+    def redrive(
+        self,
+        ids: str | Iterable[str] | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
+        if rate is not None and (type(rate) not in (int, float) or not rate > 0):
+            raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
+        letters = self._chosen(ids, where, limit)
+        # In the order in which they were published: those of one key must not overtake each other.
+        letters.sort(key=lambda letter: (letter.original_offset, letter.offset))
+        if dry_run:
+            return _result(letters, 0)
+        done = 0
+        for batch in self._paced(letters, rate):
+            done += self._engine.graves().redrive([letter._stored for letter in batch])
+        return _result(letters, done)
+
+    def purge(
+        self,
+        ids: str | Iterable[str] | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Drop dead letters for good."""
+        letters = self._chosen(ids, where, limit)
+        done = 0 if dry_run or not letters else self._engine.graves().purge([letter._stored for letter in letters])
+        return _result(letters, done)
+
+    def _chosen(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
+        if ids is None:
+            return self.list(where=where, limit=limit)
+        if where is not None:
+            raise InvalidRequest("give ids or where, not both")
+        return [self.show(letter_id) for letter_id in ([ids] if isinstance(ids, str) else ids)][:limit]
+
+    def _paced(self, letters: list_[DeadLetter[Body]], rate: float | None) -> Iterator[list_[DeadLetter[Body]]]:
+        size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+        never = threading.Event()
+        for i in range(0, len(letters), size):
+            if i and rate is not None:
+                self._engine.world.clock.wait(never, size / rate)
+            yield letters[i : i + size]
+
+    def _public(self, found: Listed[Body]) -> DeadLetter[Body]:
+        assert found._letter is not None
+        return DeadLetter(self._face, found._record, "dead", letter=found._letter)
+
+
+def fingerprint(error: str) -> str:
+    """An error's first line without its details."""
+    return _DETAILS.sub("…", error.partition("\n")[0])[:200]
+
+
+def _result(letters: list_[DeadLetter[Any]], done: int) -> Redriven:
+    return Redriven(matched=len(letters), done=done, ids=[letter.id for letter in letters])

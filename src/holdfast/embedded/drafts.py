@@ -1,0 +1,114 @@
+"""From the arguments of `put` to a message that can be published, with errors that name the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from holdfast.broker.marks import CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY
+from holdfast.broker.partition import Draft
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.times import due_at_ms, duration_ms
+from holdfast.errors import InvalidRequest
+from holdfast.settings import QueueSettings
+
+Seconds: TypeAlias = float | timedelta
+Text: TypeAlias = str | bytes
+HeadersLike: TypeAlias = Mapping[str, Text] | Iterable[tuple[str, Text]]
+
+_MOST_ID_BYTES: Final = 1_024
+
+
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """One message for `put_many`, with everything that `put` takes."""
+
+    body: Any
+    key: Text | None = None
+    headers: HeadersLike | None = None
+    priority: int = 0
+    delay: Seconds | None = None
+    at: datetime | None = None
+    ttl: Seconds | None = None
+    dedup_id: Text | None = None
+    correlation_id: str | None = None
+
+
+class Drafter:
+    """Checks messages by a queue's settings and the type of its bodies."""
+
+    def __init__(self, bodies: Bodies, settings: QueueSettings) -> None:
+        self._encode = bodies.encode
+        self._ttl_ms = settings.ttl_ms or 0
+        self.plain = bodies.plain and not self._ttl_ms
+
+    def draft(self, message: NewMessage, now_ms: int) -> Draft:
+        """The message as it will be stored; InvalidRequest names what is wrong with it."""
+        value = self._encode(message.body)
+        key, flags = _text(message.key, "key"), TEXT_KEY if isinstance(message.key, str) else 0
+        headers, text_headers = _headers(message.headers)
+        priority = message.priority
+        if type(priority) is not int or not 0 <= priority <= 9:
+            raise InvalidRequest(
+                f"priority={priority!r} cannot be used: give a whole number from 0 to 9, 9 is most urgent"
+            )
+        due_ms = due_at_ms(message.delay, message.at, now_ms)
+        ttl_ms = self._ttl_ms if message.ttl is None else duration_ms(message.ttl, "ttl", minimum_ms=1)
+        dedup_id = _text(message.dedup_id, "dedup_id")
+        if dedup_id is not None:
+            _check_id(dedup_id, "dedup_id")
+            headers.append((DEDUP_ID, dedup_id))
+        if message.correlation_id is not None:
+            if not isinstance(message.correlation_id, str):
+                raise InvalidRequest(f"correlation_id must be str, not {type(message.correlation_id).__name__}")
+            _check_id(message.correlation_id.encode(), "correlation_id")
+            headers.append((CORRELATION_ID, message.correlation_id.encode()))
+        # The time to live begins when the message can be taken, not while it is delayed.
+        expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
+        return Draft(
+            value, key, tuple(headers), priority, expires_ms, due_ms, dedup_id, flags | (TEXT_HEADERS * text_headers)
+        )
+
+
+def _text(value: object, name: str) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"{name}={value!r} cannot be stored: {error}") from None
+    raise InvalidRequest(f"{name} must be str or bytes, not {type(value).__name__}")
+
+
+def _check_id(value: bytes, name: str) -> None:
+    if not value:
+        raise InvalidRequest(f"{name} is empty; leave it out, or give it a value")
+    if len(value) > _MOST_ID_BYTES:
+        raise InvalidRequest(f"{name} has {len(value)} bytes, the limit is {_MOST_ID_BYTES}")
+
+
+def _headers(headers: HeadersLike | None) -> tuple[list[tuple[str, bytes]], bool]:
+    """The pairs, and whether all their values were given as text."""
+    if not headers:
+        return [], False
+    try:
+        pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
+        found = [(name, value) for name, value in pairs]
+    except (TypeError, ValueError):
+        raise InvalidRequest(f"headers must be a mapping or pairs of name and value, not {headers!r}") from None
+    stored: list[tuple[str, bytes]] = []
+    text = True
+    for name, value in found:
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest(f"a header's name must be text, not {name!r}")
+        if name.startswith(PREFIX):
+            raise InvalidRequest(f"the header {name!r} cannot be set: names that begin with {PREFIX} are our own")
+        content = _text(value, f"the header {name!r}")
+        if content is None:
+            raise InvalidRequest(f"the header {name!r} must be str or bytes, not None")
+        text = text and isinstance(value, str)
+        stored.append((name, content))
+    return stored, text

@@ -1,0 +1,329 @@
+"""What the faces for threads and for tasks share: arguments in, engine called, answers out; no waiting."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from os import PathLike
+from typing import Any, Final, Generic
+
+import msgspec
+
+from holdfast.broker.delivery import Delivered
+from holdfast.broker.engine import Compacted, Pending, QueueEngine, QueueStats
+from holdfast.broker.layout import message_id, parse_message_id
+from holdfast.broker.metrics import Observer
+from holdfast.broker.partition import Publication
+from holdfast.delivery.commands import DEFERRED, Cancel, Extend, Nack, Receipt, Reject
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.drafts import Drafter, NewMessage, Seconds
+from holdfast.embedded.handle import Handle
+from holdfast.embedded.message import Body, Contents
+from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.env import World
+from holdfast.errors import Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.model import Appended, Durability
+from holdfast.settings import QueueSettings
+
+_MOST_AT_ONCE: Final = 100_000
+_NO_OPTIONS: Final = (None,) * 8
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """What `put` answers: the message's id, where it is, and what it survives."""
+
+    topic: str
+    offset: int | None
+    delayed_id: int | None
+    duplicate: bool
+    durability: Durability
+
+    @property
+    def id(self) -> str:
+        """The id of the message; for a duplicate: of the one that came first."""
+        return message_id(self.topic, 0, self.offset, self.delayed_id)
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """What a consumer asks for, checked."""
+
+    count: int
+    timeout_s: float | None
+    lease_ms: int
+    holder: str
+    renew: bool
+    detached: bool
+
+
+class Face(Generic[Body]):
+    """One opened queue, seen by a user."""
+
+    def __init__(self, engine: QueueEngine, body_type: Any) -> None:
+        self._engine = engine
+        self._bodies = Bodies(body_type)
+        self._drafter = Drafter(self._bodies, engine.settings)
+        self._delivery = engine.delivery
+        self._log = engine.partition.log
+        self._published = engine.metrics.published
+        self._published_bytes = engine.metrics.published_bytes
+
+    @property
+    def name(self) -> str:
+        """The name of the queue's topic."""
+        return self._engine.topic
+
+    @property
+    def folder(self) -> str:
+        return self._engine.folder
+
+    @property
+    def settings(self) -> QueueSettings:
+        return self._engine.settings
+
+    @property
+    def closed(self) -> bool:
+        return self._engine.closed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} in {self.folder}{' (closed)' if self.closed else ''}>"
+
+    # Publishing
+
+    def _is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
+        """Whether a message is nothing but its bytes: then it goes the short way."""
+        return type(body) is bytes and self._drafter.plain and options == _NO_OPTIONS and priority == 0
+
+    def _plain_stored(self, body: Any, appended: Appended) -> Stored:
+        self._published.add()
+        self._published_bytes.add(len(body))
+        if self._delivery.waiters:
+            self._engine.partition.wake()
+        return Stored(self._engine.topic, appended.offset, None, False, appended.durability)
+
+    def _publish(self, messages: Iterable[Any], durability: Durability | None, codec: Any) -> Publication:
+        """Write bodies or NewMessages, all of them or none."""
+        self._engine.check_open()
+        if isinstance(messages, (bytes, bytearray, str, Mapping)) or not isinstance(messages, Iterable):
+            raise InvalidRequest(f"put_many takes a list of bodies or NewMessages, not {type(messages).__name__}")
+        now_ms = self._engine.world.clock.now_ns() // 1_000_000
+        drafts = [
+            self._drafter.draft(message if isinstance(message, NewMessage) else NewMessage(body=message), now_ms)
+            for message in messages
+        ]
+        publication = self._engine.partition.publish(drafts, durability=durability, codec=codec)
+        fresh = len(drafts) - sum(place.duplicate for place in publication.places)
+        self._published.add(fresh)
+        self._published_bytes.add(sum(len(draft.value) for draft in drafts))
+        return publication
+
+    def _stored(self, publication: Publication) -> list[Stored]:
+        topic, durability = self._engine.topic, publication.durability
+        return [
+            Stored(topic, place.offset, place.delayed_id, place.duplicate, durability) for place in publication.places
+        ]
+
+    # Receiving
+
+    def _wanted(
+        self,
+        count: int,
+        timeout: Seconds | None,
+        lease: Seconds | None,
+        holder: object,
+        *,
+        renew: bool,
+        detached: bool = False,
+    ) -> Wanted:
+        if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
+            raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+        timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
+        lease_ms = self.settings.lease_ms if lease is None else duration_ms(lease, "lease", minimum_ms=1)
+        if holder is None:
+            holder = self._engine.holder
+        if not isinstance(holder, str) or len(holder) > 200:
+            raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
+        return Wanted(count, timeout_s, lease_ms, holder, renew, detached)
+
+    def _take(self, wanted: Wanted) -> list[Delivered]:
+        self._engine.check_open()
+        taken = self._delivery.receive(
+            wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached
+        )
+        if wanted.renew:
+            for delivered in taken:
+                self._delivery.renew(delivered.receipt, wanted.lease_ms)
+        return taken
+
+    def _deadline_ns(self, wanted: Wanted) -> int | None:
+        if wanted.timeout_s is None:
+            return None
+        return self._engine.world.clock.monotonic_ns() + round(wanted.timeout_s * 1e9)
+
+    def _left_s(self, deadline_ns: int | None) -> float | None:
+        if deadline_ns is None:
+            return None
+        return (deadline_ns - self._engine.world.clock.monotonic_ns()) / 1e9
+
+    def _empty(self, wanted: Wanted) -> Empty:
+        within = "now" if not wanted.timeout_s else f"within {wanted.timeout_s:g} s"
+        return Empty(f"no message is ready {within} in {self.folder}")
+
+    def _delivered(self, receipt: str) -> Delivered:
+        """The message that a receipt stands for, if it is still held."""
+        parsed = parse_receipt(receipt, self.name)
+        lease = self._delivery.group.leases.get(parsed.offset)
+        if lease is None or lease.fence != parsed.fence:
+            raise self._delivery.refusal(parsed)
+        (record,) = self._delivery.fetch([parsed.offset])
+        return Delivered(record, lease, self._delivery.group.attempts(parsed.offset) + 1)
+
+    # Settling
+
+    def _ack_one(self, delivered: Delivered) -> None:
+        """The way of a single ack, without detours."""
+        engine = self._engine
+        if engine.closed:
+            engine.check_open()
+        appended = self._delivery.ack([delivered.receipt])
+        if appended is not None:
+            self._delivery.journal.log.wait(appended)
+
+    def _ack_all(self, handles: Sequence[Handle[Body]], durability: Durability | None) -> Pending:
+        """Ack in one go; each handle is through with its message, whatever comes of it."""
+        for handle in handles:
+            if not isinstance(handle, Handle):
+                raise InvalidRequest(f"ack_many takes messages, not {type(handle).__name__}")
+        if not handles:
+            return Pending()
+        receipts = [handle._end() for handle in handles]
+        return Pending(appended=self._engine.ack(receipts, durability))
+
+    def _nack(self, receipt: Receipt, delay: Seconds | None, error: object) -> Pending:
+        delay_ms = None if delay is None else duration_ms(delay, "delay")
+        pending = self._engine.settle(Nack(receipt, delay_ms, self._error_text(error)))
+        self._engine.metrics.nacked.add()
+        return pending
+
+    def _defer(self, receipt: Receipt, delay: Seconds) -> Pending:
+        pending = self._engine.settle(Nack(receipt, duration_ms(delay, "delay"), why=DEFERRED, counted=False))
+        self._engine.metrics.deferred.add()
+        return pending
+
+    def _reject(self, receipt: Receipt, reason: object) -> Pending:
+        pending = self._engine.settle(Reject(receipt, self._error_text(reason)))
+        self._engine.metrics.rejected.add()
+        return pending
+
+    def _extend(self, receipts: Sequence[Receipt], lease: Seconds | None) -> Pending:
+        lease_ms = self.settings.lease_ms if lease is None else duration_ms(lease, "lease", minimum_ms=1)
+        return self._engine.settle(Extend(receipts, lease_ms))
+
+    def _error_text(self, error: object) -> str:
+        """An error as it is kept: its own line first, then where it came from, as far as there is room."""
+        if error is None:
+            return ""
+        if isinstance(error, BaseException):
+            summary = "".join(traceback.format_exception_only(error)).strip()
+            trace = "".join(traceback.format_exception(error)).strip()
+            text = summary if trace == summary else f"{summary}\n\n{trace}"
+        else:
+            text = str(error)
+        return text[: self.settings.max_error_chars]
+
+    def _cancel_and_wait(self, message: object) -> bool:
+        done, pending = self._cancel(message)
+        self._engine.wait(pending)
+        return done
+
+    def _cancel(self, message: object) -> tuple[bool, Pending]:
+        offset, delayed_id = parse_message_id(message, self.name)
+        self._engine.check_open()
+        if delayed_id is not None:
+            done = self._engine.partition.cancel_delayed(delayed_id)
+            pending = Pending()
+        else:
+            assert offset is not None
+            if offset >= self._log.end:
+                raise InvalidRequest(f"there is no message {message}")
+            pending = self._engine.settle(Cancel(offset))
+            done = bool(pending.events)
+        if done:
+            self._engine.metrics.cancelled.add()
+        return done, pending
+
+    # Operating
+
+    def _seek(self, to: str | None, offset: int | None, time: datetime | None) -> int:
+        self._engine.check_open()
+        if sum(argument is not None for argument in (to, offset, time)) != 1:
+            raise InvalidRequest('seek takes one of "start", "end", offset=... or time=...')
+        start, end = self._log.start, self._log.end
+        if to is not None:
+            if to not in ("start", "end"):
+                raise InvalidRequest(f'seek cannot go to {to!r}; use "start", "end", offset=... or time=...')
+            target = start if to == "start" else end
+        elif time is not None:
+            target = max(self._log.find_time(instant_ns(time, "time")), start)
+        else:
+            if type(offset) is not int:
+                raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+            target = offset
+        if not start <= target <= end:
+            raise OffsetOutOfRange(
+                f"cannot seek to {target}: the queue keeps {start} to {end}", offset=target, start=start, end=end
+            )
+        self._delivery.seek(target)
+        return target
+
+    def _peek(self, count: int) -> list[Contents[Body]]:
+        wanted = self._wanted(count, 0, None, None, renew=False)
+        self._engine.check_open()
+        return [Contents(self._engine, self._bodies, record) for record in self._delivery.peek(wanted.count)]
+
+    def _stats(self) -> QueueStats:
+        return self._engine.stats()
+
+    def _compact(self) -> Compacted:
+        return self._engine.compact()
+
+    def observe(self, observer: Observer | None) -> None:
+        """From now on tell this one of every count and every time; None: nobody."""
+        self._engine.metrics.set_observer(observer)
+
+    def _let_go(self, delivered: Delivered) -> None:
+        """A message was dropped unhandled; called by its finalizer."""
+        if not self._engine.closed:
+            self._delivery.drop(delivered.receipt)
+
+
+def open_engine(
+    folder: str | PathLike[str],
+    *,
+    create: bool,
+    settings: QueueSettings | None,
+    changes: Mapping[str, Any],
+    observer: Observer | None,
+    world: World | None,
+) -> QueueEngine:
+    """The engine of a queue, with a thread that looks after it where time runs by itself."""
+    engine = QueueEngine.open(folder, create=create, settings=settings, changes=changes, observer=observer, world=world)
+    if world is None:
+        engine.keep()
+    return engine
+
+
+def receipt_text(topic: str, receipt: Receipt) -> str:
+    """A receipt as text, for scripts: the message's offset and the delivery's number."""
+    return f"{topic}-0-{receipt.offset}@{receipt.fence:x}"
+
+
+def parse_receipt(text: object, topic: str) -> Receipt:
+    """The receipt that a text stands for; InvalidRequest where it is none of this queue."""
+    with suppress(HoldfastError, ValueError, AttributeError):
+        message, _, fence = text.rpartition("@")  # type: ignore[attr-defined]
+        offset, _ = parse_message_id(message, topic)
+        if offset is not None:
+            return Receipt(offset, int(fence, 16))
+    raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")

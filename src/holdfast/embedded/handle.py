@@ -1,0 +1,98 @@
+"""A message in hand, whoever works with it: a thread or a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.broker.delivery import Delivered
+from holdfast.broker.engine import Pending
+from holdfast.delivery.commands import Receipt, Save
+from holdfast.embedded.message import Body, Contents
+from holdfast.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from holdfast.embedded.face import Face
+
+
+class Handle(Contents[Body]):
+    """A delivered message and the facts of its delivery."""
+
+    __slots__ = ("_delivered", "_face", "_settled")
+
+    def __init__(self, face: Face[Body], delivered: Delivered) -> None:
+        # Not by way of the base class: this is the hot path of `get`.
+        self._engine = face._engine
+        self._bodies = face._bodies
+        self._record = delivered.record
+        self._face = face
+        self._delivered = delivered
+        self._settled = False
+
+    def __del__(self) -> None:
+        if not self._settled:
+            self._face._let_go(self._delivered)
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery this is: 1 for the first. Deferred ones are not counted."""
+        return self._delivered.attempt
+
+    @property
+    def holder(self) -> str:
+        return self._delivered.lease.holder
+
+    @property
+    def fence(self) -> int:
+        """The number of this delivery: a later one of any message has a higher one."""
+        return self._delivered.lease.fence
+
+    @property
+    def receipt(self) -> str:
+        """The proof of this delivery as text, for a later process: see `resume`."""
+        from holdfast.embedded.face import receipt_text
+
+        return receipt_text(self._engine.topic, self._delivered.receipt)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease has ended meanwhile: then stop, another consumer may have the message."""
+        return not self._settled and not self._engine.delivery.holds(self._delivered.receipt)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was acked, nacked, deferred or rejected by this handle."""
+        return self._settled
+
+    def _end(self) -> Receipt:
+        """The receipt, for the last time: whatever comes of it, this handle is through with the message."""
+        self._settled = True
+        receipt = self._delivered.receipt
+        self._engine.delivery.let_lapse(receipt)
+        return receipt
+
+
+class StateOf:
+    """The document that goes with a message from one holder to the next, until it is acked."""
+
+    def __init__(self, handle: Handle[Any]) -> None:
+        self._handle = handle
+        self._delivery = handle._engine.delivery
+        self._offset = handle.offset
+        document = self._delivery.group.documents.get(self._offset)
+        self.version = 0 if document is None else document.version
+
+    def _load(self) -> Any:
+        document = self._delivery.group.documents.get(self._offset)
+        self.version = 0 if document is None else document.version
+        return None if document is None else msgspec.json.decode(document.content)
+
+    def _save(self, value: Any, durability: Any) -> Pending:
+        try:
+            content = None if value is None else msgspec.json.encode(value)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+        pending = self._handle._engine.settle(Save(self._handle._delivered.receipt, self.version, content), durability)
+        self.version = 0 if content is None else self.version + 1
+        return pending

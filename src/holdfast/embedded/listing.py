@@ -1,0 +1,144 @@
+"""Looking through a queue without taking anything: what is ready, leased, delayed or dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from holdfast.broker.dead import DeadLetter
+from holdfast.delivery.events import Phase
+from holdfast.delivery.where import compile_where
+from holdfast.embedded.message import Body, Contents
+from holdfast.embedded.times import to_datetime
+from holdfast.errors import InvalidRequest
+from holdfast.model import Record
+
+if TYPE_CHECKING:
+    from holdfast.embedded.face import Face
+
+PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
+Where: TypeAlias = str | Callable[[Any], object] | None
+
+
+class Listed(Contents[Body]):
+    """A message that was looked at: what it says, and where it stands."""
+
+    __slots__ = ("_delayed_id", "_due_ms", "_letter", "attempts", "holder", "phase")
+
+    def __init__(
+        self,
+        face: Face[Body],
+        record: Record,
+        phase: PhaseName,
+        *,
+        due_ms: int = 0,
+        delayed_id: int | None = None,
+        letter: DeadLetter | None = None,
+    ) -> None:
+        super().__init__(face._engine, face._bodies, record)
+        group = face._delivery.group
+        lease = group.leases.get(record.offset) if delayed_id is None and letter is None else None
+        self.phase = phase
+        self.holder = lease.holder if lease is not None else letter.note.holder if letter is not None else ""
+        self.attempts = letter.note.attempts if letter is not None else 0
+        if delayed_id is None and letter is None:
+            self.attempts = group.attempts(record.offset)
+        self._due_ms = due_ms
+        self._delayed_id = delayed_id
+        self._letter = letter
+
+    @property
+    def id(self) -> str:
+        from holdfast.broker.layout import DEAD_SUFFIX, message_id
+
+        topic = self._engine.topic
+        if self._delayed_id is not None:
+            return message_id(topic, 0, None, self._delayed_id)
+        if self._letter is not None:
+            return message_id(topic + DEAD_SUFFIX, 0, self._record.offset, None)
+        return self._engine.id_of(self._record)
+
+    @property
+    def due_at(self) -> datetime | None:
+        """When it will be ready, or was to be."""
+        ms = self._due_ms or self._record.due_at_ms
+        return to_datetime(ms * 1_000_000) if ms else None
+
+    @property
+    def reason(self) -> str:
+        """Why it died: MAX_ATTEMPTS, REJECTED or EXPIRED; empty while it lives."""
+        return self._letter.note.reason if self._letter is not None else ""
+
+    @property
+    def error(self) -> str:
+        """What went wrong last."""
+        if self._letter is not None:
+            return self._letter.note.error
+        history = self._engine.delivery.group.histories.get(self._record.offset) if self._delayed_id is None else None
+        return history.failures[-1].error if history is not None and history.failures else ""
+
+
+def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Iterator[Listed[Body]]:
+    """The messages in a phase that the condition chooses."""
+    if phase not in get_args(PhaseName):
+        raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number, 0 or more")
+    face._engine.check_open()
+    chosen = compile_where(where, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
+    found = filter(lambda message: chosen(_Raw(message)), _SOURCES[phase](face))
+    return islice(found, limit)
+
+
+class _Raw:
+    """A message as conditions see it: with the bytes of its body, whatever its type."""
+
+    def __init__(self, message: Listed[Any]) -> None:
+        self._message = message
+
+    @property
+    def body(self) -> bytes:
+        return self._message.raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+
+def _ready(face: Face[Any]) -> Iterator[Listed[Any]]:
+    group, log = face._delivery.group, face._log
+    for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip"):
+        if group.phase(record.offset) is Phase.READY:
+            yield Listed(face, record, "ready")
+
+
+def _leased(face: Face[Any]) -> Iterator[Listed[Any]]:
+    with face._delivery.lock:
+        offsets = sorted(face._delivery.group.leases)
+    for record in face._delivery.fetch(offsets):
+        yield Listed(face, record, "leased")
+
+
+def _delayed(face: Face[Any]) -> Iterator[Listed[Any]]:
+    with face._delivery.lock:
+        waiting = dict(sorted(face._delivery.group.waiting.items()))
+    for record in face._delivery.fetch(list(waiting)):
+        yield Listed(face, record, "delayed", due_ms=waiting[record.offset])
+    store = face._engine.partition.delayed
+    if store is not None:
+        for message in store.waiting():
+            yield Listed(face, message.record, "delayed", due_ms=message.due_at_ms, delayed_id=message.id)
+
+
+def _dead(face: Face[Any]) -> Iterator[Listed[Any]]:
+    for letter in face._engine.letters():
+        yield Listed(face, letter.record, "dead", letter=letter)
+
+
+_SOURCES: dict[str, Callable[[Any], Iterator[Listed[Any]]]] = {
+    "ready": _ready,
+    "leased": _leased,
+    "delayed": _delayed,
+    "dead": _dead,
+}

@@ -1,0 +1,118 @@
+"""A message in the hands of a consumer: what it says, and the facts of its delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from holdfast.broker.marks import CORRELATION_ID, TEXT_HEADERS, TEXT_KEY, mark, users_headers
+from holdfast.embedded.times import to_datetime
+from holdfast.model import Record
+
+if TYPE_CHECKING:
+    from holdfast.broker.engine import QueueEngine
+    from holdfast.embedded.bodies import Bodies
+
+Body = TypeVar("Body")
+
+
+class Headers(Mapping[str, Any]):
+    """Headers by name; of a name that was given more than once the first counts, `all` has every one."""
+
+    def __init__(self, pairs: tuple[tuple[str, Any], ...]) -> None:
+        self.pairs = pairs
+
+    def __getitem__(self, name: str) -> Any:
+        for known, value in self.pairs:
+            if known == name:
+                return value
+        raise KeyError(name)
+
+    def all(self, name: str) -> list[Any]:
+        """Every value given under the name, in order."""
+        return [value for known, value in self.pairs if known == name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for name, _ in self.pairs))
+
+    def __len__(self) -> int:
+        return len({name for name, _ in self.pairs})
+
+    def __repr__(self) -> str:
+        return f"Headers({self.pairs!r})"
+
+
+class Contents(Generic[Body]):
+    """What a stored message says: shared by messages in hand, peeked ones and dead letters."""
+
+    __slots__ = ("_bodies", "_engine", "_record")
+
+    def __init__(self, engine: QueueEngine, bodies: Bodies, record: Record) -> None:
+        self._engine = engine
+        self._bodies = bodies
+        self._record = record
+
+    @property
+    def id(self) -> str:
+        return self._engine.id_of(self._record)
+
+    @property
+    def offset(self) -> int:
+        return self._record.offset
+
+    @property
+    def raw(self) -> bytes:
+        """The body's bytes, as they were stored."""
+        return self._record.value
+
+    @property
+    def body(self) -> Body:
+        """The body, of the type that the queue was opened with; BadBody where it does not fit."""
+        body: Body = self._bodies.decode(self._record.value)
+        return body
+
+    @property
+    def key(self) -> str | bytes | None:
+        key = self._record.key
+        return key.decode() if key is not None and self._record.flags & TEXT_KEY else key
+
+    @property
+    def headers(self) -> Headers:
+        pairs = users_headers(self._record.headers)
+        if self._record.flags & TEXT_HEADERS:
+            return Headers(tuple((name, value.decode()) for name, value in pairs))
+        return Headers(pairs)
+
+    @property
+    def priority(self) -> int:
+        return self._record.priority
+
+    @property
+    def correlation_id(self) -> str:
+        """The one given at `put`; the message's id where none was."""
+        given = mark(self._record, CORRELATION_ID) if self._record.headers else None
+        return self.id if given is None else given.decode()
+
+    @property
+    def timestamp(self) -> datetime:
+        """When it was published; for a delayed message: when it came due."""
+        return to_datetime(self._record.timestamp_ns)
+
+    @property
+    def timestamp_ns(self) -> int:
+        return self._record.timestamp_ns
+
+    @property
+    def expires_at(self) -> datetime | None:
+        ms = self._record.expires_at_ms
+        return to_datetime(ms * 1_000_000) if ms else None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """The time that it was delayed to, if it was."""
+        ms = self._record.due_at_ms
+        return to_datetime(ms * 1_000_000) if ms else None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}: {self.raw[:40]!r}{'…' if len(self.raw) > 40 else ''}>"
