@@ -89,7 +89,7 @@ def _survivor(outcome: Outcome, put_survives: str, scale: Scale) -> Survivor:
 
 def _found(outcome: Outcome, expected: int, *, promised: bool) -> str:
     if outcome.problem.startswith(AckUndone.__name__):
-        text = outcome.problem.removeprefix(f"{AckUndone.__name__}: ")
+        text = outcome.problem.removeprefix(f"{AckUndone.__name__}: ").partition(" (")[0]  # not where it was raised
         return text if outcome.case.survives == NOTHING else f"UNDONE: {text}"
     if outcome.status != "measured":
         return f"{outcome.status}: {outcome.problem}"

@@ -6,7 +6,7 @@ from bench.queues.huey_sqlite import HueyStorage
 from bench.queues.litequeue_sqlite import LitequeueQueue
 from bench.queues.lmdb_by_hand import LmdbQueue, LmdbQueueSynced
 from bench.queues.nats_jetstream import NatsJetStream
-from bench.queues.ours import HoldfastQueue, HoldfastQueueSynced
+from bench.queues.ours import HoldfastAckSynced, HoldfastQueue, HoldfastQueueSynced
 from bench.queues.persist_queue import PersistAckQueue, PersistFileQueue
 from bench.queues.postgres_skip_locked import PostgresSkipLocked
 from bench.queues.queuelib_disk import QueuelibQueue
@@ -18,6 +18,7 @@ from bench.queues.sqlite_by_hand import SqliteClaimed, SqliteClaimedSynced
 QUEUES: tuple[type[Queue], ...] = (
     HoldfastQueue,
     HoldfastQueueSynced,
+    HoldfastAckSynced,
     QueuelibQueue,
     LmdbQueue,
     LmdbQueueSynced,

@@ -25,8 +25,7 @@ class HoldfastQueue(Queue):
     def open(self, folder: Path) -> None:
         import holdfast
 
-        open_queue: Any = getattr(holdfast, "open")  # noqa: B009 - read without the face, too
-        self.queue: Any = open_queue(str(folder / "queue"), durability=self.durability)
+        self.queue: Any = holdfast.open(folder / "queue", durability=self.durability)
 
     def put(self, body: bytes) -> None:
         self.queue.put(body)
@@ -72,3 +71,21 @@ class HoldfastQueueSynced(HoldfastQueue):
     survives = POWER_CUT
     note = 'durability="fsync": fdatasync before put returns; an ack is synced within a second'
     durability = "fsync"
+
+
+class HoldfastAckSynced(HoldfastQueueSynced):
+    """Each ack asks for a sync too: what a queue on SQLite with synchronous=FULL does."""
+
+    name = f"{OURS}, fsync, acks synced"
+    ack_survives = POWER_CUT
+    note = 'durability="fsync", and ack(durability="fsync"): put and ack each return after fdatasync'
+
+    def ack(self, receipt: Any) -> None:
+        receipt.ack(durability="fsync")
+
+    def take_each(self, count: int) -> None:
+        for _ in range(count):
+            self.queue.get_nowait().ack(durability="fsync")
+
+    def take_many(self, count: int) -> None:
+        self.queue.ack_many(self.queue.get_many(count, timeout=0), durability="fsync")

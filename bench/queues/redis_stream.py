@@ -84,5 +84,4 @@ class RedisStreamSynced(RedisStream):
     survives = POWER_CUT
     ack_survives = POWER_CUT
     note = "a server, over the loopback; appendfsync always: put, get and ack each sync"
-    depth = 0
     appendfsync = "always"

@@ -227,9 +227,17 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert bool(events) == bool(chosen.offsets)
         self.receipts += [Receipt(offset, story.group.fence) for offset in chosen.offsets]
 
+    @rule(count=counts, pick=picks)
+    def receive_not_all_that_was_chosen(self, count: int, pick: int) -> None:
+        """Some of them could not be read just then: they must come again."""
+        chosen = choose(self.story.group, count, self.story.readable)
+        offsets = [offset for at, offset in enumerate(chosen.offsets) if not pick >> at & 1]
+        self.command(Receive(offsets, chosen.cursor, 50, "ann"))
+        self.receipts += [Receipt(offset, self.story.group.fence) for offset in offsets]
+
     def fused_fits(self) -> bool:
         group = self.story.group
-        return not group.lanes and not group.ahead and group.cursor < self.story.readable
+        return not group.lanes.filled and not group.ahead and group.cursor < self.story.readable
 
     @precondition(lambda self: self.fused_fits())
     @rule(lease_ms=times_ms)

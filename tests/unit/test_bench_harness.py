@@ -431,7 +431,8 @@ def test_a_queue_gives_out_in_order_what_was_put_and_nothing_twice(queue, tmp_pa
     assert first.body == bodies[10]
     made.ack(first.receipt)
     other = made.other_side()
-    assert other.get(1).body == bodies[11]
+    held = other.get(1)
+    assert held.body == bodies[11]
     assert made.read_all() == 18
     assert made.get(0) is None
     made.close()

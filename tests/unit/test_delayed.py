@@ -442,6 +442,40 @@ def test_a_release_that_is_not_settled_survives_a_spill():
     assert waiting.runs() == []
 
 
+def test_the_intake_is_not_trimmed_for_releases_that_are_not_settled():
+    waiting = Waiting()
+    for start in range(0, 1000, 100):
+        waiting.put(*range(start, start + 100))
+    waiting.release(5000, position=10)
+    waiting.store.save()
+    waiting.kill()
+    assert waiting.release(5000, position=10) == list(range(1000))
+    waiting.store.settled(10)
+    waiting.store.save()
+    assert len([n for n in waiting.disk.names(f"{FOLDER}/intake") if n.endswith(".log")]) == 1
+    waiting.kill()
+    assert waiting.due(5000) == []
+
+
+def test_a_kill_and_then_a_power_cut_do_not_bring_back_a_manifest_whose_files_are_gone():
+    waiting = Waiting()
+    waiting.put(1, 2)
+    waiting.spill()
+    waiting.release(5)
+    waiting.store.settled(1)
+    killed: list[SimulatedDisk] = []
+    disk = waiting.disk
+    disk.on_call = lambda call: killed.append(disk.kill()) if call == "rename" else None
+    waiting.store.save()  # names no run any more
+    for seed in range(30):
+        waiting.disk = killed[0].kill()
+        waiting.open()
+        waiting.disk = waiting.disk.cut(random.Random(seed))
+        waiting.store = waiting.open()
+        assert waiting.store.damage == []
+        assert len(waiting.store) == 0
+
+
 def test_ids_found_in_the_partition_are_not_released_again():
     waiting = Waiting()
     ids = waiting.put(1, 2, 3, 4)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -17,8 +20,8 @@ from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.claims import held, lost
 from holdfast.delivery.commands import (
     DROPPED,
+    LEASE_ENDED,
     NO_SESSION,
-    Ack,
     Bury,
     Command,
     Extend,
@@ -31,7 +34,18 @@ from holdfast.delivery.commands import (
     Tick,
 )
 from holdfast.delivery.decide import EXPIRED, Moment, decide
-from holdfast.delivery.events import Acked, Buried, Event, Expired, Leased, Lost, Released, Skipped, encode_event
+from holdfast.delivery.events import (
+    Acked,
+    Buried,
+    Event,
+    Expired,
+    Leased,
+    Lost,
+    Released,
+    Returned,
+    Skipped,
+    encode_event,
+)
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import runs_of, size
@@ -50,6 +64,10 @@ _SCAN_MOST: Final = 500_000
 _PASS_MOST: Final = 100_000
 _BURY_MOST: Final = 1_000
 _AGE_EVERY_MS: Final = 100
+
+_EXPIRES: Final = attrgetter("expires_at_ms")
+_LEASED_AT: Final = attrgetter("at_ms")
+_TIMESTAMP: Final = attrgetter("timestamp_ns")
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
@@ -90,6 +108,8 @@ class Delivery:
         self._aged_below = 0
         self._scanned_at = log.written_end
         self._floor_mark = (0, 0)
+        self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
+        self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
     @staticmethod
     def open(world: World, log: Log, folder: str, settings: QueueSettings, metrics: Metrics) -> Delivery:
@@ -128,9 +148,9 @@ class Delivery:
         with self.lock:
             if self._dropped:
                 self._take_back_dropped()
-            session = NO_SESSION if detached else self.group.session
             group = self.group
-            if count == 1 and group.cursor < self._log.end and not (group.lanes or group.ahead):
+            session = NO_SESSION if detached else group.session
+            if count == 1 and not (group.lanes.filled or group.ahead) and group.cursor < self._log.end:
                 one = self._receive_one(lease_ms, holder, session)
                 if one is not None:
                     return [one]
@@ -151,15 +171,16 @@ class Delivery:
         fence = group.fence + 1
         at_ms = now_ns // 1_000_000
         self.journal.write_one(
-            encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder))
+            encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)),
+            now_ns,
         )
         lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
         group.lease_one(offset, lease)
         if until_ms < self._due_mono_ms:
             self._due_mono_ms = until_ms
             self.on_attention()
-        self.metrics.delivered.add()
-        self.metrics.wait_seconds.observe_ns(now_ns - record.timestamp_ns)
+        self._count_delivered()
+        self._observe_wait(now_ns - record.timestamp_ns)
         return Delivered(record, lease, 1)
 
     def _receive(self, count: int, lease_ms: int, holder: str, session: int, moving_to: int) -> list[Delivered]:
@@ -172,7 +193,8 @@ class Delivery:
             records = self._load(chosen.offsets, now)
             if not records:
                 continue  # all of them were expired or lost, and are passed over by now
-            offsets = [record.offset for record in records]
+            whole = len(records) == len(chosen.offsets)
+            offsets = chosen.offsets if whole else [record.offset for record in records]
             command = Receive(offsets, chosen.cursor, lease_ms, holder, session, moving_to)
             self._commit(command, now=now)
             group = self.group
@@ -182,7 +204,7 @@ class Delivery:
                 out += [Delivered(record, lease, group.attempts(record.offset) + 1) for record in records]
             else:
                 out += [Delivered(record, lease, 1) for record in records]
-            self._count_delivered(records)
+            self._count_all(records)
         return out
 
     def take(self, offsets: Sequence[int], *, lease_ms: int, holder: str, moving_to: int) -> list[Delivered]:
@@ -224,6 +246,11 @@ class Delivery:
 
     def _load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
         """The messages, without those that are expired or lost; these are passed over."""
+        if isinstance(offsets, range):
+            with suppress(DamagedRange, OffsetOutOfRange):
+                in_order = self._follower.records(offsets.start, offsets.stop)
+                if not any(map(_EXPIRES, in_order)):
+                    return in_order
         records: list[Record] = []
         gone: list[int] = []
         expired: list[int] = []
@@ -247,6 +274,7 @@ class Delivery:
     def _pass_expired(self, offsets: list[int], now: Moment) -> None:
         if self.settings.expired_to_dead:
             self._commit(Bury(offsets[:_BURY_MOST], EXPIRED), now=now)
+            self.metrics.expired.add(len(offsets[:_BURY_MOST]))
             self._expect_tick(now.mono_ms)
             return
         runs = runs_of(offsets)
@@ -280,10 +308,22 @@ class Delivery:
             if len(receipts) == 1 and durability != "fsync":
                 self._ack_one(receipts[0])
                 return None
-            good = [receipt for receipt in receipts if held(self.group, receipt)]
-            self._observe_handled(good)
-            appended = self._commit(Ack(list(dict.fromkeys(good))), durability=durability) if good else None
-            self.metrics.acked.add(len(good))
+            leases = self.group.leases
+            held_by = [leases.get(receipt.offset) for receipt in receipts]
+            good = [
+                receipt
+                for receipt, lease in zip(receipts, held_by, strict=True)
+                if lease is not None and lease.fence == receipt.fence
+            ]
+            appended = None
+            if good:
+                offsets = {receipt.offset for receipt in good}
+                times = Counter(map(_LEASED_AT, filter(None, held_by)))
+                appended = self.commit_events([Acked(runs_of(offsets))], durability)
+                self._count_acked(len(offsets))
+                now_ns = self._now_ns()
+                for at_ms, count in times.items():
+                    self._observe_handle(now_ns - at_ms * 1_000_000, count)
             if len(good) < len(receipts):
                 raise self._lost([receipt for receipt in receipts if receipt not in good])
         return appended
@@ -294,10 +334,11 @@ class Delivery:
         lease = group.leases.get(offset)
         if lease is None or lease.fence != receipt.fence:
             raise self._lost([receipt])
-        self.journal.write_one(encode_event(Acked((offset, offset + 1))))
+        now_ns = self._now_ns()
+        self.journal.write_one(encode_event(Acked((offset, offset + 1))), now_ns)
         group.ack_one(offset)
-        self.metrics.acked.add()
-        self.metrics.handle_seconds.observe_ns(self._now_ns() - lease.at_ms * 1_000_000)
+        self._count_acked()
+        self._observe_handle(now_ns - lease.at_ms * 1_000_000)
 
     def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
         """Carry out a command of a holder or an operator; answers with what happened, and what to wait for."""
@@ -477,6 +518,10 @@ class Delivery:
         released = sum(size(event.runs) for event in events if isinstance(event, Released))
         if released:
             self.waiters.wake(released)
+        returned = [event for event in events if isinstance(event, Returned)]
+        if returned:
+            self.metrics.returned.add(len(returned))
+            self.metrics.expired_leases.add(sum(event.why == LEASE_ENDED for event in returned))
         if any(isinstance(event, Buried) for event in events):
             self._expect_tick(now.mono_ms)
         due_ms = self._next_due_ms(now, None)
@@ -488,14 +533,8 @@ class Delivery:
             self._due_mono_ms = mono_ms
             self.on_attention()
 
-    def _count_delivered(self, records: Sequence[Record]) -> None:
+    def _count_all(self, records: Sequence[Record]) -> None:
         now_ns = self._now_ns()
-        self.metrics.delivered.add(len(records))
-        for record in records:
-            self.metrics.wait_seconds.observe_ns(now_ns - record.timestamp_ns)
-
-    def _observe_handled(self, receipts: Sequence[Receipt]) -> None:
-        now_ns = self._now_ns()
-        for receipt in receipts:
-            lease = self.group.leases[receipt.offset]
-            self.metrics.handle_seconds.observe_ns(now_ns - lease.at_ms * 1_000_000)
+        self._count_delivered(len(records))
+        for timestamp_ns, times in Counter(map(_TIMESTAMP, records)).items():
+            self._observe_wait(now_ns - timestamp_ns, times)

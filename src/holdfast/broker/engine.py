@@ -253,7 +253,7 @@ class QueueEngine:
             delivery.journal.log.sync()
             delivery.pin()
             delivery.pin()
-            partition.tick()
+            partition.save()
             partition.log.roll()
             freed = partition.log.trim(delivery.group.floor)
             trimmed = Trimmed(trimmed.segments + freed.segments, trimmed.bytes + freed.bytes, 0)

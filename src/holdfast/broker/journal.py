@@ -55,7 +55,7 @@ class Journal:
         self.log = log
         self._snapshot_at = snapshot_at
         self._before_at = 0
-        self.write_one = log.append_one
+        self.write_one = log.write_one
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings, start: int) -> tuple[Journal, Group]:

@@ -114,8 +114,8 @@ class Histogram:
         self._slots = [0] * _SLOTS
         self._relay: _Relay | None = None
 
-    def observe_ns(self, ns: int) -> None:
-        """One more time; one below 0, as between two readings of a clock that was set back, counts as 0."""
+    def observe_ns(self, ns: int, times: int = 1) -> None:
+        """One more time, or several alike; one below 0, as after a clock was set back, counts as 0."""
         if ns < 16:
             if ns < 0:
                 ns = 0
@@ -125,10 +125,10 @@ class Histogram:
             shift = ns.bit_length() - 5
             slot = (shift << 4) + (ns >> shift)
         try:
-            self._slots[slot] += 1
+            self._slots[slot] += times
         except IndexError:
-            self._slots[-1] += 1
-        self.sum_ns += ns
+            self._slots[-1] += times
+        self.sum_ns += ns * times
         if ns > self.max_ns:
             self.max_ns = ns
         if ns < self.min_ns:

@@ -165,15 +165,14 @@ class Partition:
         due = [self.log.tick()]
         now_ms = self._world.clock.now_ns() // 1_000_000
         if self.delayed is not None:
-            self.log.pin("delayed", self.delayed.accounted)
             due.append(self.delayed.tick(now_ms))
             next_ms = self.delayed.next_due_ms()
             if next_ms is not None:
                 due.append(max(next_ms - now_ms, 0))
-        if self.dedup is not None:
-            if self.dedup.full() or self._mono_ms() - self._dedup_saved_ms > _SAVE_DEDUP_EVERY_MS:
-                self.save_dedup()
-            self.log.pin("dedup", self.dedup.covered.partition.offset)
+        overdue = self._mono_ms() - self._dedup_saved_ms > _SAVE_DEDUP_EVERY_MS
+        if self.dedup is not None and (overdue or self.dedup.full()):
+            self.save_dedup()
+        self._pin()
         return min((ms for ms in due if ms is not None), default=None)
 
     def save_dedup(self) -> None:
@@ -197,6 +196,16 @@ class Partition:
         if self.delayed is not None:
             self.delayed.intake.pin("dedup", dedup.covered.intake.offset)
 
+    def save(self) -> None:
+        """Write down what delays and dedup know, so that the log need not keep its messages for them."""
+        self.save_dedup()
+        if self.delayed is not None:
+            with self._release_lock:
+                self.log.sync()
+                self.delayed.settled(self.log.synced_end)
+            self.delayed.save()
+        self._pin()
+
     def close(self) -> None:
         try:
             if self.dedup is not None:
@@ -208,6 +217,12 @@ class Partition:
                 self.delayed.close()
         finally:
             self.log.close()
+
+    def _pin(self) -> None:
+        if self.delayed is not None:
+            self.log.pin("delayed", self.delayed.accounted)
+        if self.dedup is not None:
+            self.log.pin("dedup", self.dedup.covered.partition.offset)
 
     # Writing
 

@@ -7,12 +7,9 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import Protocol
 
 from holdfast.env import Clock
-
-# However sure we are that everybody is woken: nobody sleeps longer than this without a look.
-_SAFETY_S: Final = 5.0
 
 
 class Waiter(Protocol):
@@ -77,7 +74,7 @@ class ThreadWaiter:
 
     def wait(self, timeout_s: float | None) -> None:
         """Return when woken, when the time is over, or now and then."""
-        self._clock.wait(self._event, _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S))
+        self._clock.wait(self._event, timeout_s)
         self._event.clear()
 
 
@@ -96,5 +93,5 @@ class TaskWaiter:
             self._loop.call_soon_threadsafe(self._event.set)
 
     async def wait(self, timeout_s: float | None) -> None:
-        await self._clock.wait_async(self._event, _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S))
+        await self._clock.wait_async(self._event, timeout_s)
         self._event.clear()

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
-Folder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The log's folder.")]
+# Long enough for another command to be through with the folder, short enough to be told of an owner that stays.
+WAIT: Final = "1s"
+
+Folder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The folder of a queue, or of a log.")]
+QueueFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The queue's folder.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
+Wait: TypeAlias = Annotated[
+    str,
+    typer.Option("--wait", metavar="TIME", help="Wait so long for another process to let go of the folder."),
+]
+Where: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--where", metavar="EXPR", help="Only messages for which this holds: 'attempts > 2', 'key == \"a\"'."),
+]
+Limit: TypeAlias = Annotated[int | None, typer.Option("--limit", min=0, help="Stop after so many messages.")]
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]

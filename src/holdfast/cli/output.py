@@ -2,7 +2,8 @@
 
 0    done; nothing is wrong
 1    done, but damage was found, or is left
-2    not done: a mistake in the call, no such log, somebody owns it, no room
+2    not done: a mistake in the call, no such log or queue, somebody owns it, no room
+3    nothing there: no message was ready in time
 130  interrupted
 """
 
@@ -26,6 +27,7 @@ from holdfast.errors import HoldfastError
 OK: Final = 0
 DAMAGED: Final = 1
 NOT_DONE: Final = 2
+NOTHING_THERE: Final = 3
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 

@@ -155,6 +155,36 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
     return None
 
 
+def read_single(buffer: memoryview, position: int, log_id: int) -> tuple[Record, int] | None:
+    """The message of a frame with one plain message, checked, and where the next frame begins; None for all others.
+
+    The fused form of `read_plain` and `Frame.records`, for consumers that go from message to message.
+    """
+    if position + HEADER_BYTES > len(buffer):
+        return None
+    (
+        magic, frame_log_id, own_position, body_bytes, _, count, kind, codec, flags, columns,
+        offset, time_ns, _, epoch, _, _, _, _, body_crc, header_crc,
+    ) = _HEADER.unpack_from(buffer, position)  # fmt: skip
+    body_at = position + HEADER_BYTES
+    end = position + ((HEADER_BYTES + body_bytes + 7) & ~7)
+    if (
+        count != 1
+        or columns
+        or codec
+        or flags
+        or kind != Kind.DATA
+        or magic != MAGIC
+        or own_position != position
+        or frame_log_id != log_id
+        or end > len(buffer)
+        or crc32c(buffer[position : body_at - 4]) != header_crc
+        or crc32c(buffer[body_at:end]) != body_crc
+    ):
+        return None
+    return Record(offset, time_ns, bytes(buffer[body_at + 8 : body_at + body_bytes]), epoch=epoch), end
+
+
 def check_known(header: FrameHeader) -> None:
     """Raise UnknownFormat for a frame that only a newer release can read: it is neither torn nor damaged."""
     if (

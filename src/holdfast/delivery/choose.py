@@ -44,7 +44,7 @@ class Turns:
 def choose(group: Group, count: int, end: int, *, aged_below: int = 0, turns: Turns | None = None) -> Chosen:
     """The next messages, up to `count`, among those below `end`. Changes nothing."""
     cursor = group.cursor
-    if not group.lanes and not group.ahead:
+    if not group.lanes.filled and not group.ahead:
         stop = min(cursor + count, end)
         return Chosen(range(cursor, stop), max(stop, cursor))
     picker = _Picker(group, end, aged_below, turns)

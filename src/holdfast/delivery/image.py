@@ -29,7 +29,6 @@ class Image(msgspec.Struct, frozen=True, array_like=True):
     levels: list[bytes]
     ready: list[bytes]
     scanned: int
-    lanes_used: bool
 
 
 def image_of(group: Group) -> Image:
@@ -53,7 +52,6 @@ def image_of(group: Group) -> Image:
         [bitmap.serialize() for bitmap in group.lanes.levels],
         [bitmap.serialize() for bitmap in group.lanes.ready],
         group.lanes.scanned,
-        group.lanes.used,
     )
 
 
@@ -73,7 +71,8 @@ def group_of(image: Image) -> Group:
     group.ahead = BitMap64.deserialize(image.ahead)
     group.lanes.levels = [BitMap64.deserialize(level) for level in image.levels]
     group.lanes.ready = [BitMap64.deserialize(lane) for lane in image.ready]
-    group.lanes.scanned, group.lanes.used = image.scanned, image.lanes_used
+    group.lanes.scanned = image.scanned
+    group.lanes.look()
     group.deadlines.renew([(lease.until_ms, offset, offset + 1) for offset, lease in group.leases.items()])
     return group
 

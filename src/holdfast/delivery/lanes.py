@@ -22,6 +22,7 @@ class Lanes:
         self.ready = [BitMap64() for _ in range(LEVELS)]
         self.scanned = scanned  # priorities are known of all messages below
         self.used = False  # nothing was ever put here: there is nothing to take away
+        self.filled = False  # whether any lane has a message
 
     def level(self, offset: int) -> int:
         """The message's priority."""
@@ -43,24 +44,28 @@ class Lanes:
         if level:
             self.ready[0].discard(offset)  # it came back before its priority was known, at replay
         self.ready[level].add(offset)
+        self.filled = True
 
     def add_usual(self, offsets: BitMap64) -> None:
         """These messages, of which no priority is known, are ready."""
         self.used = True
         self.ready[0] |= offsets
+        self.look()
 
     def remove(self, start: int, stop: int) -> None:
         """These are ready no more."""
-        if self.used:
+        if self.filled:
             for lane in self.ready:
                 if lane:
                     lane.remove_range(start, stop)
+            self.look()
 
     def forget(self, start: int, stop: int) -> None:
         """These are done."""
         for bitmap in (*self.levels, *self.ready):
             if bitmap:
                 bitmap.remove_range(start, stop)
+        self.look()
 
     def forget_below(self, to: int, held: BitMap64) -> None:
         """All below `to` are done but those that somebody holds."""
@@ -70,13 +75,16 @@ class Lanes:
             level.update(kept)
         for lane in self.ready:
             lane.remove_range(0, to)
+        self.look()
 
     def clear_from(self, to: int) -> None:
         """Nothing is known any more of the messages from `to` on."""
         for bitmap in (*self.levels, *self.ready):
             bitmap.remove_range(to, _FAR)
         self.scanned = min(self.scanned, to)
+        self.look()
 
-    def __bool__(self) -> bool:
-        """Whether anything is ready here."""
-        return self.used and any(self.ready)
+    def look(self) -> None:
+        """Bring `used` and `filled` in step with what is there."""
+        self.filled = any(self.ready)
+        self.used = self.filled or any(self.levels)

@@ -15,8 +15,13 @@ def run(offset: int) -> Runs:
 
 def runs_of(offsets: Iterable[int]) -> Runs:
     """The runs of offsets in any order, each at most once."""
+    if isinstance(offsets, range) and offsets.step == 1:
+        return (offsets.start, offsets.stop) if offsets else ()
+    in_order = sorted(offsets)
+    if in_order and in_order[-1] - in_order[0] == len(in_order) - 1:
+        return (in_order[0], in_order[-1] + 1)
     runs: list[int] = []
-    for offset in sorted(offsets):
+    for offset in in_order:
         if runs and runs[-1] == offset:
             runs[-1] = offset + 1
         else:

@@ -158,10 +158,11 @@ class AsyncQueue(Face[Body], Generic[Body]):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message; returns when it is as durable as asked."""
+        began_ns = self._mono_ns()
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if self._is_plain(body, options, priority):
             appended = await self._log.append_one_async(body, durability)  # type: ignore[arg-type]
-            return self._plain_stored(body, appended)
+            return self._plain_stored(body, appended, began_ns)
         message = NewMessage(
             body=body,
             key=key,
@@ -183,9 +184,13 @@ class AsyncQueue(Face[Body], Generic[Body]):
         codec: CodecName | None = None,
     ) -> list[Stored]:
         """Store messages, all of them or none; an item is a body or a NewMessage."""
+        began_ns = self._mono_ns()
+        if self._all_plain(messages):
+            appended = await self._log.append_async(messages, durability=durability, codec=codec)  # type: ignore[arg-type]
+            return self._plain_many(messages, appended, began_ns)
         publication = self._publish(messages, durability, codec)
         await self._engine.partition.wait_async(publication)
-        return self._stored(publication)
+        return self._stored(publication, began_ns)
 
     async def get(
         self,

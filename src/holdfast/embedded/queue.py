@@ -116,9 +116,10 @@ class Queue(Face[Body], Generic[Body]):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message; returns when it is as durable as asked."""
+        began_ns = self._mono_ns()
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if self._is_plain(body, options, priority):
-            return self._plain_stored(body, self._log.append_one(body, durability))  # type: ignore[arg-type]
+            return self._plain_stored(body, self._log.append_one(body, durability), began_ns)  # type: ignore[arg-type]
         message = NewMessage(
             body=body,
             key=key,
@@ -140,9 +141,13 @@ class Queue(Face[Body], Generic[Body]):
         codec: CodecName | None = None,
     ) -> list[Stored]:
         """Store messages, all of them or none; an item is a body or a NewMessage."""
+        began_ns = self._mono_ns()
+        if self._all_plain(messages):
+            appended = self._log.append(messages, durability=durability, codec=codec)  # type: ignore[arg-type]
+            return self._plain_many(messages, appended, began_ns)
         publication = self._publish(messages, durability, codec)
         self._engine.partition.wait(publication)
-        return self._stored(publication)
+        return self._stored(publication, began_ns)
 
     def get(
         self,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+# However sure we are that everybody is woken: nobody sleeps longer than this without a look.
+_SAFETY_S: Final = 5.0
 
 
 class Clock(Protocol):
@@ -18,7 +21,7 @@ class Clock(Protocol):
         """Nanoseconds since some fixed moment of this boot; never steps back."""
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Block the thread until the event is set or the time is over; answers whether it was set."""
+        """Block the thread until the event is set or the time is over, or return early; answers whether it is set."""
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         """The same for a task."""
@@ -31,11 +34,11 @@ class SystemClock:
     monotonic_ns = staticmethod(time.monotonic_ns)
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        return event.wait(timeout_s)
+        return event.wait(_short(timeout_s))
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         try:
-            await asyncio.wait_for(event.wait(), timeout_s)
+            await asyncio.wait_for(event.wait(), _short(timeout_s))
         except TimeoutError:
             return False
         return True
@@ -63,17 +66,23 @@ class ManualClock:
         self._monotonic_ns += step_ns
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
-        """Nothing happens by itself here: what is not there now comes with time, if at all."""
-        if not event.is_set() and timeout_s is not None:
+        """Nothing happens by itself here: what is not there now comes with time, or from another thread."""
+        if timeout_s is None:
+            return event.wait(0.05)
+        if not event.is_set():
             self.advance(seconds=timeout_s)
         return event.is_set()
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
-        if not event.is_set() and timeout_s is not None:
+        await asyncio.sleep(0 if timeout_s is not None else 0.001)
+        if timeout_s is not None and not event.is_set():
             self.advance(seconds=timeout_s)
-        await asyncio.sleep(0)
         return event.is_set()
 
     def step_wall(self, *, ns: int) -> None:
         """Set the wall clock forward or back, as an administrator or NTP does."""
         self._now_ns += ns
+
+
+def _short(timeout_s: float | None) -> float:
+    return _SAFETY_S if timeout_s is None else min(timeout_s, _SAFETY_S)

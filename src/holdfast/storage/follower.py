@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.codec.frame import Frame, Kind, read_plain
+from holdfast.codec.frame import Frame, Kind, read_plain, read_single
 from holdfast.model import Record
 
 if TYPE_CHECKING:
@@ -20,31 +20,58 @@ class Follower:
     def __init__(self, view: LogView) -> None:
         self._view = view
         self._frame: Frame | None = None
-        self._data = memoryview(b"")
         self._records: list[Record] = []
+        self._data = memoryview(b"")
+        self._log_id = 0
+        self._next_offset = -1  # what stands at `_next_position` of the data
+        self._next_position = 0
 
     def frame(self, offset: int) -> Frame:
         """The frame that holds the offset; raises what `Log.read` does."""
         frame = self._frame
-        if frame is not None:
-            if frame.base_offset <= offset < frame.next_offset:
-                return frame
-            if offset == frame.next_offset:
-                header = read_plain(self._data, frame.header.end, frame.header.log_id)
-                if header is not None and header.base_offset == offset and header.kind != Kind.GAP:
-                    frame = self._view.body_of(self._data, header)
-                    return self._keep(frame)
+        if frame is not None and frame.base_offset <= offset < frame.next_offset:
+            return frame
+        if offset == self._next_offset:
+            header = read_plain(self._data, self._next_position, self._log_id)
+            if header is not None and header.base_offset == offset and header.kind != Kind.GAP:
+                return self._keep(self._view.body_of(self._data, header))
         frame, self._data = self._view.locate(offset)
         return self._keep(frame)
 
     def record(self, offset: int) -> Record:
         """The message at the offset."""
+        if offset == self._next_offset:
+            found = read_single(self._data, self._next_position, self._log_id)
+            if found is not None and found[0].offset == offset:
+                record, self._next_position = found
+                self._next_offset = offset + 1
+                return record
         frame = self.frame(offset)
         if not self._records:
             self._records = list(frame.records())
         return self._records[offset - frame.base_offset]
 
+    def records(self, start: int, stop: int) -> list[Record]:
+        """The messages from start to stop, frame by frame."""
+        found: list[Record] = []
+        while start < stop:
+            if start == self._next_offset:
+                found.append(self.record(start))
+                start += 1
+                if start == self._next_offset:
+                    continue  # a message of its own frame; maybe so is the next
+            if start < stop:
+                frame = self.frame(start)
+                if not self._records:
+                    self._records = list(frame.records())
+                base = frame.base_offset
+                found += self._records[start - base : stop - base]
+                start = min(frame.next_offset, stop)
+        return found
+
     def _keep(self, frame: Frame) -> Frame:
         self._frame = frame
         self._records = []
+        self._log_id = frame.header.log_id
+        self._next_offset, self._next_position = frame.next_offset, frame.header.end
         return frame

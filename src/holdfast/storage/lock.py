@@ -9,7 +9,6 @@ from holdfast.env import FolderLock, FolderLocked, World
 from holdfast.errors import Busy
 from holdfast.storage.files import LOCK, join
 
-
 READ_IT = "Close it there, or read it from here without owning it: holdfast.storage.LogReader"
 
 

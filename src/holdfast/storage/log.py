@@ -175,6 +175,12 @@ class Log:
                 self._note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
+    def write_one(self, value: bytes, now_ns: int) -> None:
+        """Append one small value to a log whose policy is not `fsync`: the way of a journal."""
+        self._write_one(value, now_ns, False)
+        if self._unsynced_since_ns is None:
+            self._note_unsynced()
+
     async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:
         """The same for a task."""
         chosen = self._default_durability if durability is None else self._durability(durability)

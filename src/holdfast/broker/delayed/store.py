@@ -115,7 +115,8 @@ class DelayStore:
         dues_ms = batch.due_at_ms
         if dues_ms is None or len(dues_ms) != len(batch.values):
             raise InvalidRequest("a delayed message needs a due time: give due_at_ms for each of the batch")
-        if not all(isinstance(due_at_ms, int) and 0 <= due_at_ms < NEVER_MS for due_at_ms in dues_ms):
+        whole = {*map(type, dues_ms)} <= {int}
+        if not whole or (dues_ms and not 0 <= min(dues_ms) <= max(dues_ms) < NEVER_MS):
             raise InvalidRequest("a due time is a whole number of milliseconds since 1970, below 2**63")
         state = self._state
         with state.lock:  # or a spill could see them in the log before the state knows of them
@@ -159,8 +160,9 @@ class DelayStore:
         state = self._state
         with state.lock:
             known = state.known(BitMap64(list(ids))) - state.gone
-            state.gone |= known
-            state.unsettled.append((position, known))
+            if known:
+                state.gone |= known
+                state.unsettled.append((position, known))
             state.timers.shed(state.done_here)
 
     def settled(self, position: int) -> None:

@@ -1,0 +1,69 @@
+"""A message as shell variables: what `holdfast get --export` prints for `eval`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+import holdfast
+from holdfast.cli.messages import base64_text, bytes_of, text_value
+from holdfast.cli.output import json_text
+
+# Every one is set or unset each time: nothing of the message before may be taken for something of this one.
+NAMES: Final = tuple(
+    f"HOLDFAST_{name}"
+    for name in (
+        "RECEIPT",
+        "ID",
+        "ATTEMPT",
+        "KEY",
+        "KEY_BASE64",
+        "CORRELATION_ID",
+        "PRIORITY",
+        "TIMESTAMP",
+        "HEADERS",
+        "BODY",
+        "BODY_FILE",
+        "QUEUE",
+    )
+)
+
+# The environment is no place for large things: with too much in it no program can be started.
+_MOST_BODY_BYTES: Final = 32 * 1024
+
+
+def variables(folder: str, message: holdfast.Message[bytes], body_file: str | None) -> str:
+    """The lines to be evaluated by a POSIX shell."""
+    key = bytes_of(message.key)
+    key_text = None if key is None else text_value(key)
+    headers = {name: _readable(value) for name, value in reversed(message.headers.pairs)}
+    body = text_value(message.raw) if len(message.raw) <= _MOST_BODY_BYTES and body_file is None else None
+    values = {
+        "HOLDFAST_QUEUE": folder,
+        "HOLDFAST_RECEIPT": message.receipt,
+        "HOLDFAST_ID": message.id,
+        "HOLDFAST_ATTEMPT": str(message.attempt),
+        "HOLDFAST_KEY": key_text,
+        "HOLDFAST_KEY_BASE64": None if key is None or key_text is not None else base64_text(key),
+        "HOLDFAST_CORRELATION_ID": message.correlation_id,
+        "HOLDFAST_PRIORITY": str(message.priority),
+        "HOLDFAST_TIMESTAMP": message.timestamp.isoformat(),
+        "HOLDFAST_HEADERS": json_text(headers),
+        "HOLDFAST_BODY": body,
+        "HOLDFAST_BODY_FILE": body_file,
+    }
+    return "".join(_line(name, values[name]) for name in NAMES)
+
+
+def nothing_exported(code: int) -> str:
+    """What stands there instead, so that `eval` ends with this exit code and no variable is left over."""
+    return f"unset {' '.join(NAMES)}\n(exit {code})\n"
+
+
+def _line(name: str, value: str | None) -> str:
+    usable = value is not None and "\0" not in value
+    return f"export {name}={shlex.quote(value or '')}\n" if usable else f"unset {name}\n"
+
+
+def _readable(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")

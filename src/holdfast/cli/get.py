@@ -1,0 +1,183 @@
+"""`holdfast get`: take messages for a time, with a receipt that a later command settles them by."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import holdfast
+from holdfast.cli.export import nothing_exported, variables
+from holdfast.cli.messages import body_text, document, header_text, lease_end, moment, seconds_text
+from holdfast.cli.opened import log_of, opened
+from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout
+from holdfast.cli.text import preview, safe
+from holdfast.embedded.times import parse_duration
+from holdfast.errors import Empty, HoldfastError, InvalidRequest
+from holdfast.storage import LogReader
+
+_LOOK_EVERY_S: Final = 0.05
+# Somebody else may have given a message back meanwhile, which the log does not tell.
+_OPEN_EVERY_S: Final = 2.0
+
+_Taken = Callable[[holdfast.Queue[bytes], "list[holdfast.Message[bytes]]"], None]
+
+
+@command
+def get_command(
+    folder: QueueFolder,
+    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="Up to so many messages.")] = 1,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Wait so long for a message.")] = "0",
+    lease: Annotated[
+        str | None, typer.Option("--lease", metavar="TIME", help="They are yours so long; the queue's own by default.")
+    ] = None,
+    holder: Annotated[str | None, typer.Option("--holder", metavar="NAME", help="Who works on them.")] = None,
+    ack: Annotated[bool, typer.Option("--ack", help="Ack them as soon as they are printed.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the body and nothing else, byte for byte.")] = False,
+    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the body to a file.")] = None,
+    export: Annotated[bool, typer.Option("--export", help="Print shell variables, for eval.")] = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Take the next message, or several. Ack it with its receipt when it is handled; else it comes back.
+
+    Exit code: 3 where no message is ready.
+    """
+    if sum((raw, export, as_json)) > 1:
+        raise InvalidRequest("--raw, --export and --json all say what is printed; give one of them")
+    if count > 1 and (raw or export or out):
+        raise InvalidRequest("--raw, --export and --out are for one message; leave out --count, or use --json")
+    lease_s = None if lease is None else parse_duration(lease, "--lease")
+
+    def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
+        try:
+            if out is not None:
+                with open(out, "wb") as file:
+                    file.write(messages[0].raw)
+            _Showing(folder, queue, acked=ack, out=out).show(messages, raw=raw, export=export, as_json=as_json)
+            sys.stdout.flush()
+        except BaseException:
+            for message in messages:
+                message.defer()  # nobody has seen it
+            raise
+        if ack:
+            queue.ack_many(messages)
+
+    try:
+        _take(folder, taken, count, parse_duration(timeout, "--timeout"), lease_s, holder, wait=wait)
+    except Empty as empty:
+        sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
+        stderr().print(f"{safe(str(empty))}", soft_wrap=True)
+        return NOTHING_THERE
+    except HoldfastError:
+        sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
+        raise
+    return OK
+
+
+def _take(
+    folder: str,
+    taken: _Taken,
+    count: int,
+    timeout_s: float,
+    lease_s: float | None,
+    holder: str | None,
+    *,
+    wait: str,
+) -> None:
+    """Hand over what is ready. While nothing is, the folder is let go of, so that others can put something there."""
+    wait_s = parse_duration(wait, "--wait")
+    give_up = time.monotonic() + timeout_s
+    while True:
+        left_s = give_up - time.monotonic()
+        with opened(folder, wait=max(wait_s, left_s)) as queue:
+            found = queue.get_many(count, timeout=0, lease=lease_s, holder=holder, detached=True)
+            if found:
+                taken(queue, found)
+                return
+            due_ms = queue._engine.tick()
+        left_s = give_up - time.monotonic()
+        if left_s <= 0:
+            within = f"within {timeout_s:g} s" if timeout_s else "now"
+            raise Empty(f"no message is ready {within} in {folder}")
+        _await_arrival(folder, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
+
+
+def _await_arrival(folder: str, most_s: float) -> None:
+    """Return when the log has grown, or when the time is over; without owning anything."""
+    reader = LogReader(log_of(folder))
+    end, stop = reader.end, time.monotonic() + most_s
+    while reader.end == end and (left_s := stop - time.monotonic()) > 0:
+        time.sleep(min(_LOOK_EVERY_S, left_s))
+
+
+class _Showing:
+    """Messages that were taken, for people, scripts or the shell."""
+
+    def __init__(self, folder: str, queue: holdfast.Queue[bytes], *, acked: bool, out: str | None) -> None:
+        self._folder = folder
+        self._queue = queue
+        self._acked = acked
+        self._out = out
+
+    def show(
+        self, messages: Sequence[holdfast.Message[bytes]], *, raw: bool, export: bool, as_json: bool
+    ) -> None:
+        if as_json:
+            for message in messages:
+                print_json_line(document(message, **moment("lease_until", lease_end(self._queue, message.offset)), acked=self._acked))
+        elif export:
+            text = variables(self._folder, messages[0], self._out)
+            sys.stdout.flush()
+            sys.stdout.buffer.write(text.encode())
+        elif raw:
+            if self._out is None:
+                sys.stdout.buffer.write(messages[0].raw)
+            self._show_receipt(messages[0])
+        else:
+            console = stdout()
+            for number, message in enumerate(messages):
+                if number:
+                    console.print()
+                self._show_facts(console, message)
+
+    def _show_receipt(self, message: holdfast.Message[bytes]) -> None:
+        """Beside a raw body, for whoever looks; scripts use --export."""
+        if not self._acked:
+            sys.stdout.flush()
+            stderr().print(f"receipt {safe(message.receipt)}", soft_wrap=True)
+
+    def _show_facts(self, console: Console, message: holdfast.Message[bytes]) -> None:
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(no_wrap=True)
+        facts.add_column(overflow="fold")
+        facts.add_row("id", safe(message.id))
+        if self._acked:
+            facts.add_row("acked", "yes")
+        else:
+            facts.add_row("receipt", safe(message.receipt))
+            facts.add_row("yours until", f"{seconds_text(lease_end(self._queue, message.offset))} UTC")
+        most = self._queue.settings.max_attempts
+        facts.add_row("attempt", f"{message.attempt} of {most}" if most else str(message.attempt))
+        if message.key is not None:
+            facts.add_row("key", preview(message._record.key or b"", 200))
+        if message.headers:
+            facts.add_row("headers", header_text(message))
+        if message.priority:
+            facts.add_row("priority", str(message.priority))
+        if message.correlation_id != message.id:
+            facts.add_row("correlation", safe(message.correlation_id))
+        facts.add_row("published", f"{seconds_text(message.timestamp)} UTC")
+        if self._out is not None:
+            facts.add_row("body", f"{len(message.raw):,} bytes in {safe(self._out)}")
+        else:
+            facts.add_row("body", f"{len(message.raw):,} bytes")
+        console.print(facts)
+        if self._out is None:
+            console.print(body_text(message.raw), soft_wrap=True)

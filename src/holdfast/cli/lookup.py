@@ -1,0 +1,173 @@
+"""Everything that is known of one message, wherever it is by now."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+import holdfast
+from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.broker.marks import DELAYED_ID, mark, moved_records
+from holdfast.cli.messages import AnyMessage, body_text, bytes_of, document, header_text, lease_end, moment, seconds_text
+from holdfast.cli.text import preview, safe
+from holdfast.delivery.commands import Receipt
+from holdfast.delivery.group import Failure
+from holdfast.embedded.dead import DeadLetter
+from holdfast.embedded.face import receipt_text
+from holdfast.embedded.listing import Listed
+from holdfast.embedded.times import to_datetime
+from holdfast.errors import InvalidRequest
+
+
+class Everything(NamedTuple):
+    """One message with its history."""
+
+    message: AnyMessage
+    phase: str
+    facts: dict[str, Any]
+    failures: tuple[Failure, ...]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        failures = [
+            {**moment("at", _at(failure.at_ms)), "holder": failure.holder, "why": failure.why, "error": failure.error}
+            for failure in self.failures
+        ]
+        return document(self.message, **{**self.facts, "phase": self.phase, "failures": failures})
+
+
+def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
+    """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
+    if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
+        return _dead_letter(queue.dead.show(message_id))
+    offset, delayed_id = parse_message_id(message_id, queue.name)
+    if delayed_id is not None:
+        store = queue._engine.partition.delayed
+        waiting = None if store is None else store.get(delayed_id)
+        if waiting is not None:
+            message = Listed(queue, waiting.record, "delayed", due_ms=waiting.due_at_ms, delayed_id=waiting.id)
+            return Everything(message, "delayed", {}, ())
+        offset = _released_to(queue, delayed_id)
+    if offset is not None and offset < queue._log.end:
+        buried = _letter_of(queue, offset)
+        if buried is not None:
+            return _dead_letter(buried)
+        found = _in_log(queue, offset)
+        if found is not None:
+            return found
+    raise InvalidRequest(
+        f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
+    )
+
+
+def _released_to(queue: holdfast.Queue[bytes], delayed_id: int) -> int | None:
+    """The offset of a message that was delayed once."""
+    wanted = b"%d" % delayed_id
+    for record in moved_records(queue._log, queue._log.start):
+        if mark(record, DELAYED_ID) == wanted:
+            return record.offset
+    return None
+
+
+def _letter_of(queue: holdfast.Queue[bytes], offset: int) -> DeadLetter[bytes] | None:
+    """The dead letter of a message, if it is one and nobody brought the message back meanwhile."""
+    if queue._delivery.group.phase(offset).value != "done":
+        return None
+    for letter in queue._engine.letters():
+        if letter.note.offset == offset:
+            return DeadLetter(queue, letter.record, "dead", letter=letter)
+    return None
+
+
+def _in_log(queue: holdfast.Queue[bytes], offset: int) -> Everything | None:
+    if offset < queue._log.start:
+        return None
+    records = queue._delivery.fetch([offset])
+    if not records:
+        return None
+    group = queue._delivery.group
+    phase = group.phase(offset).value
+    listed: Any = phase  # `done` is no phase that can be listed, and is shown here nevertheless
+    message = Listed(queue, records[0], listed, due_ms=group.waiting.get(offset, 0))
+    facts: dict[str, Any] = {}
+    lease = group.leases.get(offset)
+    if lease is not None:
+        facts["receipt"] = receipt_text(queue.name, Receipt(offset, lease.fence))
+        facts |= moment("leased_at", _at(lease.at_ms)) | moment("lease_until", lease_end(queue, offset))
+    history = group.histories.get(offset)
+    if history is not None:
+        facts |= moment("first_delivery", _at(history.first_ms)) | moment("last_delivery", _at(history.last_ms))
+    state = group.documents.get(offset)
+    if state is not None:
+        facts["state"] = msgspec.json.decode(state.content)
+    return Everything(message, phase, facts, history.failures if history is not None else ())
+
+
+def _dead_letter(letter: DeadLetter[bytes]) -> Everything:
+    facts = {
+        "original_id": letter.original_id,
+        **moment("original_time", letter.original_timestamp),
+        **moment("dead_at", letter.dead_at),
+        **moment("first_delivery", letter.first_delivery),
+        **moment("last_delivery", letter.last_delivery),
+    }
+    if letter.state is not None:
+        facts["state"] = letter.state
+    return Everything(letter, "dead", facts, letter.failures)
+
+
+def show_everything(console: Console, found: Everything) -> None:
+    """The same for people."""
+    message, known = found.message, found.document
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("id", safe(message.id))
+    for title, text in _rows(message, known):
+        if text:
+            facts.add_row(title, text)
+    for number, failure in enumerate(found.failures, 1):
+        summary = f"{seconds_text(_at(failure.at_ms))} UTC, {safe(failure.holder)}: {safe(failure.why)}"
+        facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
+    facts.add_row("body", f"{len(message.raw):,} bytes")
+    console.print(facts)
+    console.print(body_text(message.raw), soft_wrap=True)
+
+
+def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
+    def time(name: str) -> str:
+        ms = known.get(f"{name}_ms")
+        return f"{seconds_text(_at(ms))} UTC" if ms else ""
+
+    reason = safe(known.get("reason", ""))
+    return [
+        ("phase", known["phase"] + (f" ({reason})" if reason else "")),
+        ("was", safe(known.get("original_id", ""))),
+        ("published", time("original_time") or f"{seconds_text(message.timestamp)} UTC"),
+        ("due", time("due_at")),
+        ("expires", time("expires_at")),
+        ("died", time("dead_at")),
+        ("key", preview(bytes_of(message.key) or b"", 200)),
+        ("headers", header_text(message)),
+        ("priority", str(message.priority or "")),
+        ("correlation", safe(message.correlation_id) if message.correlation_id != message.id else ""),
+        ("holder", safe(known.get("holder", ""))),
+        ("receipt", safe(known.get("receipt", ""))),
+        ("leased until", time("lease_until")),
+        ("attempts", str(known.get("attempts") or "")),
+        ("first taken", time("first_delivery")),
+        ("last taken", time("last_delivery")),
+        ("state", safe(str(msgspec.json.encode(known["state"]), "utf-8")) if "state" in known else ""),
+    ]
+
+
+def _lines(text: str) -> str:
+    return "\n".join(safe(line) for line in text.splitlines())
+
+
+def _at(ms: int | None) -> datetime | None:
+    return to_datetime(ms * 1_000_000) if ms else None

@@ -1,0 +1,209 @@
+"""Messages as tables for people and as JSON for scripts, wherever they stand."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import holdfast
+from holdfast.broker.layout import message_id
+from holdfast.broker.marks import DELAYED_ID, mark
+from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.dead import DeadLetter
+from holdfast.embedded.handle import Handle
+from holdfast.embedded.listing import Listed
+from holdfast.embedded.message import Contents
+from holdfast.embedded.times import to_datetime
+from holdfast.model import Record
+
+AnyMessage: TypeAlias = Contents[Any]
+
+PAGE_ROWS: Final = 100
+_SPACE: Final = 2
+_BODY_CELLS: Final = 16
+_MOST_SHOWN_BYTES: Final = 4_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Column(NamedTuple):
+    """A column of a table; one that says nothing in a whole page is left out."""
+
+    title: str
+    cells: int
+    read: Callable[[AnyMessage], str]
+    justify: Literal["left", "right"] = "left"
+
+
+class _Topic:
+    """As much of an engine as a message needs to tell its id."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+
+    def id_of(self, record: Record) -> str:
+        delayed_id = mark(record, DELAYED_ID) if record.headers else None
+        return message_id(self.topic, 0, record.offset, None if delayed_id is None else int(delayed_id))
+
+
+def reader_of(topic: str) -> Callable[[Record], AnyMessage]:
+    """From the records of a topic's log to messages, without owning the queue."""
+    engine: Any = _Topic(topic)
+    bodies = Bodies(None)
+    return lambda record: Contents(engine, bodies, record)
+
+
+def offset_of(message: AnyMessage) -> int | None:
+    """Its place in the queue's log; None while it has none."""
+    if isinstance(message, DeadLetter):
+        return message.original_offset
+    if isinstance(message, Listed) and (message._delayed_id is not None or message._letter is not None):
+        return None if message._letter is None else message._letter.note.offset
+    return message.offset
+
+
+def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
+    """A message for scripts."""
+    found: dict[str, Any] = {
+        "id": message.id,
+        "offset": offset_of(message),
+        "timestamp_ns": message.timestamp_ns,
+        "time": iso_time(message.timestamp_ns),
+        **as_json("key", bytes_of(message.key)),
+        "headers": [{"name": name, **as_json("value", bytes_of(value))} for name, value in message.headers.pairs],
+        "priority": message.priority,
+        "correlation_id": message.correlation_id,
+        **moment("due_at", message.due_at),
+        **moment("expires_at", message.expires_at),
+    }
+    if isinstance(message, Handle):
+        found |= {"attempt": message.attempt, "holder": message.holder, "receipt": message.receipt}
+    if isinstance(message, Listed):
+        found |= {"phase": message.phase, "attempts": message.attempts, "holder": message.holder}
+        found |= {"reason": message.reason, "error": message.error}
+    return {**found, **more, "bytes": len(message.raw), **as_json("body", message.raw)}
+
+
+def moment(name: str, when: datetime | None) -> dict[str, Any]:
+    """A time for a JSON object, twice: ISO 8601, and milliseconds since 1970."""
+    if when is None:
+        return {name: None, f"{name}_ms": None}
+    text = when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {name: text, f"{name}_ms": (when - _EPOCH) // timedelta(milliseconds=1)}
+
+
+def bytes_of(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def seconds_text(when: datetime | None) -> str:
+    """UTC to the second."""
+    return "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+ID: Final = Column("id", 8, lambda message: safe(message.id))
+TIME: Final = Column("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
+DUE: Final = Column("due (UTC)", 19, lambda message: seconds_text(message.due_at))
+KEY: Final = Column("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
+HEADERS: Final = Column("headers", 16, lambda message: header_text(message))
+PRIORITY: Final = Column("pri", 3, lambda message: str(message.priority or ""), "right")
+ATTEMPTS: Final = Column("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
+HOLDER: Final = Column("holder", 16, lambda message: safe(getattr(message, "holder", "")))
+REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reason", "")))
+ERROR: Final = Column("error", 24, lambda message: safe(getattr(message, "error", "").partition("\n")[0]))
+SIZE: Final = Column("bytes", 6, lambda message: f"{len(message.raw):,}", "right")
+USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
+
+
+def header_text(message: AnyMessage) -> str:
+    """The headers on one line."""
+    return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
+
+
+def body_text(body: bytes) -> str:
+    """A body for people: its lines as they are, nothing that acts on the terminal, and not too much of it."""
+    lines = body[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace").split("\n")
+    text = "\n".join(safe(line.replace("\t", "    ")) for line in lines)
+    return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
+
+
+def lease_end(queue: holdfast.Queue[Any], offset: int) -> datetime | None:
+    """When a lease ends, by the clock on the wall; None where nobody has the message."""
+    lease = queue._delivery.group.leases.get(offset)
+    if lease is None:
+        return None
+    clock = queue._engine.world.clock
+    left_ms = lease.until_ms - clock.monotonic_ns() // 1_000_000
+    return to_datetime(clock.now_ns() + left_ms * 1_000_000)
+
+
+class Pages:
+    """A table of any length, page by page; columns keep their place from one page to the next."""
+
+    def __init__(self, console: Console, columns: Sequence[Column] = USUAL) -> None:
+        self._console = console
+        self._columns = columns
+        self._shown: list[Column] = []
+        self._page: list[AnyMessage] = []
+
+    def show(self, messages: Iterable[AnyMessage]) -> int:
+        """Print them all; answers how many."""
+        count = 0
+        for message in messages:
+            count += 1
+            self._page.append(message)
+            if len(self._page) == PAGE_ROWS:
+                self.show_page()
+        self.show_page()
+        return count
+
+    def show_page(self) -> None:
+        if not self._page:
+            return
+        rows = [[column.read(message) for column in self._columns] for message in self._page]
+        used = [
+            column._replace(cells=self._width(column, [row[i] for row in rows]))
+            for i, column in enumerate(self._columns)
+            if column in (ID, TIME, SIZE) or any(row[i] for row in rows)
+        ]
+        titles = [column.title for column in used] != [column.title for column in self._shown]
+        places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
+        self._shown = used
+        taken = sum(column.cells + _SPACE for column in used)
+        body_cells = max(_BODY_CELLS, self._console.width - taken)
+        table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
+        for column in used:
+            table.add_column(
+                column.title, justify=column.justify, width=column.cells, no_wrap=True, overflow="ellipsis"
+            )
+        table.add_column("body", width=body_cells, no_wrap=True, overflow="ellipsis")
+        for message, row in zip(self._page, rows, strict=True):
+            table.add_row(*(Text(row[i]) for i in places), Text(preview(message.raw, body_cells)))
+        self._console.print(table)
+        self._page.clear()
+
+    def _width(self, column: Column, texts: Sequence[str]) -> int:
+        """As wide as needed up to the column's own width; an id is never cut, for it is there to be copied."""
+        before = next((each.cells for each in self._shown if each.title == column.title), 0)
+        longest = max(map(len, texts))
+        most = longest if column.title == ID.title else column.cells
+        return max(len(column.title), before, min(longest, most))
+
+
+def text_value(value: bytes) -> str | None:
+    """The value as text, where it is UTF-8 that a shell variable can hold."""
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def base64_text(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")

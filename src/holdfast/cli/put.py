@@ -1,0 +1,196 @@
+"""`holdfast put`: messages from arguments, files, stdin or JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice
+from typing import Annotated, Final
+
+import typer
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+import holdfast
+from holdfast.cli.intake import Defaults, Intake, Item, header_pairs, text_or_bytes
+from holdfast.cli.opened import opened
+from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.output import OK, command, print_json_line, stderr
+from holdfast.cli.text import safe
+from holdfast.env import real_world
+from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.model import CodecName, Durability
+from holdfast.storage.finding import count_of
+
+_BATCH_MESSAGES: Final = 1_000
+_BATCH_BYTES: Final = 4 * 1024 * 1024
+
+_Told = Callable[[int], None]
+
+
+@command
+def put_command(
+    folder: QueueFolder,
+    bodies: Annotated[list[str] | None, typer.Argument(metavar="BODY", help="A message each; `-` is stdin.")] = None,
+    files: Annotated[list[str] | None, typer.Option("--file", metavar="FILE", help="A message each.")] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="A message for each line of stdin or of the files.")] = False,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="A message for each line, as JSON: body, body_base64 or json; key, ...")
+    ] = False,
+    key: Annotated[str | None, typer.Option("--key", help="The messages' key.")] = None,
+    headers: Annotated[
+        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be repeated.")
+    ] = None,
+    priority: Annotated[int, typer.Option("--priority", min=0, max=9, help="9 is the most urgent.")] = 0,
+    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Ready after 30s, 1h30m, 7d.")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="ISO", help="Ready at 2026-01-31T12:00:00Z, +1h.")] = None,
+    ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Of no use after this time.")] = None,
+    dedup_id: Annotated[str | None, typer.Option("--dedup-id", help="Store it once, however often it is put.")] = None,
+    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="What it belongs to.")] = None,
+    durability: Annotated[Durability | None, typer.Option("--durability", help="What it must survive.")] = None,
+    codec: Annotated[CodecName | None, typer.Option("--codec", help="How it is packed.")] = None,
+    no_create: Annotated[bool, typer.Option("--no-create", help="The queue must be there.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Do not print ids.")] = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Put messages into a queue, which is made where there is none. Prints their ids.
+
+    Bodies are arguments, files, or stdin where neither is given. A large input is stored in batches of 1,000, each
+    wholly or not at all.
+    """
+    if lines and jsonl:
+        raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
+    given = (bodies or [], files or [])
+    if given == ([], []) and sys.stdin.isatty():
+        raise InvalidRequest("no body is given; write it behind the folder, or use --file, or send it to stdin")
+    if dedup_id is not None and (len(bodies or []) + len(files or []) > 1 or lines or jsonl):
+        raise InvalidRequest("--dedup-id is for one message; give each line its own with --jsonl")
+    defaults = Defaults(
+        key=None if key is None else text_or_bytes(key),
+        headers=header_pairs(headers or []),
+        priority=priority,
+        delay=delay,
+        at=at,
+        ttl=ttl,
+        dedup_id=None if dedup_id is None else text_or_bytes(dedup_id),
+        correlation_id=correlation_id,
+    )
+    intake = Intake(defaults, real_world().clock.now_ns() // 1_000_000, lines=lines, jsonl=jsonl)
+    putting = _Putting(durability, codec, as_json=as_json, quiet=quiet)
+    try:
+        # The first messages before the queue: a mistake in the call must not leave an empty queue behind.
+        batches = _batches(intake.items(*given))
+        first = list(islice(batches, 1))
+        with opened(folder, wait=wait, create=not no_create) as queue, _progress(shown=not as_json) as told:
+            for batch in chain(first, batches):
+                putting.put(queue, batch)
+                told(putting.stored)
+    except InvalidRequest as error:
+        raise putting.with_count(error) from None
+    putting.summary()
+    return OK
+
+
+class _Putting:
+    """Batches into the queue, ids out of it."""
+
+    def __init__(
+        self, durability: Durability | None, codec: CodecName | None, *, as_json: bool, quiet: bool
+    ) -> None:
+        self._durability = durability
+        self._codec = codec
+        self._as_json = as_json
+        self._quiet = quiet
+        self._kept = ""
+        self.stored = 0
+        self.duplicates = 0
+
+    def put(self, queue: holdfast.Queue[bytes], batch: list[Item]) -> None:
+        """All of them or none."""
+        messages = [item.message for item in batch]
+        try:
+            receipts = queue.put_many(messages, durability=self._durability, codec=self._codec)
+        except InvalidRequest as error:
+            if len(batch) > 1 or self.stored:
+                error.args = (f"{_place_of_mistake(queue, batch)}: {error}",)
+            raise
+        self.stored += len(receipts)
+        for stored in receipts:
+            self.duplicates += stored.duplicate
+            self._kept = stored.durability
+            if self._as_json:
+                print_json_line(
+                    {
+                        "id": stored.id,
+                        "offset": stored.offset,
+                        "duplicate": stored.duplicate,
+                        "durability": stored.durability,
+                    }
+                )
+            elif not self._quiet:
+                sys.stdout.write(f"{safe(stored.id)}\n")
+
+    def summary(self) -> None:
+        """For people, and only where there is something to say beyond one id."""
+        if self._as_json or (self.stored == 1 and not self.duplicates):
+            return
+        again = f", {self.duplicates:,} of them known before" if self.duplicates else ""
+        sys.stdout.flush()
+        durability = f" ({self._kept})" if self._kept else ""
+        stderr().print(f"{count_of(self.stored, 'message')}{again}{durability}")
+
+    def with_count(self, error: InvalidRequest) -> InvalidRequest:
+        """The error, and what had been stored before it."""
+        text = str(error).removesuffix(". Nothing was stored")
+        before = f"{count_of(self.stored, 'message')} before this batch stored; of this one nothing"
+        error.args = (f"{text}. {before if self.stored else 'Nothing was stored'}",)
+        return error
+
+
+def _place_of_mistake(queue: holdfast.Queue[bytes], batch: list[Item]) -> str:
+    """Which message of a batch cannot be stored; all of them where that cannot be told."""
+    most_bytes = queue.settings.max_message_bytes
+    for item in batch:
+        try:
+            draft = queue._drafter.draft(item.message, 0)
+        except HoldfastError:
+            return item.place
+        if len(draft.value) + len(draft.key or b"") > most_bytes:
+            return item.place
+    return f"{batch[0].place} to {batch[-1].place}"
+
+
+def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+    batch: list[Item] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += len(item.message.body)
+        if len(batch) >= _BATCH_MESSAGES or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[_Told]:
+    """How far it is, on stderr, where somebody is looking and it takes more than one batch."""
+    console = stderr()
+    if not shown or not console.is_terminal:
+        yield lambda stored: None
+        return
+    columns = (SpinnerColumn(), TextColumn("putting"), MofNCompleteColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task("putting", total=None)
+
+    def told(stored: int) -> None:
+        if stored >= _BATCH_MESSAGES:
+            bar.start()
+            bar.update(task, completed=stored)
+
+    try:
+        yield told
+    finally:
+        bar.stop()

@@ -1,0 +1,158 @@
+"""`holdfast ack`, `nack`, `reject`, `defer`, `extend`: by receipt, or for the message of the last `get --export`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+import holdfast
+from holdfast.cli.messages import lease_end, moment, seconds_text
+from holdfast.cli.opened import opened
+from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json_line, stdout
+from holdfast.cli.text import safe
+from holdfast.delivery.events import Phase
+from holdfast.embedded.times import parse_duration, to_datetime
+from holdfast.errors import HoldfastError, InvalidRequest
+
+RECEIPT = "HOLDFAST_RECEIPT"
+
+Receipts: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="RECEIPT", help=f"From `get`; by default ${RECEIPT}.")
+]
+_Message: TypeAlias = holdfast.Message[bytes]
+
+
+@command
+def ack_command(folder: QueueFolder, receipts: Receipts = None, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Messages are handled: they never come back."""
+    return _settle(folder, receipts, "acked", lambda message: message.ack(), wait=wait, as_json=as_json)
+
+
+@command
+def nack_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="TIME", help="Again after this time; by default the queue's.")
+    ] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="What went wrong.")] = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Messages failed: they come back after a while, or go to the dead letters after the last attempt."""
+    delay_s = None if delay is None else parse_duration(delay, "--delay")
+
+    def nack(message: _Message) -> None:
+        message.nack(delay=delay_s, error=error)
+
+    return _settle(folder, receipts, "nacked", nack, wait=wait, as_json=as_json)
+
+
+@command
+def reject_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "",
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Messages can never be handled: straight to the dead letters."""
+    return _settle(folder, receipts, "rejected", lambda message: message.reject(reason), wait=wait, as_json=as_json)
+
+
+@command
+def defer_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    delay: Annotated[str, typer.Option("--delay", metavar="TIME", help="Again after this time.")] = "0",
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Not now: messages come back, and this does not count as an attempt."""
+    delay_s = parse_duration(delay, "--delay")
+
+    def defer(message: _Message) -> None:
+        message.defer(delay=delay_s)
+
+    return _settle(folder, receipts, "deferred", defer, wait=wait, as_json=as_json)
+
+
+@command
+def extend_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    lease: Annotated[
+        str | None, typer.Option("--lease", metavar="TIME", help="So long from now; by default the queue's.")
+    ] = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """More time for messages in hand."""
+    lease_s = None if lease is None else parse_duration(lease, "--lease")
+    return _settle(folder, receipts, "extended", lambda message: message.extend(lease_s), wait=wait, as_json=as_json)
+
+
+def _settle(
+    folder: str,
+    receipts: list[str] | None,
+    verb: str,
+    settle: Callable[[_Message], None],
+    *,
+    wait: str,
+    as_json: bool,
+) -> int:
+    """Each receipt for itself: one that is no longer good does not keep the others from being settled."""
+    code = OK
+    in_hand: list[_Message] = []  # until the queue is closed: one that is dropped before would be given back
+    with opened(folder, wait=wait) as queue:
+        for receipt in receipts or [_exported()]:
+            try:
+                message = queue.resume(receipt)
+                in_hand.append(message)
+                settle(message)
+            except HoldfastError as error:
+                print_error(error.code, str(error), as_json=as_json)
+                code = NOT_DONE
+                continue
+            facts = _after(queue, message, verb)
+            if as_json:
+                print_json_line(facts)
+            else:
+                stdout().print(_sentence(facts), soft_wrap=True)
+    return code
+
+
+def _exported() -> str:
+    receipt = os.environ.get(RECEIPT, "")
+    if not receipt:
+        raise InvalidRequest(f"no receipt: give it behind the folder, or set ${RECEIPT} with `holdfast get --export`")
+    return receipt
+
+
+def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[str, Any]:
+    """Where the message stands now."""
+    group = queue._delivery.group
+    phase = group.phase(message.offset)
+    name = phase.value
+    until: datetime | None = None
+    if phase is Phase.DELAYED:
+        until = to_datetime(group.waiting[message.offset] * 1_000_000)
+    elif phase is Phase.LEASED:
+        until = lease_end(queue, message.offset)
+    elif phase is Phase.DONE and verb != "acked":
+        name = Phase.DEAD.value  # it has moved to the dead letters by now
+    return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": name, **moment("until", until)}
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    text = f"{facts['done']} {safe(facts['id'])}"
+    if facts["until_ms"] is not None:
+        when = seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
+        return f"{text}: {'yours until' if facts['phase'] == 'leased' else 'ready again at'} {when} UTC"
+    rest = {"dead": ": it is with the dead letters now", "ready": ": it is ready again"}
+    return f"{text}{rest.get(facts['phase'], '')}"

@@ -1,0 +1,18 @@
+"""A kit for the tests of programs that use a queue: the real engine, on a disk and a clock that you control.
+
+```python
+def test_a_payment_is_retried(holdfast_kit):
+    kit = holdfast_kit(max_attempts=3)
+    kit.queue.put(b"pay 7")
+    assert kit.drain(failing_handler).failed == 1
+    kit.clock.advance(minutes=15)
+    assert kit.drain(handler).handled == 1
+```
+
+`holdfast_kit` is a pytest fixture that comes with the package. Without pytest: `QueueKit(...)`.
+"""
+
+from holdfast.testing.clock import VirtualClock
+from holdfast.testing.kit import Drained, QueueKit
+
+__all__ = ["Drained", "QueueKit", "VirtualClock"]

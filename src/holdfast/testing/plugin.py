@@ -1,0 +1,23 @@
+"""The pytest fixture, found by pytest by itself where the package is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast.testing.kit import QueueKit
+
+
+@pytest.fixture
+def holdfast_kit() -> Iterator[Callable[..., QueueKit]]:
+    """Makes queues for a test: `kit = holdfast_kit(max_attempts=3)`; they are closed when the test ends."""
+    kits: list[QueueKit] = []
+
+    def make(**settings: object) -> QueueKit:
+        kits.append(QueueKit(**settings))  # type: ignore[arg-type]
+        return kits[-1]
+
+    yield make
+    for kit in kits:
+        kit.close()
