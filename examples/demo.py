@@ -1,374 +1,274 @@
-"""The tour of Holdfast's log: kill its writer, damage its file, fill its disk, and count what is left.
+"""A queue at work: producers, workers, kill -9 in the middle of it, dead letters, and an account that must balance.
 
-    make demo                      or: python examples/demo.py
-    make demo ARGS='--dir /mnt'    on another disk
-    make demo ARGS='--kills 20'    longer
+    make demo                       or: python examples/demo.py
+    make demo ARGS='--dir /mnt'     on another disk
+    make demo ARGS='--kills 10'     more often
 
-Everything happens in a temporary folder that is removed at the end. The exit code is 1 if anything was lost.
+One process owns a folder, so producers and workers are threads of it. This process watches: it notes what the
+owner says, kills it with -9, starts it again, and counts. The exit code is 1 if anything was lost.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from struct import Struct
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.padding import Padding
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
-from rich.text import Text
 
-from holdfast import __version__
-from holdfast.env import RealDisk
-from holdfast.errors import DamagedRange, DiskFull, OffsetOutOfRange
-from holdfast.model import Durability
-from holdfast.settings import LogSettings
-from holdfast.storage import Log, LogReader, open_log
-from holdfast.storage.check import check
-from holdfast.storage.repair import repair
+import holdfast
 
-SEGMENT_BYTES = 256 * 1024
-# One writer after the other: how durable each append is, and how many messages it takes.
-WRITERS: list[tuple[Durability, int]] = [("os", 1), ("fsync", 1), ("interval", 1), ("os", 100), ("fsync", 100)]
-# A writer is killed after so many messages, or, where each waits for the disk, after a while.
-MOST_MESSAGES = 6_000
-WRITE_SECONDS = {"fsync": 0.4, "interval": 10, "os": 10}
-SPEED_SECONDS = 0.5
-TASKS = 64
+ORDERS = 20_000
+PRODUCERS = WORKERS = 4
+BATCH = 25
+SETTINGS = {"max_attempts": 3, "backoff_ms": 100, "body_type": dict}
+
+# What the owner says, 8 bytes at a time: what happened, a small number, a large number.
+NOTE = Struct("<cxHI")
+OPENED, PUT, REPEATED, HANDLED, ACKED, EARLY = b"O", b"P", b"R", b"H", b"A", b"E"
 
 
-def message(number: int) -> bytes:
-    """The message that belongs at this offset: its number, and a tail whose length depends on it."""
-    return b"message %d " % number + bytes([97 + number % 26]) * (number * 7919 % 200)
+def tell(what: bytes, small: int, large: int) -> None:
+    os.write(1, NOTE.pack(what, min(small, 65_535), large))
+
+
+# The owner
+
+
+def order(number: int) -> holdfast.NewMessage:
+    """Some orders are urgent, some are for later, and some can never be handled, or not yet."""
+    fate = {7: "no customer", 57: "no bank"}.get(number % 100, "")
+    delay = random.uniform(0.5, 3) if number % 20 == 0 else None
+    return holdfast.NewMessage(
+        body={"order": number, "fate": fate, "not_before": time.time() + (delay or 0)},
+        key=f"customer-{number % 1000}",
+        priority=number % 9 + 1 if number % 10 == 3 else 0,
+        delay=delay,
+        dedup_id=f"order-{number}",  # a put that was killed before its answer is put again, and stored once
+    )
+
+
+def produce(queue: holdfast.Queue, producer: int, first_batch: int) -> None:
+    numbers = range(producer, ORDERS, PRODUCERS)
+    for batch in range(first_batch, -(-len(numbers) // BATCH)):
+        stored = queue.put_many([order(number) for number in numbers[batch * BATCH : (batch + 1) * BATCH]])
+        tell(PUT, producer, batch)
+        repeated = sum(one.duplicate for one in stored)
+        if repeated:
+            tell(REPEATED, 0, repeated)
+
+
+def handle(body: dict) -> None:
+    if body["fate"] == "no customer":
+        raise LookupError(f"order {body['order']} names a customer that does not exist")
+    if body["fate"] == "no bank":
+        raise ConnectionError(f"the bank did not answer for order {body['order']}")
+
+
+def work(queue: holdfast.Queue) -> None:
+    for message in queue:
+        number = message.body["order"]
+        with suppress(LookupError, ConnectionError), message:  # an error nacks the message, and is kept with it
+            if time.time() < message.body["not_before"]:
+                tell(EARLY, 0, number)
+            handle(message.body)
+            tell(HANDLED, message.attempt, number)
+            message.ack()
+            tell(ACKED, 0, number)
+
+
+def own(folder: str, first_batches: list[int]) -> None:
+    """Open the queue, let all of them work, and close it when nothing is left to do."""
+    began = time.perf_counter()
+    queue = holdfast.open(folder, **SETTINGS)
+    tell(OPENED, 0, round((time.perf_counter() - began) * 1e6))
+    producers = [threading.Thread(target=produce, args=(queue, *each)) for each in enumerate(first_batches)]
+    workers = [threading.Thread(target=work, args=(queue,)) for _ in range(WORKERS)]
+    for thread in producers + workers:
+        thread.start()
+    for thread in producers:
+        thread.join()
+    while (stats := queue.stats()).ready or stats.leased or stats.delayed:
+        time.sleep(0.02)
+    queue.close()  # ends the workers' loops
+    for thread in workers:
+        thread.join()
+
+
+# The account
 
 
 @dataclass
-class Count:
-    """What reading a log gave: messages in their place and unchanged, and all that is not so."""
+class Account:
+    """What the owners said, from outside of them."""
 
-    good: int = 0
-    missing: int = 0
-    wrong: int = 0
+    next_batches: list[int] = field(default_factory=lambda: [0] * PRODUCERS)
+    acknowledged: set[int] = field(default_factory=set)
+    handled: Counter[int] = field(default_factory=Counter)
+    acked: set[int] = field(default_factory=set)
+    after_ack: int = 0
+    early: int = 0
+    repeated: int = 0
+    opened_ms: list[float] = field(default_factory=list)
 
-
-def count(log: Log | LogReader) -> Count:
-    """Read everything from start to end and hold each message against what belongs there."""
-    seen, expected = Count(), log.start
-    for record in log.records(expected, on_damage="skip"):
-        seen.missing += max(record.offset - expected, 0)
-        right = record.offset >= expected and record.value == message(record.offset)
-        seen.good, seen.wrong = seen.good + right, seen.wrong + (not right)
-        expected = max(expected, record.offset + 1)
-    seen.missing += log.end - expected
-    return seen
-
-
-@dataclass
-class Tour:
-    """Where the tour takes place, and what it has found so far."""
-
-    console: Console
-    folder: str
-    verdicts: list[tuple[str, str, bool]] = field(default_factory=list)
-    acknowledged: int = 0
-    lost: int = 0
-
-    def step(self, title: str) -> None:
-        self.console.print(f"\n[bold]{title}[/bold]")
-
-    def say(self, text: str) -> None:
-        self.console.print(Padding(Text(text), (0, 0, 0, 2)))
-
-    def judge(self, event: str, seen: str, *, ok: bool) -> None:
-        self.verdicts.append((event, seen, ok))
-
-    @contextmanager
-    def progress(self, what: str, total: int) -> Iterator[Callable[[], None]]:
-        """A bar where somebody is looking."""
-        bar = Progress(
-            TextColumn("  {task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed} of {task.total}"),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        with bar:
-            task = bar.add_task(what, total=total)
-            yield lambda: bar.advance(task)
-
-
-def settings(durability: Durability = "os") -> LogSettings:
-    return LogSettings(durability=durability, segment_bytes=SEGMENT_BYTES)
-
-
-def write_for_ever(folder: str, durability: Durability, batch: int) -> None:
-    """What the writer process does: append, and note each append that has returned."""
-    with open_log(folder, settings(durability)) as log:
-        while True:
-            first = log.written_end
-            if batch == 1:
-                appended = log.append_one(message(first))
+    def take(self, notes: bytes) -> None:
+        for what, small, large in NOTE.iter_unpack(notes):
+            if what == PUT:
+                self.acknowledged.update(range(small, ORDERS, PRODUCERS)[large * BATCH : (large + 1) * BATCH])
+                self.next_batches[small] = large + 1
+            elif what == HANDLED:
+                self.after_ack += large in self.acked
+                self.handled[large] += 1
+            elif what == ACKED:
+                self.acked.add(large)
+            elif what == OPENED:
+                self.opened_ms.append(large / 1000)
             else:
-                appended = log.append([message(number) for number in range(first, first + batch)])
-            os.write(1, appended.next_offset.to_bytes(8, "little"))
+                self.early += what == EARLY
+                self.repeated += large if what == REPEATED else 0
 
 
-def kill_midway(folder: str, durability: Durability, batch: int) -> list[int]:
-    """Let a writer work for a while and kill it with -9; answers with the ends that it noted."""
-    most = MOST_MESSAGES // batch
-    command = [sys.executable, __file__, "--writer", folder, durability, str(batch)]
-    writer = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
-    assert writer.stdout is not None
+def watch(folder: str, account: Account, kill_at: int | None, shown: Progress) -> int:
+    """Run an owner, to its end or until so many orders were handled; answers with its exit code."""
+    command = [sys.executable, __file__, "--own", folder, *map(str, account.next_batches)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, bufsize=0)
+    assert owner.stdout is not None
     try:
-        noted = writer.stdout.read(8)  # it is at work
-        deadline = time.monotonic() + WRITE_SECONDS[durability]
-        while time.monotonic() < deadline and len(noted) < 8 * most and (part := writer.stdout.read(1 << 16)):
-            noted += part
-        time.sleep(random.uniform(0, 0.01))  # it works on, so that the kill may hit any point of an append
+        notes = b""
+        while part := owner.stdout.read(1 << 16):
+            notes += part
+            whole = len(notes) // NOTE.size * NOTE.size
+            account.take(notes[:whole])
+            notes = notes[whole:]
+            shown.update(shown.task_ids[0], completed=len(account.handled))
+            if kill_at is not None and len(account.handled) >= kill_at:
+                time.sleep(random.uniform(0, 0.01))  # it works on: the kill may hit any point
+                owner.kill()
+                kill_at = None
+        return owner.wait()
     finally:
-        writer.kill()
-        rest = writer.stdout.read()  # what it noted until then
-        writer.stdout.close()
-        code = writer.wait()
-    if code != -signal.SIGKILL:
-        raise RuntimeError(f"the writer ended by itself with {code}; its error stands above")
-    noted += rest
-    return [int.from_bytes(noted[at : at + 8], "little") for at in range(0, len(noted) // 8 * 8, 8)]
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
 
 
-def kills(tour: Tour, times: int) -> None:
-    """Kill a writer again and again; open, count, go on."""
-    tour.step(f"1. A writer is killed with -9 in the middle of its work, {times} times")
+def size_of(folder: str) -> str:
+    return f"{sum(path.stat().st_blocks * 512 for path in Path(folder).rglob('*') if path.is_file()) / 2**20:.1f} MiB"
+
+
+def run_owners(console: Console, folder: str, account: Account, kills: int) -> bool:
+    """Kill the owner again and again, then let the last one finish. Whether each ended as it should."""
+    console.print(f"\n[bold]1. {PRODUCERS} producers, {WORKERS} workers, kill -9 {kills} times[/bold]")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("durability")
-    for title in ("a call", "acknowledged", "more", "lost", "wrong", "epoch", "opened in"):
-        table.add_column(title, justify="right")
-    total = Count()
-    with tour.progress("killing", times) as advance:
-        for number in range(times):
-            durability, batch = WRITERS[number % len(WRITERS)]
-            before = LogReader(tour.folder).end if number else 0
-            noted = kill_midway(tour.folder, durability, batch)
-            start = time.perf_counter()
-            with open_log(tour.folder, settings()) as log:
-                opened_ms = (time.perf_counter() - start) * 1000
-                seen, end, epoch = count(log), log.end, log.epoch
-            lost = seen.missing + max(noted[-1] - end, 0)
-            steady = noted == list(range(before + batch, noted[-1] + 1, batch))
-            wrong = seen.wrong + (not steady)
-            total.missing, total.wrong = total.missing + lost, total.wrong + wrong
-            tour.acknowledged += noted[-1] - before
-            figures = (noted[-1] - before, max(end - noted[-1], 0), lost, wrong, epoch)
-            table.add_row(durability, str(batch), *(f"{figure:,}" for figure in figures), f"{opened_ms:.0f} ms")
-            advance()
-    tour.console.print(table)
-    tour.say(
-        "a call: messages in each append; more: written when the kill came, not yet acknowledged; "
-        "epoch: rises with each opening that finds a log not closed in order"
-    )
-    tour.lost += total.missing
-    tour.judge(
-        f"kill -9, {times} times",
-        f"{tour.acknowledged:,} acknowledged, {total.missing:,} lost, {total.wrong:,} changed, doubled or out of order",
-        ok=not total.missing and not total.wrong,
-    )
+    for title in ("owner", "opened in", "puts acknowledged", "handled", "ended"):
+        table.add_column(title, justify="left" if title == "ended" else "right")
+    bar = Progress(
+        TextColumn("handled"), BarColumn(), TextColumn("{task.completed} of {task.total}"),
+        console=console, transient=True, disable=not console.is_terminal,
+    )  # fmt: skip
+    right = True
+    with bar:
+        bar.add_task("handled", total=ORDERS)
+        for number in range(1, kills + 2):
+            last = number > kills
+            code = watch(folder, account, None if last else ORDERS * number // (kills + 1), bar)
+            right = right and code == (0 if last else -signal.SIGKILL)
+            figures = (len(account.acknowledged), len(account.handled))
+            ended = {0: "by itself, all done", -signal.SIGKILL: "[red]kill -9[/red]"}.get(code, f"with code {code}")
+            table.add_row(str(number), f"{account.opened_ms[-1]:.0f} ms", *(f"{n:,}" for n in figures), ended)
+    console.print(table)
+    return right
 
 
-def damage(tour: Tour) -> None:
-    """Flip one bit of an old message; everything else must stay readable."""
-    tour.step("2. One bit of an old segment flips")
-    reader = LogReader(tour.folder)
-    old = reader.segments()[1]
-    header = next(reader.read((old.base_offset + old.next_offset) // 2)).header
-    path = Path(tour.folder) / f"{old.base_offset:020d}.log"
-    place = header.position + header.end >> 1
-    with path.open("r+b") as file:
-        file.seek(place)
-        byte = file.read(1)[0]
-        file.seek(place)
-        file.write(bytes([byte ^ 1]))
-    tour.say(f"flipped a bit of byte {place} of {path.name}")
-
-    report = check(tour.folder)
-    found = next((finding for finding in report.findings if finding.severity == "damage"), None)
-    named = found is not None and (found.file, found.first_offset) == (path.name, header.base_offset)
-    if found is not None:
-        tour.say(f"check: {found.file}, position {found.position}: {found.cost}")
-    try:
-        for _ in LogReader(tour.folder).records(report.start):
-            pass
-        told = False
-    except DamagedRange as error:
-        told = (error.first_offset, error.next_offset) == (header.base_offset, header.next_offset)
-        tour.say(f"a reader is told: offset {error.first_offset} is damaged, read on from {error.next_offset}")
-    seen = count(LogReader(tour.folder))
-    tour.say(f"all others are read: {seen.good:,} good, {seen.missing} missing")
-    exact = seen == Count(good=report.end - report.start - header.count, missing=header.count)
-    tour.judge("a flipped bit", f"found and named; {seen.good:,} others unharmed", ok=named and told and exact)
-
-    result = repair(tour.folder)
-    for step in result.plan.steps:
-        tour.say(f"repair: {step.what}")
-    after = result.after
-    gap = next((finding for finding in after.findings if finding.code == "gap"), None)
-    same = count(LogReader(tour.folder)) == seen
-    with open_log(tour.folder, settings()) as log:
-        log.append_one(message(log.written_end))
-        on = count(log).good == seen.good + 1
-    tour.say(f"check: whole again; marked as lost: {after.lost_messages}; the original is kept in a backup")
-    mended = after.ok and gap is not None and gap.first_offset == header.base_offset
-    tour.judge("repair", "a gap stands in its place; appending goes on", ok=mended and same and on)
-
-
-def full_disk(tour: Tour) -> None:
-    """Ask for more free space than any disk has: appending is refused, and nothing else is."""
-    tour.step("3. The disk has no room left")
-    tour.say("the log is told to leave 1 EiB free (min_free_bytes): more than there is")
-    before = LogReader(tour.folder).end
-    strict = LogSettings(durability="os", segment_bytes=SEGMENT_BYTES, min_free_bytes=2**60)
-    with open_log(tour.folder, strict) as log:
-        try:
-            log.append_one(message(before))
-            refused = False
-        except DiskFull as error:
-            refused = error.retryable
-            tour.say(f"append: {type(error).__name__}, retryable; {str(error).partition(': ')[2].partition('.')[0]}")
-        readable = count(log).good
-        unchanged = log.written_end == before
-    with open_log(tour.folder, settings()) as log:
-        log.append_one(message(before))
-        goes_on = log.end == before + 1
-    tour.say(f"reading went on ({readable:,} messages), and with room again appending does")
-    tour.judge(
-        "no room on the disk", "refused, nothing kept of it; reading goes on", ok=refused and unchanged and goes_on
-    )
-
-
-def old_segments(tour: Tour) -> None:
-    """Retention takes whole old segments, but none that somebody still needs."""
-    tour.step("4. Retention frees old segments")
-    keep = LogSettings(durability="os", segment_bytes=SEGMENT_BYTES, retention_segments=2, retention_check_ms=3_600_000)
-    # Log.open has no keeper thread, so retention runs when we say so.
-    with Log.open(tour.folder, keep) as log:
-        segments = log.segments()
-        needed = segments[len(segments) // 2].base_offset
-        log.pin("a slow reader", needed)
-        pinned = log.retain()
-        held = log.start == needed
-        tour.say(f"{len(segments)} segments, keep 2, a reader is at offset {needed:,}: {pinned.segments} freed")
-        log.unpin("a slow reader")
-        freed = log.retain()
-        tour.say(f"the reader is done: {freed.segments} more freed; the log begins at offset {log.start:,}")
-        try:
-            next(log.records(0))
-            refused = False
-        except OffsetOutOfRange as error:
-            refused = error.start == log.start
-        seen = count(log)
-        right = held and refused and len(log.segments()) == 2 and not seen.missing and not seen.wrong
-    freed_bytes = pinned.bytes + freed.bytes
-    tour.judge("retention", f"{freed_bytes / 2**20:.1f} MiB freed, a pinned segment stayed until unpinned", ok=right)
-
-
-def rate(call: Callable[[], object], each: int = 1) -> float:
-    """Messages a second, for a call that takes `each` of them."""
-    start = time.perf_counter()
-    calls = 0
-    while (seconds := time.perf_counter() - start) < SPEED_SECONDS:
-        for _ in range(10):
-            call()
-        calls += 10
-    return calls * each / seconds
-
-
-async def task_rate(log: Log, body: bytes) -> float:
-    async def write(until: float) -> int:
-        done = 0
-        while time.perf_counter() < until:
-            await log.append_one_async(body)
-            done += 1
-        return done
-
-    start = time.perf_counter()
-    done = await asyncio.gather(*(write(start + SPEED_SECONDS) for _ in range(TASKS)))
-    return sum(done) / (time.perf_counter() - start)
-
-
-def speed(tour: Tour) -> None:
-    """How fast appending was in this run."""
-    tour.step("5. Speed in this run, 100-byte messages, one process")
-    body = bytes(range(100))
-    bodies = [body] * 100
+def dead_letters(console: Console, folder: str, account: Account) -> set[int]:
+    """List what could not be handled, redrive the half that can be by now; answers with the numbers that stay dead."""
+    console.print("\n[bold]2. What could not be handled is among the dead letters[/bold]")
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("durability")
-    table.add_column("called by")
-    table.add_column("messages/s", justify="right")
-    with tour.progress("measuring", 4) as advance, open_log(f"{tour.folder}-speed") as log:
-        runs: list[tuple[Durability, str, Callable[[], float]]] = [
-            ("os", "one caller, one message a call", lambda: rate(lambda: log.append_one(body, "os"))),
-            ("os", "one caller, 100 a call", lambda: rate(lambda: log.append(bodies, durability="os"), 100)),
-            ("fsync", "one caller, one message a call", lambda: rate(lambda: log.append_one(body))),
-            ("fsync", f"{TASKS} tasks, one message a call", lambda: asyncio.run(task_rate(log, body))),
-        ]
-        for durability, caller, measure in runs:
-            table.add_row(durability, caller, f"{measure():,.0f}")
-            advance()
-    tour.console.print(table)
-    tour.say("a few tenths of a second each, on a machine that may be busy; `make bench` measures with care")
+    for title in ("letters", "reason", "error (first line)"):
+        table.add_column(title, justify="right" if title == "letters" else "left")
+    with holdfast.open(folder, create=False, body_type=dict) as queue:
+        for group in queue.dead.groups():
+            table.add_row(str(group.count), group.reason, group.error)
+        console.print(table)
+        letter = queue.dead.list(limit=1)[0]
+        console.print(f"  each keeps every error, as {letter.id} (was {letter.original_id}):")
+        for failure in letter.failures:
+            console.print(f"    {failure.why}, {failure.error.splitlines()[0] if failure.error else 'killed'}")
+        redriven = queue.dead.redrive(where='json.fate == "no bank"')
+        console.print(f"  the bank is back: {redriven.done} redriven")
+        while messages := queue.get_many(100, timeout=0):
+            for message in messages:
+                account.handled[message.body["order"]] += 1
+            queue.ack_many(messages)
+        dead = {letter.body["order"] for letter in queue.dead.list()}
+        before = size_of(folder)
+        queue.compact()
+        console.print(f"  folder: {before}; after compact: {size_of(folder)}")
+    return dead
 
 
-def summary(tour: Tour) -> int:
-    """What was seen, and the exit code."""
-    tour.console.print()
-    table = Table(title="What happened, and what was left", title_justify="left", title_style="bold")
-    table.add_column("event", no_wrap=True)
-    table.add_column("seen")
-    table.add_column("verdict", no_wrap=True)
-    for event, seen, ok in tour.verdicts:
-        table.add_row(event, seen, "[green]ok[/green]" if ok else "[bold red]FAILED[/bold red]")
-    tour.console.print(table)
-    good = all(ok for _, _, ok in tour.verdicts)
-    verdict = f"{tour.acknowledged:,} messages acknowledged before a kill, {tour.lost:,} lost."
-    tour.console.print(verdict if good else f"{verdict} Something is wrong: see above.", style="" if good else "red")
-    return 0 if good else 1
+def summary(console: Console, account: Account, dead: set[int], *, right: bool) -> int:
+    """The account, and the exit code."""
+    lost = len(account.acknowledged - set(account.handled) - dead)
+    both = len(dead & set(account.handled))
+    twice = sum(account.handled.values()) - len(account.handled)
+    rows = [
+        ("puts acknowledged", len(account.acknowledged), "each on disk before its producer went on", ORDERS),
+        ("handled", len(account.handled), "at least once", None),
+        ("dead letters left", len(dead), "with every error", None),
+        ("lost", lost, "acknowledged, and neither handled nor dead", 0),
+        ("handled and dead", both, "", 0),
+        ("delivered again after its ack", account.after_ack, "an ack survives kill -9", 0),
+        ("delivered early", account.early, f"of {ORDERS // 20:,} delayed ones", 0),
+        ("handled twice", twice, "the kill came between the work and its ack", None),
+        ("put again, found as duplicates", account.repeated, "the kill came before the answer", None),
+    ]
+    table = Table(title="The account", title_justify="left", title_style="bold")
+    for title in ("what", "messages", "because", "verdict"):
+        table.add_column(title, justify="right" if title == "messages" else "left", no_wrap=title != "because")
+    for what, count, because, wanted in rows:
+        good = wanted is None or count == wanted
+        right = right and good
+        verdict = "" if wanted is None else "[green]ok[/green]" if good else "[bold red]WRONG[/bold red]"
+        table.add_row(what, f"{count:,}", because, verdict)
+    console.print()
+    console.print(table)
+    figures = f"{len(account.acknowledged):,} puts acknowledged, {len(account.handled):,} handled"
+    console.print(f"{figures}, {len(dead):,} dead letters, {lost:,} lost.", soft_wrap=True)
+    return 0 if right else 1
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The tour of Holdfast's log.")
+    parser = argparse.ArgumentParser(description="A queue at work, and what kill -9 does to it.")
     parser.add_argument("--dir", help="where to make the temporary folder")
-    parser.add_argument("--kills", type=int, default=len(WRITERS), help="how often to kill the writer (%(default)s)")
-    parser.add_argument("--writer", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--kills", type=int, default=2, help="how often to kill the owner (%(default)s)")
+    parser.add_argument("--own", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.writer:
-        folder, durability, batch = arguments.writer
-        write_for_ever(folder, durability, int(batch))
+    if arguments.own:
+        own(arguments.own[0], [int(batch) for batch in arguments.own[1:]])
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of every `finally`
     start = time.monotonic()
+    console, account = Console(highlight=False), Account()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", dir=arguments.dir) as temporary:
-        console = Console(highlight=False)
-        tour = Tour(console, f"{temporary}/log")
-        console.print(
-            f"Holdfast {__version__}. Data in {temporary} ({RealDisk().kind(temporary)}), removed at the end."
-        )
-        kills(tour, max(arguments.kills, 1))
-        damage(tour)
-        full_disk(tour)
-        old_segments(tour)
-        speed(tour)
-        code = summary(tour)
+        console.print(f"Holdfast {holdfast.__version__}. The queue is in {temporary}, removed at the end.")
+        right = run_owners(console, f"{temporary}/orders", account, max(arguments.kills, 0))
+        dead = dead_letters(console, f"{temporary}/orders", account)
+        code = summary(console, account, dead, right=right)
     console.print(f"{time.monotonic() - start:.0f} seconds.")
     return code
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import holdfast
 from holdfast import LeaseLost, NewMessage, Queue
+from holdfast.codec.frame import Kind
 from holdfast.delivery.check import check
 from holdfast.delivery.events import Phase
 from holdfast.env import ManualClock, SeededIds, World
@@ -51,6 +52,7 @@ class Told:
     expires_ms: dict[int, int] = field(default_factory=dict)
     ending: set[int] = field(default_factory=set)  # an ack, cancel, purge or skip was begun
     ended: set[int] = field(default_factory=set)  # and has returned
+    purged: set[int] = field(default_factory=set)  # ended among the dead letters, which have a journal of their own
     done: set[int] = field(default_factory=set)  # and was synced
     buried: set[int] = field(default_factory=set)  # became a dead letter
     dead: set[int] = field(default_factory=set)  # and that was synced
@@ -71,7 +73,7 @@ class Told:
 
     def journal_synced(self) -> None:
         """The queue's own journal is on disk: acks, leases, burials; not what was put."""
-        self.done |= self.ended
+        self.done |= self.ended - self.purged
         self.synced_attempts = dict(self.attempts)
 
     def begin_replay(self, numbers: set[int]) -> None:
@@ -115,7 +117,7 @@ def look(q: Queue[bytes]) -> Found:
     if store is not None:
         whole = whole and store.intake.start == 0
         for frame in store.intake.read(store.intake.start):
-            if frame.header.columns and frame.header.kind == 0:
+            if frame.header.kind == Kind.DATA:
                 stored |= {number_of(value) for value in frame.values()}
     return Found(live, Counter(waiting), Counter(number_of(m.raw) for m in q.dead.list()), stored, whole)
 
@@ -335,6 +337,7 @@ class QueueHistory:
             self._begin_end(numbers)
         assert call([letter.id for letter in chosen]).done == len(chosen)
         if ends:
+            self.told.purged |= numbers
             self.told.ended |= numbers - self.told.replayed
 
     def _begin_end(self, numbers: Any) -> None:
@@ -478,7 +481,7 @@ def check_dedup(history: QueueHistory, q: Queue[bytes], found: Found) -> None:
     for name, n in sorted(told.dedup.items()):
         if n in told.durable:
             assert q.put(b"%d" % told.next, dedup_id=name, durability="os").duplicate, f"{name} was put twice"
-        elif found.whole and n not in found.stored and n not in found.all:
+        elif found.whole and n not in found.stored and n not in found.all and n not in told.ending:
             stored = q.put(b"%d" % told.next, dedup_id=name, durability="os")
             assert not stored.duplicate, f"{n} is lost, and {name} counts as a duplicate"
 
@@ -497,7 +500,7 @@ def check_drained(history: QueueHistory, q: Queue[bytes], clock: ManualClock, *,
             n = number_of(message.raw)
             delivered[n] += 1
             assert message.fence > told.fence, "a fencing number was given out again"
-            if n in known and n in told.attempts:
+            if n in known and n in told.attempts and n not in told.replayed:
                 least = known[n] + (n not in told.deferred)
                 most = told.attempts[n] + 1 + told.taking
                 assert least <= message.attempt <= most, f"{n}: attempt {message.attempt}, not {least} to {most}"

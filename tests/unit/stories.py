@@ -127,14 +127,12 @@ class Story:
         assert check(self.group) == []
         live = plain(image_of(self.group))
         assert plain(image_of(self.replayed())) == live
-        assert plain(image_of(self.replayed(from_snapshot=False))) == live
+        if self.snapshot_bytes:
+            assert plain(image_of(self.replayed(from_snapshot=False))) == live
 
 
 def plain(image: Image) -> dict[str, Any]:
-    """An image without what two equal states may differ in: how bitmaps are packed, in which order leases stand.
-
-    Whether lanes were ever used is a hint only: who replays does not see the priorities of what is done.
-    """
+    """An image without what two equal states may differ in: how bitmaps are packed, in which order leases stand."""
     return {
         "numbers": (image.floor, image.cursor, image.session, image.boot_id, image.fence, image.scanned),
         "leases": {offset: lease for lease, runs in image.leases for offset in each(runs)},

@@ -348,13 +348,13 @@ def test_a_seek_back_finds_the_priorities_again():
 
 def test_a_held_message_keeps_its_priority_through_a_seek():
     story = Story()
-    story.publish(9, 0, 0)
+    story.publish(0, 5, 0, 0)
     (urgent,) = story.receive()
     story.when(Seek(2))
     story.when(Nack(urgent, 0))
-    story.when(Seek(0))
-    assert offsets_of(story.receive(9)) == [0, 1, 2]
+    story.publish(1)
     story.hold()
+    assert offsets_of(story.receive(9)) == [1, 4, 2, 3]
 
 
 def test_expired_and_lost_messages_are_passed():

@@ -202,6 +202,7 @@ SPOILED: dict[str, tuple[Callable[[Group], Any], str]] = {
     "done with a priority": (lambda group: group.lanes.levels[3].add(1), "1 is done and still has a priority"),
     "ahead": (lambda group: group.ahead.clear(), "ahead of the cursor"),
     "too much ahead": (lambda group: group.ahead.add(6), "ahead of the cursor"),
+    "empty": (lambda group: setattr(group.lanes, "filled", False), "count as empty"),
     "unused": (lambda group: setattr(group.lanes, "used", False), "count as unused"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -134,7 +135,9 @@ def test_letters_are_listed_by_condition_and_limit():
     assert len(place.q.dead.list()) == 3
     assert [letter.error for letter in place.q.dead.list(where='key == "a"')] == ["timeout 1", "timeout 2"]
     assert [letter.key for letter in place.q.dead.list(where=lambda letter: letter.error == "refused")] == ["b"]
-    assert [letter.error for letter in place.q.dead.list(where='error ~ "time" and json.n == 1', limit=1)] == ["timeout 1"]
+    assert [letter.error for letter in place.q.dead.list(where='error ~ "time" and json.n == 1', limit=1)] == [
+        "timeout 1"
+    ]
     assert place.q.dead.list(limit=0) == []
     assert [letter.id for letter in place.q.messages("dead")] == [letter.id for letter in place.q.dead.list()]
 
@@ -342,12 +345,12 @@ def test_more_than_a_batch_may_hold_can_die_come_due_and_live_again():
     assert bodies(place.q) == [body] * 5
 
 
-def test_one_that_cannot_be_moved_does_not_keep_the_others():
-    place = Place()
-    place.q.put_many([b"a", b"b", b"c"])
-    a, b, c = place.q.get_many(3)
-    a.reject()
-    b.reject()
-    c.ack()
-    assert place.q.stats().floor == 3
-    assert isinstance(place.q, holdfast.Queue)
+def test_a_queue_with_a_letter_that_is_too_large_to_move_opens_again():
+    place = Place(max_message_bytes=LIMIT)
+    place.q.put_many([bytes(LIMIT), b"behind"])
+    m = place.q.get(timeout=0)
+    with contextlib.suppress(holdfast.MessageTooLarge):
+        m.reject()
+    place.kill()
+    assert bodies(place.q) == [b"behind"]
+    assert [letter.body for letter in place.q.dead.list()] == [bytes(LIMIT)]

@@ -77,6 +77,7 @@ def test_a_body_of_another_type_is_refused(place, body):
 
 def test_a_huge_body_is_refused_and_the_next_one_goes_on():
     place = Place(max_message_bytes=1_000)
+    place.q.cancel(place.q.put(b"once", dedup_id="once", delay=1).id)
     refused(place, lambda: place.q.put(bytes(1_001)), "1001", "1000", kind=MessageTooLarge)
     refused(place, lambda: place.q.put(bytes(990), key="k" * 50), "limit", kind=MessageTooLarge)
     refused(place, lambda: place.q.put_many([b"good", bytes(1_001)]), "limit", kind=MessageTooLarge)
@@ -154,6 +155,7 @@ def test_our_own_header_names_cannot_be_set(place):
 
 @pytest.mark.parametrize("value", ["sometimes", 5, True, [], "FSYNC"], ids=repr)
 def test_an_unknown_durability_is_refused(place, value):
+    place.q.put(b"once", delay=1)
     refused(place, lambda: place.q.put(b"x", durability=value), "durability")
     refused(place, lambda: place.q.put(b"x", key="k", durability=value), "durability")
     refused(place, lambda: place.q.put(b"x", delay=5, durability=value), "durability")
@@ -165,7 +167,9 @@ def test_an_unknown_codec_is_refused(place, value):
     refused(place, lambda: place.q.put(b"x", codec=value), "codec")
 
 
-@pytest.mark.parametrize("value", ["ab", b"ab", bytearray(b"ab"), None, 5, {"a": b"b"}, NewMessage(body=b"x")], ids=repr)
+@pytest.mark.parametrize(
+    "value", ["ab", b"ab", bytearray(b"ab"), None, 5, {"a": b"b"}, NewMessage(body=b"x")], ids=repr
+)
 def test_put_many_takes_a_list(place, value):
     refused(place, lambda: place.q.put_many(value), "put_many")
 

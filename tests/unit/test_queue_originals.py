@@ -174,7 +174,11 @@ def test_a_worker_that_crashes_does_not_loop_for_ever():
         place.kill()
         assert held is not None
     assert (place.q.stats().ready, place.q.stats().dead) == (0, 1)
-    assert [failure.why for failure in place.q.dead.list()[0].failures] == ["holder gone", "holder gone", "MAX_ATTEMPTS"]
+    assert [failure.why for failure in place.q.dead.list()[0].failures] == [
+        "holder gone",
+        "holder gone",
+        "MAX_ATTEMPTS",
+    ]
 
 
 def test_a_worker_that_hangs_does_not_loop_for_ever():

@@ -30,7 +30,7 @@ from holdfast.broker.partition import Partition
 from holdfast.delivery.commands import Command, Receipt
 from holdfast.delivery.events import Buried, Event
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, Closed, CorruptData, InvalidRequest, NotAQueue
+from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, InvalidRequest, NotAQueue
 from holdfast.model import Appended, Durability, Record, Trimmed
 from holdfast.settings import QueueSettings, load
 from holdfast.storage.files import durable_replace, join, read_file
@@ -40,6 +40,7 @@ from holdfast.storage.opening import open_error
 
 logger = logging.getLogger(__name__)
 
+_AFTER_ERROR_MS: Final = 1_000
 _SHARE_IT: Final = "Close it there and try again; sharing a folder between processes needs the server"
 
 
@@ -93,6 +94,7 @@ class QueueEngine:
         note = world.ids.process_note()
         self.holder = f"{note['host']}:{note['pid']}"
         self._lock = take_lock(world, folder, _SHARE_IT)
+        self._told: HoldfastError | None = None
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
         try:
@@ -235,13 +237,32 @@ class QueueEngine:
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         self.check_open()
-        due = [self.partition.tick(), self.delivery.tick()]
+        due = [60_000]  # now and then a look at the wall clock, which may have been set
+        failure: HoldfastError | None = None
+        for upkeep in self._upkeep():
+            try:
+                ms = upkeep()
+            except HoldfastError as error:  # one part that fails must not keep the others from their work
+                failure = failure or error
+                ms = _AFTER_ERROR_MS
+            if ms is not None:
+                due.append(ms)
+        if failure is not None and failure is not self._told and str(failure) != str(self._told):
+            self._told = failure
+            logger.error("upkeep failed", extra={"folder": self.folder, "error": str(failure)})
+        return min(due)
+
+    def _upkeep(self) -> Iterator[Callable[[], int | None]]:
+        yield self.delivery.tick
+        yield self.partition.tick
         if self.delivery.group.burials:
-            self.graves().inter()
+            yield self._inter
         if self._graves is not None:
-            due += [self._graves.target.tick(), self._graves.letters.tick()]
-        # Now and then a look at the wall clock, which may have been set.
-        return min([60_000, *(ms for ms in due if ms is not None)])
+            yield self._graves.letters.tick
+            yield self._graves.target.tick
+
+    def _inter(self) -> None:
+        self.graves().inter()
 
     def compact(self) -> Compacted:
         """Let go of all messages that are done, and of the journal behind a new snapshot."""
@@ -373,13 +394,17 @@ def _settings(world: World, folder: str, given: QueueSettings | None, changes: M
     return load(QueueSettings, {**kept, **changes})
 
 
+# Chosen by each program for itself: a weaker promise must never come from a file.
+_NOT_KEPT: Final = frozenset({"durability", "ack_durability"})
+
+
 def _keep_settings(world: World, folder: str, settings: QueueSettings) -> None:
     """Note what differs from the defaults, so that every opener means the same queue."""
     defaults = QueueSettings()
     differing = {
         name: getattr(settings, name)
         for name in settings.__struct_fields__
-        if getattr(settings, name) != getattr(defaults, name)
+        if name not in _NOT_KEPT and getattr(settings, name) != getattr(defaults, name)
     }
     content = msgspec.json.format(msgspec.json.encode(differing))
     known = read_file(world.disk, join(folder, SETTINGS))

@@ -9,6 +9,7 @@ publish ──► dedup: known within the window? ──► duplicate
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -117,7 +118,10 @@ class Partition:
             await self.log.wait_async(publication.in_log)
         if publication.in_delayed is not None and self.delayed is not None:
             await self.delayed.wait_async(publication.in_delayed)
-        self._tell(publication)
+        if publication.due_now:
+            await asyncio.to_thread(self._tell, publication)
+        else:
+            self._tell(publication)
 
     def wake(self, messages: int = 1) -> None:
         """So many messages have become readable."""

@@ -126,12 +126,14 @@ class _Showing:
         self._acked = acked
         self._out = out
 
-    def show(
-        self, messages: Sequence[holdfast.Message[bytes]], *, raw: bool, export: bool, as_json: bool
-    ) -> None:
+    def show(self, messages: Sequence[holdfast.Message[bytes]], *, raw: bool, export: bool, as_json: bool) -> None:
         if as_json:
             for message in messages:
-                print_json_line(document(message, **moment("lease_until", lease_end(self._queue, message.offset)), acked=self._acked))
+                print_json_line(
+                    document(
+                        message, **moment("lease_until", lease_end(self._queue, message.offset)), acked=self._acked
+                    )
+                )
         elif export:
             text = variables(self._folder, messages[0], self._out)
             sys.stdout.flush()

@@ -12,7 +12,16 @@ from rich.table import Table
 import holdfast
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.marks import DELAYED_ID, mark, moved_records
-from holdfast.cli.messages import AnyMessage, body_text, bytes_of, document, header_text, lease_end, moment, seconds_text
+from holdfast.cli.messages import (
+    AnyMessage,
+    body_text,
+    bytes_of,
+    document,
+    header_text,
+    lease_end,
+    moment,
+    seconds_text,
+)
 from holdfast.cli.text import preview, safe
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.group import Failure

@@ -9,17 +9,34 @@ from typing import Annotated, Final
 import typer
 
 from holdfast import __version__
-from holdfast.cli import check, doctor, log, repair
+from holdfast.cli import check, dead, doctor, get, log, look, operate, put, repair, settings, settle, stats, tail
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 
 app = typer.Typer(
     name="holdfast",
-    help="Durable logs: look into them, check them, repair them. Every command also speaks JSON (--json).",
+    help="Durable queues in a folder: put, get, look, check, repair. Every command also speaks JSON (--json).",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     invoke_without_command=True,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+app.command("put")(put.put_command)
+app.command("get")(get.get_command)
+app.command("ack")(settle.ack_command)
+app.command("nack")(settle.nack_command)
+app.command("reject")(settle.reject_command)
+app.command("defer")(settle.defer_command)
+app.command("extend")(settle.extend_command)
+app.command("peek")(look.peek_command)
+app.command("tail")(tail.tail_command)
+app.command("list")(look.list_command)
+app.command("show")(look.show_command)
+app.command("stats")(stats.stats_command)
+app.command("cancel")(operate.cancel_command)
+app.command("seek")(operate.seek_command)
+app.command("compact")(operate.compact_command)
+app.command("settings")(settings.settings_command)
+app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
 app.command("check")(check.check_command)
 app.command("repair")(repair.repair_command)

@@ -107,11 +107,16 @@ def seconds_text(when: datetime | None) -> str:
     return "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
 
 
+def header_text(message: AnyMessage) -> str:
+    """The headers on one line."""
+    return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
+
+
 ID: Final = Column("id", 8, lambda message: safe(message.id))
 TIME: Final = Column("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
 DUE: Final = Column("due (UTC)", 19, lambda message: seconds_text(message.due_at))
 KEY: Final = Column("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
-HEADERS: Final = Column("headers", 16, lambda message: header_text(message))
+HEADERS: Final = Column("headers", 16, header_text)
 PRIORITY: Final = Column("pri", 3, lambda message: str(message.priority or ""), "right")
 ATTEMPTS: Final = Column("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
 HOLDER: Final = Column("holder", 16, lambda message: safe(getattr(message, "holder", "")))
@@ -119,11 +124,6 @@ REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reas
 ERROR: Final = Column("error", 24, lambda message: safe(getattr(message, "error", "").partition("\n")[0]))
 SIZE: Final = Column("bytes", 6, lambda message: f"{len(message.raw):,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
-
-
-def header_text(message: AnyMessage) -> str:
-    """The headers on one line."""
-    return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
 
 
 def body_text(body: bytes) -> str:

@@ -24,20 +24,23 @@ def opened(
     folder: str, *, wait: str | float = WAIT, create: bool = False, **changes: Any
 ) -> Iterator[holdfast.Queue[bytes]]:
     """The queue, with everything done that is due by now. Another short command may have it first; we wait a little."""
-    give_up = time.monotonic() + (parse_duration(wait, "--wait") if isinstance(wait, str) else wait)
+    wait_s = parse_duration(wait, "--wait") if isinstance(wait, str) else wait
     if not create:
         topic_of(folder)
+    with _owned(folder, wait_s, create=create, changes=changes) as queue:
+        queue._engine.tick()
+        yield queue
+
+
+def _owned(folder: str, wait_s: float, *, create: bool, changes: dict[str, Any]) -> holdfast.Queue[bytes]:
+    give_up = time.monotonic() + wait_s
     while True:
         try:
-            queue = holdfast.open(folder, create=create, **changes)
-            break
+            return holdfast.open(folder, create=create, **changes)
         except Busy:
             if time.monotonic() >= give_up:
                 raise
             time.sleep(_LOOK_EVERY_S)
-    with queue:
-        queue._engine.tick()
-        yield queue
 
 
 def is_queue(folder: str) -> bool:

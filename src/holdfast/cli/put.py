@@ -95,9 +95,7 @@ def put_command(
 class _Putting:
     """Batches into the queue, ids out of it."""
 
-    def __init__(
-        self, durability: Durability | None, codec: CodecName | None, *, as_json: bool, quiet: bool
-    ) -> None:
+    def __init__(self, durability: Durability | None, codec: CodecName | None, *, as_json: bool, quiet: bool) -> None:
         self._durability = durability
         self._codec = codec
         self._as_json = as_json

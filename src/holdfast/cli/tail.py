@@ -16,7 +16,7 @@ from holdfast.cli.options import AsJson, Limit, QueueFolder
 from holdfast.cli.output import OK, command, print_json_line, stderr, stdout
 from holdfast.embedded.times import instant_ns, parse_instant
 from holdfast.env import real_world
-from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import DamagedRange, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Record
 from holdfast.storage import LogReader
 from holdfast.storage.finding import count_of
@@ -32,7 +32,9 @@ def tail_command(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     begin: Annotated[
         str | None,
-        typer.Option("--from", metavar="WHERE", help="start, end, an offset, or a time such as -10m; else the last 10."),
+        typer.Option(
+            "--from", metavar="WHERE", help="start, end, an offset, or a time such as -10m; else the last 10."
+        ),
     ] = None,
     limit: Limit = None,
     raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline behind it.")] = False,
@@ -69,24 +71,21 @@ def _start(reader: LogReader, begin: str | None) -> int:
         return max(reader.start, reader.end - _LAST)
     if begin in ("start", "end"):
         return reader.start if begin == "start" else reader.end
-    if begin.isascii() and begin.isdigit() and len(begin) < 8:
-        return _offset(reader, int(begin))
+    if begin.isascii() and begin.isdigit():
+        offset, start, end = int(begin), reader.start, reader.end
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(
+                f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
+            )
+        return offset
     now_ms = real_world().clock.now_ns() // 1_000_000
     try:
-        return max(reader.find_time(instant_ns(parse_instant(begin, now_ms, "--from"), "--from")), reader.start)
-    except HoldfastError:
-        if begin.isascii() and begin.isdigit():
-            return _offset(reader, int(begin))
+        moment = parse_instant(begin, now_ms)
+    except InvalidRequest:
         raise InvalidRequest(
             f"--from {begin!r} cannot be used: write start, end, an offset, or a time (2026-01-31T12:00:00Z, -10m)"
         ) from None
-
-
-def _offset(reader: LogReader, offset: int) -> int:
-    start, end = reader.start, reader.end
-    if not start <= offset <= end:
-        raise OffsetOutOfRange(f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end)
-    return offset
+    return max(reader.find_time(instant_ns(moment, "--from")), reader.start)
 
 
 def _pieces(reader: LogReader, offset: int, limit: int | None, *, follow: bool) -> Iterator[list[Record]]:

@@ -90,6 +90,8 @@ def _priorities(group: Group) -> list[str]:
     """Who is known to have a priority has one, is not done, and stands in its lane when it is ready."""
     wrong: list[str] = []
     lanes = group.lanes
+    if lanes.filled != any(lanes.ready):
+        wrong.append(f"the lanes count as {'filled' if lanes.filled else 'empty'}, and are not")
     if not lanes.used and any((*lanes.levels, *lanes.ready)):
         wrong.append("the lanes count as unused, and hold something")
     for level in range(1, len(lanes.levels)):

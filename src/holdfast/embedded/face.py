@@ -96,7 +96,8 @@ class Face(Generic[Body]):
 
     def _is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
         """Whether a message is nothing but its bytes: then it goes the short way."""
-        return type(body) is bytes and self._drafter.plain and options == _NO_OPTIONS and priority == 0
+        plain = type(body) is bytes and self._drafter.plain and options == _NO_OPTIONS and priority == 0
+        return plain and not self._engine.closed
 
     def _plain_stored(self, body: Any, appended: Appended, began_ns: int) -> Stored:
         # A put that waits for no disk is timed now and then only: timing costs a tenth of it.
@@ -110,7 +111,8 @@ class Face(Generic[Body]):
 
     def _all_plain(self, messages: object) -> bool:
         """The same for a list of messages."""
-        return self._drafter.plain and isinstance(messages, list) and set(map(type, messages)) == {bytes}
+        plain = self._drafter.plain and isinstance(messages, list) and set(map(type, messages)) == {bytes}
+        return plain and not self._engine.closed
 
     def _plain_many(self, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
         self._put_seconds.observe_ns(self._mono_ns() - began_ns)

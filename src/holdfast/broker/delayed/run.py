@@ -25,6 +25,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from struct import Struct
 from typing import Final, TypeAlias
 
@@ -135,11 +136,11 @@ class Run:
         return None
 
     def records(self, block: int) -> list[Record]:
-        """The messages of a block, each with its place in the file as offset; CorruptData where it cannot be read."""
+        """The messages of a block, with their ids as offsets; CorruptData where it cannot be read."""
         try:
             with self._opened() as file:
                 index = self._frame(file, self._positions[block])
-                return list(self._frame(file, index.header.end).records())
+                return _with_ids(block_index(index)[1], self._frame(file, index.header.end))
         except CorruptData as error:
             self._spoil(block, error)
             raise
@@ -193,6 +194,27 @@ def block_index(frame: Frame) -> tuple[array[int], array[int]]:
     """Due times and ids from the first frame of a block."""
     both = array("q", frame.values()[0])
     return both[: len(both) // 2], both[len(both) // 2 :]
+
+
+def _with_ids(ids: array[int], frame: Frame) -> list[Record]:
+    """The messages of the second frame of a block: as `Frame.records`, but their offsets are the ids."""
+    columns = frame.columns()
+    if frame.count != len(ids):
+        raise CorruptData(f"a block has {len(ids)} ids for {frame.count} messages")
+    return list(
+        map(
+            Record,
+            ids,
+            columns.times_ns() or repeat(frame.header.max_time_ns),
+            columns.values(),
+            columns.keys() or repeat(None),
+            columns.headers() or repeat(()),
+            columns.priorities() or repeat(0),
+            columns.expires_at_ms() or repeat(0),
+            columns.due_at_ms() or repeat(0),
+            columns.flags() or repeat(0),
+        )
+    )
 
 
 def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> Run:

@@ -41,7 +41,7 @@ class SpillPlan(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     least_messages: int  # a file with fewer goes on into the next bucket
     packing: Packing = PLAIN
-    memory_bytes: int = 8 << 20
+    memory_bytes: int = 16 << 20
 
 
 def bucket_of(due_at_ms: int, now_ms: int) -> int:
@@ -71,7 +71,9 @@ def in_due_order(
         part = []
         for frame in frames():
             chosen = {
-                i for i, due in enumerate(_dues_ms(frame), frame.base_offset) if first <= (due, i) <= last and wanted(i)
+                i
+                for i, due in enumerate(_dues_ms(frame), frame.base_offset)
+                if first[0] <= due <= last[0] and first <= (due, i) <= last and wanted(i)
             }
             if chosen:
                 part += [record for record in frame.records() if record.offset in chosen]

@@ -53,7 +53,7 @@ class DelayStore:
         self._state = state
         self._log = state.intake.log
         self._upkeep = Upkeep(world, folder, settings, state)
-        self._blocks: OrderedDict[tuple[str, int], list[Record]] = OrderedDict()
+        self._blocks: OrderedDict[tuple[Run, int], list[Record]] = OrderedDict()
         # Spills and manifests, which may take long: see `Upkeep`.
         self.spill = self._upkeep.spill
         self.save = self._upkeep.save
@@ -274,22 +274,21 @@ class DelayStore:
         here = self._state.intake.fetch(sorted([message_id for _, message_id, run, _, _ in entries if run is None]))
         found = []
         for _, message_id, run, block, i in entries:
-            record = here.get(message_id) if run is None else self._from_run(run, block, i, message_id)
+            if run is None:
+                record = here.get(message_id)
+            else:
+                records = self._blocks.get((run, block)) or self._block(run, block)
+                record = records[i] if records else None
             if record is not None:
                 found.append(Delayed(message_id, record.due_at_ms, record))
         return found, len(found) == len(entries)
 
-    def _from_run(self, run: Run, block: int, i: int, message_id: int) -> Record | None:
-        key = (run.name, block)
-        records = self._blocks.get(key)
-        if records is None:
-            try:
-                records = self._blocks[key] = run.records(block)
-            except CorruptData:
-                return None
-            if len(self._blocks) > _BLOCKS:
-                self._blocks.popitem(last=False)
-        r = records[i]
-        return Record(
-            message_id, r.timestamp_ns, r.value, r.key, r.headers, r.priority, r.expires_at_ms, r.due_at_ms, r.flags
-        )
+    def _block(self, run: Run, block: int) -> list[Record]:
+        """The messages of a block, kept for a while; none where it cannot be read."""
+        try:
+            records = self._blocks[run, block] = run.records(block)
+        except CorruptData:
+            return []
+        if len(self._blocks) > _BLOCKS:
+            self._blocks.popitem(last=False)
+        return records

@@ -1,6 +1,6 @@
 """Open a log, append, read from an offset and from a time, keep a position, open it again.
 
-    python examples/quickstart.py [FOLDER]
+    python examples/log_basics.py [FOLDER]
 
 Without a folder it uses a temporary one and removes it.
 """

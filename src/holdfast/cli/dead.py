@@ -1,0 +1,192 @@
+"""`holdfast dead`: look at the dead letters of a queue, put them back, drop them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.ask import confirmed
+from holdfast.cli.look import DEAD, show_messages
+from holdfast.cli.lookup import everything_about, show_everything
+from holdfast.cli.messages import moment, seconds_text
+from holdfast.cli.opened import opened
+from holdfast.cli.options import WAIT, AsJson, DryRun, Limit, QueueFolder, Wait, Where, Yes
+from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.text import safe
+from holdfast.embedded.dead import DeadGroup
+from holdfast.errors import InvalidRequest
+from holdfast.storage.finding import count_of
+
+app = typer.Typer(help="Dead letters: look at them, put them back, drop them.", rich_markup_mode=None)
+
+_AT_ONCE: Final = 500
+
+_Ids: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="ID", help="Of dead letters; all of them by default.")
+]
+_Do: TypeAlias = Callable[[Sequence[str]], int]
+
+
+@app.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
+
+@app.command("ls")
+@command
+def ls_command(
+    folder: QueueFolder,
+    by_error: Annotated[bool, typer.Option("--by-error", help="Count them by reason and kind of error.")] = False,
+    where: Where = None,
+    limit: Limit = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """List the dead letters, oldest first."""
+    with opened(folder, wait=wait) as queue:
+        if by_error:
+            _show_groups(queue.dead.groups(where=where)[:limit], as_json=as_json)
+        else:
+            show_messages(queue.dead.list(where=where, limit=limit), DEAD, "no dead letters", as_json=as_json)
+    return OK
+
+
+@app.command("show")
+@command
+def show_command(
+    folder: QueueFolder,
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="Of a dead letter.")],
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Show everything about one dead letter: every error, and where it came from."""
+    with opened(folder, wait=wait) as queue:
+        found = everything_about(queue, queue.dead.show(letter_id).id)
+        if as_json:
+            print_json(found.document)
+        else:
+            show_everything(stdout(), found)
+    return OK
+
+
+@app.command("redrive")
+@command
+def redrive_command(
+    folder: QueueFolder,
+    ids: _Ids = None,
+    where: Where = None,
+    limit: Limit = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="At most so many messages a second.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Put dead letters back into the queue, in their original order, each once."""
+    if rate is not None and not rate > 0:
+        raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
+    size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+    pause_s = 0.0 if rate is None else size / rate
+    with opened(folder, wait=wait) as queue:
+        chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True).ids
+        moving = _Moving("redrive", "put back", chosen, size, pause_s, as_json=as_json)
+        return moving.run(lambda some: queue.dead.redrive(some).done, dry_run=dry_run, yes=yes)
+
+
+@app.command("purge")
+@command
+def purge_command(
+    folder: QueueFolder,
+    ids: _Ids = None,
+    where: Where = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Drop dead letters for good."""
+    with opened(folder, wait=wait) as queue:
+        chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids
+        moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=as_json)
+        return moving.run(lambda some: queue.dead.purge(some).done, dry_run=dry_run, yes=yes)
+
+
+class _Moving:
+    """Many dead letters, a few at a time."""
+
+    def __init__(self, verb: str, done: str, ids: Sequence[str], size: int, pause_s: float, *, as_json: bool) -> None:
+        self._verb = verb
+        self._done = done
+        self._ids = ids
+        self._size = size
+        self._pause_s = pause_s
+        self._as_json = as_json
+
+    def run(self, do: _Do, *, dry_run: bool, yes: bool) -> int:
+        """Say how many, ask, do it."""
+        ids, done = self._ids, 0
+        would = "would be" if dry_run or not ids else "will be"
+        if not self._as_json:
+            stdout().print(f"{count_of(len(ids), 'dead letter')} {would} {self._done}")
+        if not dry_run and ids:
+            if not confirmed("Go on?", f"dead {self._verb}", yes=yes, as_json=self._as_json):
+                return NOT_DONE
+            with _bar(self._verb, len(ids), shown=not self._as_json) as advance:
+                for i in range(0, len(ids), self._size):
+                    if i and self._pause_s:
+                        time.sleep(self._pause_s)
+                    done += do(ids[i : i + self._size])
+                    advance(min(i + self._size, len(ids)))
+            if not self._as_json:
+                stdout().print(f"{count_of(done, 'dead letter')} {self._done}")
+        if self._as_json:
+            print_json({"matched": len(ids), "done": done, "ids": list(ids)})
+        return OK
+
+
+def _given(ids: list[str] | None) -> list[str] | None:
+    return ids or None
+
+
+@contextmanager
+def _bar(what: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    console = stderr()
+    if not shown or not console.is_terminal or total <= _AT_ONCE:
+        yield lambda done: None
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
+    if as_json:
+        for group in groups:
+            times = moment("first", group.first) | moment("last", group.last)
+            print_json_line({**msgspec.structs.asdict(group), **times})
+        return
+    if not groups:
+        stderr().print("no dead letters")
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    table.add_column("count", justify="right")
+    for title in ("reason", "error", "first (UTC)", "last (UTC)", "example"):
+        table.add_column(title, no_wrap=title != "error", overflow="fold")
+    for group in groups:
+        span = (seconds_text(group.first), seconds_text(group.last))
+        row = (f"{group.count:,}", safe(group.reason), safe(group.error), *span, safe(group.example))
+        table.add_row(*map(Text, row))
+    stdout().print(table)

@@ -1,0 +1,140 @@
+"""The logs that a queue is made of, and what its journals add up to, seen without owning anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.broker.delayed.manifest import load_manifest
+from holdfast.broker.delayed.run import open_run
+from holdfast.broker.journal import BEFORE, SNAPSHOT, _load
+from holdfast.broker.layout import TOPICS
+from holdfast.delivery.check import check as check_group
+from holdfast.delivery.events import decode_event
+from holdfast.delivery.group import Group, IllegalMove
+from holdfast.delivery.image import group_of
+from holdfast.env import World
+from holdfast.errors import CorruptData, DamagedRange, HoldfastError, UnknownFormat
+from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.opening import is_log
+
+# An owner takes a snapshot and drops old events while we read: look again, but not for ever.
+_TRIES: Final = 3
+_MOST_WRONG: Final = 20
+
+# What lies in a journal's folder besides its log.
+JOURNAL_FILES: Final = frozenset({SNAPSHOT, BEFORE})
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One log of a queue; its name is the way to it from the queue's folder."""
+
+    kind: Literal["messages", "delayed", "journal"]
+    name: str
+    folder: str
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a journal adds up to, and what is wrong with that."""
+
+    floor: int = 0
+    leased: int = 0
+    waiting: int = 0
+    dying: int = 0
+    wrong: tuple[str, ...] = ()
+
+
+def parts_of(world: World, folder: str) -> list[Part]:
+    """Every log in a queue's folder, the messages before what is derived from them."""
+    found = []
+    for topic in _folders(world, join(folder, TOPICS)):
+        for number in _folders(world, join(folder, f"{TOPICS}/{topic}")):
+            place = f"{TOPICS}/{topic}/{number}"
+            found.append(Part("messages", f"{place}/log", join(folder, f"{place}/log")))
+            found.append(Part("delayed", f"{place}/delayed/intake", join(folder, f"{place}/delayed/intake")))
+            for group in _folders(world, join(folder, f"{place}/groups")):
+                name = f"{place}/groups/{group}"
+                found.append(Part("journal", name, join(folder, name)))
+    return [part for part in found if is_log(world, part.folder) or _has_segments(world, part.folder)]
+
+
+def _folders(world: World, folder: str) -> list[str]:
+    try:
+        return sorted(world.disk.names(folder))
+    except OSError:
+        return []
+
+
+def _has_segments(world: World, folder: str) -> bool:
+    """A log whose state file is gone is still a log, and one to be checked."""
+    return any(name.endswith(".log") for name in _folders(world, folder))
+
+
+def state_of(world: World, part: Part) -> GroupState:
+    """Replay a journal, as opening would, and look at the state that comes of it."""
+    for _ in range(_TRIES - 1):
+        try:
+            return _replayed(world, part)
+        except (OSError, HoldfastError):
+            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+    try:
+        return _replayed(world, part)
+    except (OSError, HoldfastError) as error:
+        return GroupState(wrong=(str(error),))
+
+
+def _replayed(world: World, part: Part) -> GroupState:
+    snapshot = _load(world, part.folder)
+    reader = LogReader(part.folder, world=world)
+    at = 0 if snapshot is None else snapshot.position
+    if at < reader.start:
+        raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
+    group = Group() if snapshot is None else group_of(snapshot.image)
+    wrong = []
+    while at < reader.end:
+        try:
+            for record in reader.records(at):
+                group.apply(decode_event(record.value))
+                at = record.offset + 1
+        except DamagedRange as damage:
+            at = damage.next_offset
+            lost = f"events {damage.first_offset} to {damage.next_offset - 1} are lost"
+            wrong.append(f"{lost}: some messages may be delivered again")
+            break  # what follows need not fit any more; opening passes over what does not
+        except (IllegalMove, msgspec.DecodeError) as error:
+            wrong.append(f"event {at} does not fit: {error}")
+            break
+    if not wrong:
+        wrong = check_group(group)
+    return GroupState(
+        floor=group.floor,
+        leased=len(group.leases),
+        waiting=len(group.waiting),
+        dying=len(group.burials),
+        wrong=tuple(wrong[:_MOST_WRONG]),
+    )
+
+
+def damaged_runs(world: World, part: Part) -> Iterator[str]:
+    """What is wrong with the files that delayed messages wait in, beside their intake."""
+    folder = part.folder.rpartition("/")[0]
+    try:
+        manifest = load_manifest(world.disk, folder)
+    except UnknownFormat as error:
+        yield str(error)
+        return
+    except CorruptData as error:
+        yield f"{error}; opening makes it anew, cancellations may be lost"
+        return
+    for entry in manifest.runs if manifest is not None else ():
+        try:
+            run = open_run(world.disk, folder, entry.name, entry.run_id or None)
+            for block in range(len(run.first_dues_ms)):
+                run.records(block)
+        except FileNotFoundError:
+            yield f"{entry.name} is missing: {entry.messages} delayed messages are lost"
+        except (CorruptData, OSError) as error:
+            yield f"{entry.name}: {error}"

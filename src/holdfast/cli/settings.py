@@ -1,0 +1,110 @@
+"""`holdfast settings`: what a queue's settings are, and how to change them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from holdfast.cli.opened import opened
+from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.output import OK, command, print_json, stdout
+from holdfast.cli.text import safe
+from holdfast.delivery.facts import seconds_of
+from holdfast.errors import BadSettings
+from holdfast.settings import QueueSettings, load
+
+_SIZE: Final = re.compile(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
+_FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
+
+
+@command
+def settings_command(
+    folder: QueueFolder,
+    changes: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Such as max_attempts=3, or max_attempts=default.")
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the queue where there is none.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show those that have their default value, too.")] = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Show the settings of a queue that differ from the defaults, or change some; they are kept with the queue.
+
+    Times may be written as 30s or 1h30m, sizes as 64MiB, and `none` stands for no such limit.
+    """
+    wanted = dict(_change(change) for change in changes or [])
+    load(QueueSettings, {**msgspec.structs.asdict(QueueSettings()), **wanted})  # unknown names, before anything is made
+    with opened(folder, wait=wait, create=create, **wanted) as queue:
+        settings = queue.settings
+    values, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(QueueSettings())
+    differing = {name: value for name, value in values.items() if value != defaults[name]}
+    if as_json:
+        print_json({"settings": values, "differing": differing})
+        return OK
+    shown = values if every else {**differing, **{name: values[name] for name in wanted}}
+    if not shown:
+        stdout().print("all settings have their default values; --all shows them")
+        return OK
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    for title in ("setting", "value", "default"):
+        table.add_column(title, overflow="fold")
+    for name, value in shown.items():
+        table.add_row(name, _text(value), "" if value == defaults[name] else _text(defaults[name]))
+    stdout().print(table)
+    return OK
+
+
+def _change(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise BadSettings(f"{text!r} cannot be used: write it like max_attempts=3")
+    defaults = msgspec.structs.asdict(QueueSettings())
+    if value == "default" and name in defaults:
+        return name, defaults[name]
+    return name, _value(name, value, defaults.get(name))
+
+
+def _value(name: str, text: str, default: Any) -> Any:
+    """From text to what the setting takes; its limits are looked at when it is used."""
+    if text.lower() in ("none", "null"):
+        # A codec may be called none; a limit that is none is no limit.
+        return text.lower() if isinstance(default, str) else None
+    if isinstance(default, str):
+        return text
+    if isinstance(default, tuple):
+        return tuple(_number(name, part.strip()) for part in text.strip("[]()").split(","))
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    seconds = seconds_of(text) if name.endswith("_ms") else None
+    if seconds is not None:
+        return round(seconds * 1000)
+    found = _SIZE.fullmatch(text) if name.endswith("_bytes") else None
+    if found is not None:
+        return int(found[1]) * _FACTORS[found[2].upper()]
+    return _number(name, text)
+
+
+def _number(name: str, text: str) -> Any:
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text  # refused by its type, with the limits in the message
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value is None else safe(str(value))
