@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,7 @@ class Told:
     attempts: dict[int, int] = field(default_factory=dict)  # of the last delivery
     synced_attempts: dict[int, int] = field(default_factory=dict)
     deferred: set[int] = field(default_factory=set)  # its last delivery does not count
+    deferred_since: set[int] = field(default_factory=set)  # at any time since the attempts were synced
     fence: int = 0
     taking: bool = False  # a get has begun: somebody may have got a message, and nobody knows of it
 
@@ -69,12 +71,16 @@ class Told:
         self.durable |= self.put
         self.done |= self.ended
         self.dead |= self.buried
-        self.synced_attempts = dict(self.attempts)
+        self._attempts_synced()
 
     def journal_synced(self) -> None:
         """The queue's own journal is on disk: acks, leases, burials; not what was put."""
         self.done |= self.ended - self.purged
+        self._attempts_synced()
+
+    def _attempts_synced(self) -> None:
         self.synced_attempts = dict(self.attempts)
+        self.deferred_since = set(self.deferred)
 
     def begin_replay(self, numbers: set[int]) -> None:
         """These may come again, whatever became of them."""
@@ -151,17 +157,20 @@ class QueueHistory:
         "snapshot": 1, "reopen": 0.6, "kill": 0.6, "power_cut": 0.5,
     }  # fmt: skip
 
-    def run(self, steps: int) -> None:
-        names = list(self.WEIGHTS)
+    def run(self, steps: int, *, without: str | None = None) -> None:
+        weights = {name: weight for name, weight in self.WEIGHTS.items() if name != without}
         for _ in range(steps):
-            self.step(self.rng.choices(names, list(self.WEIGHTS.values()))[0])
+            self.step(self.rng.choices(list(weights), list(weights.values()))[0])
         self.step("close")
 
     def step(self, name: str) -> None:
-        """One thing to do. What a look behind a cut has found is raised here, not where the queue would hide it."""
         self.steps.append(name)
+        self.do(getattr(self, name))
+
+    def do(self, call: Callable[[], object]) -> None:
+        """One thing to do. What a look behind a cut has found is raised here, not where the queue would hide it."""
         try:
-            getattr(self, name)()
+            call()
         finally:
             if self.verdict is not None:
                 raise self.verdict
@@ -266,6 +275,7 @@ class QueueHistory:
     def defer(self) -> None:
         def defer(message: Any) -> None:
             self.told.deferred.add(number_of(message.raw))
+            self.told.deferred_since.add(number_of(message.raw))
             message.defer(delay=self.rng.choice([0, 2]))
 
         self._settle(defer)
@@ -458,9 +468,7 @@ def check_invariants(q: Queue[bytes]) -> None:
 
 def check_after_cut(history: QueueHistory, disk: SimulatedDisk, *, killed: bool = False, go_on: bool = True) -> None:
     """Open what was left, look, and work on with it."""
-    clock = ManualClock(history.clock.now_ns())
-    if killed:
-        clock.advance(ns=0)
+    clock = same_boot(history.clock) if killed else ManualClock(history.clock.now_ns())
     ids = SeededIds(history.seed if killed else -history.seed - 1)
     with small_queue(disk, clock, ids, durability=history.durability) as q:
         found = check_promises(history, q, killed=killed)
@@ -473,6 +481,13 @@ def check_after_cut(history: QueueHistory, disk: SimulatedDisk, *, killed: bool 
             q._engine.tick()
             assert not q.get_many(10, timeout=0), "what was done came back"
             check_invariants(q)
+
+
+def same_boot(clock: ManualClock) -> ManualClock:
+    """A clock of its own that shows the same times."""
+    copy = ManualClock(clock.now_ns() - clock.monotonic_ns())
+    copy.advance(ns=clock.monotonic_ns())
+    return copy
 
 
 def check_dedup(history: QueueHistory, q: Queue[bytes], found: Found) -> None:
@@ -501,7 +516,7 @@ def check_drained(history: QueueHistory, q: Queue[bytes], clock: ManualClock, *,
             delivered[n] += 1
             assert message.fence > told.fence, "a fencing number was given out again"
             if n in known and n in told.attempts and n not in told.replayed:
-                least = known[n] + (n not in told.deferred)
+                least = known[n] + (n not in (told.deferred if killed else told.deferred_since))
                 most = told.attempts[n] + 1 + told.taking
                 assert least <= message.attempt <= most, f"{n}: attempt {message.attempt}, not {least} to {most}"
             message.ack(durability="os")

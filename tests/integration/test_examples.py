@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SMALL = sorted(path for path in EXAMPLES.glob("*.py") if path.name != "demo.py")
+SMALL = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in ("demo.py", "log_tour.py"))
 
 # Far longer than any of them takes: only what hangs comes near it.
 PATIENCE_S = 120
@@ -44,17 +44,59 @@ def test_an_example_fits_on_a_page(path: Path):
     assert len(path.read_text("utf-8").splitlines()) <= 60
 
 
-def test_the_example_quickstart(tmp_path: Path):
-    said = run("quickstart.py", folder=tmp_path)
+def test_the_example_queue_basics(tmp_path: Path):
+    said = run("queue_basics.py", folder=tmp_path)
+    assert "images-0-0 is on disk (fsync)" in said
+    assert "b'resize 2' is taken, 1 ready, 1 leased" in said
+    assert "after a restart: [(b'resize 2', 2), (b'resize 3', 1)]" in said
+    assert "nothing is left" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_retries(tmp_path: Path):
+    said = run("retries.py", folder=tmp_path)
+    assert re.findall(r"attempt (\d)", said) == ["1", "2", "3", "1"]
+    assert "dead: MAX_ATTEMPTS, 3 errors, the last: ConnectionError: the bank did not answer for order 7" in said
+    assert said.endswith("redriven: 1\nattempt 1\norder 7 is paid\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_priorities_and_delays(tmp_path: Path):
+    said = run("priorities_and_delays.py", folder=tmp_path)
+    assert "cancelled: True\n9 alarm\n5 invoice\n0 newsletter\nreminder: not early" in said
+    assert "expired: 1" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_async_workers(tmp_path: Path):
+    said = run("async_workers.py", folder=tmp_path)
+    assert said == "800 messages from 16 tasks handled by 8, each once: True\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_exactly_once_effects(tmp_path: Path):
+    said = run("exactly_once_effects.py", folder=tmp_path)
+    assert "put again: True\nbooked: True\n" in said
+    assert "delivered again, attempt 2; booked: False\nbalance: 100\n" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_testing_with_the_kit(tmp_path: Path):
+    assert "both tests pass" in run("testing_with_the_kit.py", folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_log_basics(tmp_path: Path):
+    said = run("log_basics.py", folder=tmp_path)
     assert "offset 0 survives a power cut (fsync)" in said
     assert "opened again: offsets 0 to 4, ended in order: True" in said
     assert "the first message since then: order 2 paid" in said
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_quickstart_keeps_its_log_where_it_is_told_to(tmp_path: Path):
-    run("quickstart.py", "kept", folder=tmp_path)
-    said = run("quickstart.py", "kept", folder=tmp_path)
+def test_log_basics_keeps_its_log_where_it_is_told_to(tmp_path: Path):
+    run("log_basics.py", "kept", folder=tmp_path)
+    said = run("log_basics.py", "kept", folder=tmp_path)
     assert "offset 5 survives a power cut" in said
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
@@ -92,6 +134,16 @@ def test_the_example_arrow_load(tmp_path: Path):
 @pytest.mark.serial
 def test_the_demo_proves_that_nothing_was_lost(tmp_path: Path):
     said = run("demo.py", folder=tmp_path)
+    assert "20,000 puts acknowledged, 19,800 handled, 200 dead letters, 0 lost.\n" in said
+    assert said.count("kill -9  ") == 2
+    assert said.count("│ ok ") == 5
+    assert "WRONG" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.serial
+def test_the_tour_of_the_log_proves_that_nothing_was_lost(tmp_path: Path):
+    said = run("log_tour.py", folder=tmp_path)
     assert re.search(r"^[\d,]+ messages acknowledged before a kill, 0 lost\.$", said, re.MULTILINE)
     assert said.count("│ ok ") == 5
     assert "FAILED" not in said
@@ -99,14 +151,15 @@ def test_the_demo_proves_that_nothing_was_lost(tmp_path: Path):
 
 
 @pytest.mark.serial
-def test_a_demo_that_is_told_to_end_takes_its_writer_and_its_files_along(tmp_path: Path):
+@pytest.mark.parametrize(("name", "made"), [("demo.py", "*/orders/lock"), ("log_tour.py", "*/log/*.log")])
+def test_a_demo_that_is_told_to_end_takes_its_child_and_its_files_along(tmp_path: Path, name: str, made: str):
     demo = subprocess.Popen(
-        [sys.executable, str(EXAMPLES / "demo.py"), "--kills", "1000", "--dir", str(tmp_path)],
+        [sys.executable, str(EXAMPLES / name), "--kills", "1000", "--dir", str(tmp_path)],
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
     try:
-        wait_until(lambda: any(tmp_path.glob("*/log/*.log")))
+        wait_until(lambda: any(tmp_path.glob(made)))
         demo.terminate()
         assert demo.wait(timeout=PATIENCE_S) == 143
         wait_until(lambda: not alive(demo.pid))

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from holdfast import __version__
+from holdfast.cli import ask as ask_module
 from holdfast.cli import doctor as doctor_module
 from holdfast.cli import owner as owner_module
-from holdfast.cli import repair as repair_module
 from holdfast.cli.dump import Dump
 from holdfast.cli.main import main
 from holdfast.cli.owner import owner_of
@@ -377,7 +377,7 @@ def test_a_repair_asks_first(run, folder, monkeypatch, answer, code):
 
     flip(folder / FIRST, 200)
     before = everything(folder)
-    monkeypatch.setattr(repair_module, "_somebody_answers", lambda: True)
+    monkeypatch.setattr(ask_module, "somebody_answers", lambda: True)
     monkeypatch.setattr("sys.stdin", io.StringIO(answer))
     done = run("repair", folder)
     assert done.code == code
@@ -433,8 +433,8 @@ def test_doctor_as_json(run, folder):
     before = everything(folder)
     document = run("doctor", folder, "--seconds", 0.1, "--json").document
     assert set(document) == {
-        "folder", "holds_log", "file_system", "maps", "free_bytes", "min_free_bytes", "sync", "puts_per_second",
-        "advice", "warnings",
+        "folder", "holds_log", "holds_queue", "file_system", "maps", "free_bytes", "min_free_bytes", "sync",
+        "puts_per_second", "advice", "warnings",
     }  # fmt: skip
     assert document["holds_log"] is True
     sync = document["sync"]

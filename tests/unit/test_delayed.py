@@ -476,6 +476,23 @@ def test_a_kill_and_then_a_power_cut_do_not_bring_back_a_manifest_whose_files_ar
         assert len(waiting.store) == 0
 
 
+def test_a_manifest_speaks_only_of_ids_that_no_power_cut_can_issue_anew():
+    for seed in range(30):
+        rng = random.Random(seed)
+        waiting = Waiting()
+        (lost,) = waiting.put(1)
+        assert waiting.store.write_cancel(lost) is not None  # and nobody waits for it
+        waiting.store.save()
+        waiting.disk = waiting.disk.cut(rng)
+        waiting.store = waiting.open()
+        waiting.store.wait(
+            waiting.store.write(Batch(values=[b"2"], due_at_ms=[waiting.start_ms + 2]), durability="fsync")
+        )
+        waiting.disk = waiting.disk.cut(rng)
+        waiting.store = waiting.open()
+        assert waiting.due(9) == [2]
+
+
 def test_ids_found_in_the_partition_are_not_released_again():
     waiting = Waiting()
     ids = waiting.put(1, 2, 3, 4)

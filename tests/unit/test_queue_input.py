@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ SETTINGS = f"{FOLDER}/topics/jobs/settings.json"
 NOW = datetime(2026, 11, 16, tzinfo=UTC)
 
 NO_DURATION = [-1, -0.001, math.nan, math.inf, -math.inf, "5", None.__class__, True, timedelta(seconds=-1), 1e300, [1]]
-NO_TEXT = [5, 1.5, True, ["a"], object(), bytearray(b"a"), "\ud800"]
+NO_TEXT = [5, 1.5, True, ["a"], {}, bytearray(b"a"), "\ud800"]
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_batch_beyond_its_limit_is_refused_as_a_whole():
 
 
 @pytest.mark.parametrize("name", ["delay", "ttl"])
-@pytest.mark.parametrize("value", NO_DURATION, ids=repr)
+@pytest.mark.parametrize("value", NO_DURATION, ids=lambda value: type(value).__name__)
 def test_what_is_no_duration_is_refused_at_put(place, name, value):
     refused(place, lambda: place.q.put(b"x", **{name: value}), name)
 
@@ -105,7 +106,9 @@ def test_a_time_to_live_of_nothing_is_refused(place):
     refused(place, lambda: place.q.put(b"x", ttl=0), "ttl")
 
 
-@pytest.mark.parametrize("value", [datetime(2026, 1, 1), "2026-01-01", 5, NOW.date()], ids=repr)  # noqa: DTZ001
+@pytest.mark.parametrize(
+    "value", [datetime(2026, 1, 1), "2026-01-01", 5, NOW.date()], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_aware_datetime_is_refused(place, value):
     refused(place, lambda: place.q.put(b"x", at=value), "at=")
     refused(place, lambda: place.q.seek(time=value), "time=")
@@ -115,14 +118,16 @@ def test_a_delay_and_a_time_together_are_refused(place):
     refused(place, lambda: place.q.put(b"x", delay=5, at=NOW), "delay=", "at=")
 
 
-@pytest.mark.parametrize("priority", [10, -1, True, False, "7", 0.0, 7.0, None, 2**70], ids=repr)
+@pytest.mark.parametrize(
+    "priority", [10, -1, True, False, "7", 0.0, 7.0, None, 2**70], ids=lambda value: type(value).__name__
+)
 def test_a_priority_that_is_none_is_refused(place, priority):
     refused(place, lambda: place.q.put(b"x", priority=priority), "priority")
     refused(place, lambda: place.q.put_many([b"good", NewMessage(body=b"x", priority=priority)]), "priority")
 
 
 @pytest.mark.parametrize("name", ["key", "dedup_id", "correlation_id"])
-@pytest.mark.parametrize("value", NO_TEXT, ids=ascii)
+@pytest.mark.parametrize("value", NO_TEXT, ids=lambda value: type(value).__name__)
 def test_what_is_no_text_is_refused(place, name, value):
     refused(place, lambda: place.q.put(b"x", **{name: value}), name)
 
@@ -142,7 +147,7 @@ def test_an_empty_key_is_a_key(place):
     "headers",
     [5, 0, False, "ab", "", b"ab", b"", ["ab"], [b"ab"], [("a",)], [("a", "b", "c")], {"a": 5}, {"a": None}, {5: "a"},
      {"": "a"}, {b"a": "b"}, {"\ud800": "a"}, {"a": "\ud800"}, [None]],
-    ids=ascii,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_headers_that_are_none_are_refused(place, headers):
     refused(place, lambda: place.q.put(b"x", headers=headers), "header")
@@ -153,7 +158,7 @@ def test_our_own_header_names_cannot_be_set(place):
     refused(place, lambda: place.q.put(b"x", headers=[("fine", "x"), ("holdfast.", "x")]), "holdfast.")
 
 
-@pytest.mark.parametrize("value", ["sometimes", 5, True, [], "FSYNC"], ids=repr)
+@pytest.mark.parametrize("value", ["sometimes", 5, True, [], "FSYNC"], ids=lambda value: type(value).__name__)
 def test_an_unknown_durability_is_refused(place, value):
     place.q.put(b"once", delay=1)
     refused(place, lambda: place.q.put(b"x", durability=value), "durability")
@@ -162,7 +167,7 @@ def test_an_unknown_durability_is_refused(place, value):
     refused(place, lambda: place.q.put_many([b"x"], durability=value), "durability")
 
 
-@pytest.mark.parametrize("value", ["brotli", 5, True, [], b"gzip"], ids=repr)
+@pytest.mark.parametrize("value", ["brotli", 5, True, [], b"gzip"], ids=lambda value: type(value).__name__)
 def test_an_unknown_codec_is_refused(place, value):
     refused(place, lambda: place.q.put(b"x", codec=value), "codec")
 
@@ -200,7 +205,7 @@ def test_an_iterator_that_fails_midway_leaves_nothing(place):
 # Arguments of get
 
 
-@pytest.mark.parametrize("value", NO_DURATION, ids=repr)
+@pytest.mark.parametrize("value", NO_DURATION, ids=lambda value: type(value).__name__)
 def test_what_is_no_duration_is_refused_at_get(place, value):
     place.q.put(b"x")
     refused(place, lambda: place.q.get(timeout=value), "timeout")
@@ -214,21 +219,21 @@ def test_a_lease_of_nothing_is_refused(place):
     refused(place, lambda: place.q.get(timeout=0, lease=0), "lease")
 
 
-@pytest.mark.parametrize("count", [0, -1, True, 1.0, "5", None, 10**9], ids=repr)
+@pytest.mark.parametrize("count", [0, -1, True, 1.0, "5", None, 10**9], ids=lambda value: type(value).__name__)
 def test_a_count_that_is_none_is_refused(place, count):
     place.q.put(b"x")
     refused(place, lambda: place.q.get_many(count, timeout=0), "count")
     refused(place, lambda: place.q.peek(count), "count")
 
 
-@pytest.mark.parametrize("holder", [5, b"me", "h" * 201, "\ud800", True], ids=ascii)
+@pytest.mark.parametrize("holder", [5, b"me", "h" * 201, "\ud800", True], ids=lambda value: type(value).__name__)
 def test_a_holder_that_is_no_short_text_is_refused(place, holder):
     place.q.put(b"x")
     refused(place, lambda: place.q.get(timeout=0, holder=holder), "holder")
 
 
 @pytest.mark.parametrize("name", ["renew", "detached"])
-@pytest.mark.parametrize("value", ["yes", 1, None, 30], ids=repr)
+@pytest.mark.parametrize("value", ["yes", 1, None, 30], ids=lambda value: type(value).__name__)
 def test_a_switch_is_true_or_false(place, name, value):
     place.q.put(b"x")
     refused(place, lambda: place.q.get(timeout=0, **{name: value}), name)
@@ -237,7 +242,7 @@ def test_a_switch_is_true_or_false(place, name, value):
 # A message in hand
 
 
-@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "5", True, [1]], ids=repr)
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, "5", True, [1]], ids=lambda value: type(value).__name__)
 def test_a_refused_settling_leaves_the_message_in_hand(place, value):
     place.q.put(b"x")
     m = place.q.get(timeout=0)
@@ -261,7 +266,7 @@ def test_a_handler_that_gives_a_bad_delay_gives_the_message_back(place):
     assert place.q.get(timeout=0).attempt == 2
 
 
-@pytest.mark.parametrize("error", ["\ud800", OSError("no file '\udcff'")], ids=ascii)
+@pytest.mark.parametrize("error", ["\ud800", OSError("no file '\udcff'")], ids=lambda value: type(value).__name__)
 def test_an_error_that_is_no_clean_text_is_kept_as_well_as_it_can_be(place, error):
     place.q.put(b"x")
     place.q.get(timeout=0).nack(error=error, delay=0)
@@ -298,7 +303,7 @@ def test_a_state_that_is_no_json_is_refused(place):
     m.ack()
 
 
-@pytest.mark.parametrize("value", [None, 5, "m", ["m"], [None], [b"x"]], ids=repr)
+@pytest.mark.parametrize("value", [None, 5, "m", ["m"], [None], [b"x"]], ids=lambda value: type(value).__name__)
 def test_ack_many_takes_messages(place, value):
     refused(place, lambda: place.q.ack_many(value), "ack_many")
     refused(place, lambda: place.q.nack_many(value), "nack_many")
@@ -385,12 +390,12 @@ def test_an_id_that_was_never_given_is_refused(place):
 # Looking and seeking
 
 
-@pytest.mark.parametrize("phase", ["done", "", None, 5, "READY"], ids=repr)
+@pytest.mark.parametrize("phase", ["done", "", None, 5, "READY"], ids=lambda value: type(value).__name__)
 def test_an_unknown_phase_is_refused_at_once(place, phase):
     refused(place, lambda: place.q.messages(phase), "phase")
 
 
-@pytest.mark.parametrize("limit", [-1, 1.5, True, "5"], ids=repr)
+@pytest.mark.parametrize("limit", [-1, 1.5, True, "5"], ids=lambda value: type(value).__name__)
 def test_a_limit_that_is_none_is_refused(place, limit):
     place.q.put(b"x")
     place.q.get(timeout=0).reject()
@@ -402,7 +407,9 @@ def test_a_limit_that_is_none_is_refused(place, limit):
     refused(place, lambda: place.q.dead.purge([letter], limit=limit), "limit")
 
 
-@pytest.mark.parametrize("where", ["", "key ==", "nonsense == 1", "(", 5, ["key"]], ids=repr)
+@pytest.mark.parametrize(
+    "where", ["", "key ==", "nonsense == 1", "(", 5, ["key"]], ids=lambda value: type(value).__name__
+)
 def test_a_condition_that_is_none_is_refused(place, where):
     refused(place, lambda: place.q.messages("ready", where=where))
     refused(place, lambda: place.q.dead.list(where=where))
@@ -410,14 +417,16 @@ def test_a_condition_that_is_none_is_refused(place, where):
     refused(place, lambda: place.q.dead.purge(where=where))
 
 
-@pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf, True, "5"], ids=repr)
+@pytest.mark.parametrize("rate", [0, -1, math.nan, math.inf, True, "5"], ids=lambda value: type(value).__name__)
 def test_a_rate_that_is_none_is_refused(place, rate):
     place.q.put(b"x")
     place.q.get(timeout=0).reject()
     refused(place, lambda: place.q.dead.redrive(rate=rate), "rate")
 
 
-@pytest.mark.parametrize("ids", [5, [None], ["x"], ["jobs-0-0"], ["jobs.dlq-0-7"], b"ab"], ids=repr)
+@pytest.mark.parametrize(
+    "ids", [5, [None], ["x"], ["jobs-0-0"], ["jobs.dlq-0-7"], b"ab"], ids=lambda value: type(value).__name__
+)
 def test_ids_that_are_no_dead_letters_are_refused(place, ids):
     place.q.put(b"x")
     place.q.get(timeout=0).reject()
@@ -437,18 +446,18 @@ def test_a_dead_letter_named_twice_is_moved_once(place):
     assert bodies(place.q) == [b"x"]
 
 
-@pytest.mark.parametrize("to", ["begin", "", 5, b"start"], ids=repr)
+@pytest.mark.parametrize("to", ["begin", "", 5, b"start"], ids=lambda value: type(value).__name__)
 def test_a_seek_to_nowhere_is_refused(place, to):
     refused(place, lambda: place.q.seek(to), "seek")
 
 
 def test_a_seek_needs_one_target(place):
-    refused(place, lambda: place.q.seek(), "seek")
+    refused(place, place.q.seek, "seek")
     refused(place, lambda: place.q.seek("start", offset=0), "seek")
     refused(place, lambda: place.q.seek(offset=0, time=NOW), "seek")
 
 
-@pytest.mark.parametrize("offset", [True, 1.0, "0"], ids=repr)
+@pytest.mark.parametrize("offset", [True, 1.0, "0"], ids=lambda value: type(value).__name__)
 def test_an_offset_is_a_whole_number(place, offset):
     refused(place, lambda: place.q.seek(offset=offset), "offset")
 
@@ -456,7 +465,7 @@ def test_an_offset_is_a_whole_number(place, offset):
 def test_a_seek_beyond_what_is_kept_is_refused(place):
     place.q.put_many([b"a", b"b"])
     for offset in (-1, 3, 2**70):
-        refused(place, lambda: place.q.seek(offset=offset), "0 to 2", kind=OffsetOutOfRange)
+        refused(place, partial(place.q.seek, offset=offset), "0 to 2", kind=OffsetOutOfRange)
 
 
 # Opening
@@ -494,20 +503,20 @@ def test_a_refused_opening_makes_no_folder():
         assert not place.disk.exists("/data/new"), options
 
 
-@pytest.mark.parametrize("settings", [{"lease_ms": 5}, 5, "lease_ms=5"], ids=repr)
+@pytest.mark.parametrize("settings", [{"lease_ms": 5}, 5, "lease_ms=5"], ids=lambda value: type(value).__name__)
 def test_settings_of_another_type_are_refused(place, settings):
     place.q.close()
     with pytest.raises(BadSettings, match="settings must be QueueSettings"):
         place.open(settings=settings)
 
 
-@pytest.mark.parametrize("folder", [None, 5, "", b"jobs", "a\0b", ["jobs"]], ids=repr)
+@pytest.mark.parametrize("folder", [None, 5, "", b"jobs", "a\0b", ["jobs"]], ids=lambda value: type(value).__name__)
 def test_a_folder_that_is_no_path_is_refused(folder):
     with pytest.raises(InvalidRequest, match=r"folder|path"):
         holdfast.open(folder, world=Place().world)
 
 
-@pytest.mark.parametrize("body_type", [5, "Order", [1]], ids=repr)
+@pytest.mark.parametrize("body_type", [5, "Order", [1]], ids=lambda value: type(value).__name__)
 def test_a_body_type_that_is_none_is_refused_and_the_folder_is_free_again(place, body_type):
     place.q.close()
     with pytest.raises(InvalidRequest, match="body_type"):
@@ -517,7 +526,7 @@ def test_a_body_type_that_is_none_is_refused_and_the_folder_is_free_again(place,
 
 def test_a_missing_folder_is_not_made_where_it_must_exist():
     place = Place()
-    with pytest.raises(NotAQueue, match="/data/none does not exist.*create=True"):
+    with pytest.raises(NotAQueue, match=r"/data/none does not exist.*create=True"):
         holdfast.open("/data/none", create=False, world=place.world)
     assert not place.disk.exists("/data/none")
     place.disk.make_folder("/data/none")
@@ -566,20 +575,20 @@ def test_a_read_only_folder_is_refused(tmp_path):
     holdfast.open(tmp_path / "jobs").close()
 
 
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.EIO, errno.ENOSPC])
-def test_whatever_call_fails_at_opening_the_error_is_clear_and_the_next_try_succeeds(code):
-    place = Place(max_attempts=1, dedup_window_ms=1_000)
+# Together the four try every call.
+@pytest.mark.parametrize(("first", "code"), [(1, errno.EACCES), (2, errno.EROFS), (3, errno.EIO), (4, errno.ENOSPC)])
+def test_whatever_call_fails_at_opening_the_error_is_clear_and_the_next_try_succeeds(first, code):
+    place = Place(max_attempts=1, dedup_window_ms=1_000, segment_bytes=4_096, frame_bytes=1_024)
     place.q.put_many([b"a", NewMessage(body=b"b", delay=100), NewMessage(body=b"c", dedup_id="c")])
     place.q.get(timeout=0).reject()
-    survived = 0
-    for nth in range(1, 1_000):
+    for nth in range(first, 1_000, 4):
         place.disk = place.disk.kill()
         place.disk.faults.fail(nth, code, sticky=True)
         try:
             place.open(max_attempts=2 + nth % 2).close()
         except HoldfastError as error:
             assert FOLDER in str(error)
-        survived = 0 if place.disk.faults.fired else 1
+        survived = not place.disk.faults.fired
         place.disk.faults.clear()
         gc.collect()
         place.q = place.open()
@@ -595,7 +604,7 @@ def test_one_failing_call_at_opening_leaves_nothing_owned():
     nth = 0
     while True:
         nth += 1
-        place = Place()
+        place = Place(segment_bytes=4_096, frame_bytes=1_024)
         place.q.put_many([b"a", NewMessage(body=b"b", delay=100)])
         place.q.close()
         place.disk.faults.fail(nth, errno.EIO, sticky=False)
@@ -615,7 +624,7 @@ def test_a_failing_close_lets_go_of_everything():
     nth = 0
     while True:
         nth += 1
-        place = Place()
+        place = Place(segment_bytes=4_096, frame_bytes=1_024)
         place.q.put_many([b"a", NewMessage(body=b"b", delay=100), NewMessage(body=b"c", dedup_id="c")])
         place.q.get(timeout=0).reject()
         place.disk.faults.fail(nth, errno.EIO, sticky=True)
@@ -733,21 +742,25 @@ def test_a_closed_queue_says_so(verb, used):
 
 def test_a_message_of_a_closed_queue_says_so(place):
     place.q.put_many([b"x", b"y"])
-    m, other = place.q.get_many(2)
-    m.state.save(1)
+    taken = place.q.get_many(2)
+    taken[0].state.save(1)
     place.q.close()
-    for call in (
-        m.ack, m.nack, m.defer, m.reject, m.extend, lambda: m.ack(durability="fsync"), lambda: m.state.save(2),
-        lambda: place.q.ack_many([m, other]), lambda: place.q.nack_many([m]),
-    ):  # fmt: skip
-        with pytest.raises(Closed, match="closed"):
-            call()
-    assert m.body == b"x"
-    assert m.lost
-    del m, other
+    _closed_is_told(place.q, *taken)
+    assert taken[0].body == b"x"
+    assert taken[0].lost
+    taken.clear()
     gc.collect()
     place.q = place.open()
     assert place.q.stats().ready == 2
+
+
+def _closed_is_told(q: Any, m: Any, other: Any) -> None:
+    for call in (
+        m.ack, m.nack, m.defer, m.reject, m.extend, lambda: m.ack(durability="fsync"), lambda: m.state.save(2),
+        lambda: q.ack_many([m, other]), lambda: q.nack_many([m]),
+    ):  # fmt: skip
+        with pytest.raises(Closed, match="closed"):
+            call()
 
 
 def test_closing_twice_is_fine(place):

@@ -212,7 +212,7 @@ def test_a_sync_of_one_folder_says_nothing_about_another() -> None:
 
 def test_a_new_folder_may_be_lost_with_all_in_it_until_the_one_above_is_synced() -> None:
     place = simulated()
-    sim(place).faults.fail(1, errno.EIO, sticky=False, calls=frozenset({"sync_folder"}))
+    sim(place).faults.fail(2, errno.EIO, sticky=False, calls=frozenset({"sync_folder"}))
     fails(errno.EIO, lambda: place.disk.make_folder(place.path("x")))
     place.file("x/a", b"data").sync()
     place.disk.sync_folder(place.path("x"))
@@ -224,7 +224,7 @@ def test_a_new_folder_may_be_lost_with_all_in_it_until_the_one_above_is_synced()
 def test_a_file_that_moves_into_an_unsynced_folder_is_never_lost_with_it() -> None:
     place = simulated()
     synced(place, "a", b"data")
-    sim(place).faults.fail(1, errno.EIO, sticky=False, calls=frozenset({"sync_folder"}))
+    sim(place).faults.fail(2, errno.EIO, sticky=False, calls=frozenset({"sync_folder"}))
     fails(errno.EIO, lambda: place.disk.make_folder(place.path("x")))
     place.disk.rename(place.path("a"), place.path("x/a"))
     seen = {(disk.exists(place.path("a")), disk.exists(place.path("x/a"))) for disk in cuts(place)}

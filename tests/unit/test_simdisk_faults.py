@@ -229,6 +229,7 @@ def test_the_hook_is_told_of_each_change_after_it_took_effect() -> None:
         ("sync_folder", b"\0"),
         ("rename", b""),
         ("remove", b""),
+        ("sync_folder", b""),
         ("make_folder", b""),
         ("sync_folder", b""),
         ("lock", b""),

@@ -61,11 +61,7 @@ def test_who_is_woken_and_fails_hands_the_wake_up_on():
     with pytest.raises(KeyboardInterrupt), waiters.in_line(second):
         raise KeyboardInterrupt
     assert not first.woken
-
-    class Failing(Noting):
-        pass
-
-    failing = Failing()
+    failing = Noting()
     waiters._line.clear()
     with pytest.raises(KeyboardInterrupt), waiters.in_line(failing):
         waiters._line.append(second)
@@ -110,11 +106,12 @@ def test_a_thread_that_was_woken_before_does_not_wait():
     assert clock.monotonic_ns() == 3_000_000_000
 
 
-def test_nobody_waits_for_long_without_a_look():
+def test_who_waits_for_a_time_gets_it_on_a_clock_that_is_moved():
     clock = ManualClock()
-    ThreadWaiter(clock).wait(None)
     ThreadWaiter(clock).wait(3_600)
-    assert clock.monotonic_ns() == 10_000_000_000
+    assert clock.monotonic_ns() == 3_600_000_000_000
+    ThreadWaiter(clock).wait(None)  # until another thread wakes it, or for a look
+    assert clock.monotonic_ns() == 3_600_000_000_000
 
 
 def test_a_task_is_woken_from_another_thread():

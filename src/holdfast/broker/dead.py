@@ -128,8 +128,7 @@ class Graveyard:
             flags=[record.flags | MOVED for record, _ in letters],
         )
         # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
-        self.target.log.append(batch, durability="fsync")
-        self.target.wake(len(letters))
+        self.target.append_moved(batch)
 
     def _note(self, record: Record, burial: Burial) -> DeadNote:
         history = burial.history

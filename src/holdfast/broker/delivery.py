@@ -50,7 +50,7 @@ from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
-from holdfast.errors import DamagedRange, LeaseLost, OffsetOutOfRange
+from holdfast.errors import DamagedRange, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import QueueSettings
 from holdfast.storage.log import Log
@@ -64,6 +64,7 @@ _SCAN_MOST: Final = 500_000
 _PASS_MOST: Final = 100_000
 _BURY_MOST: Final = 1_000
 _AGE_EVERY_MS: Final = 100
+_UNHURRIED: Final = ("interval", "os")
 
 _EXPIRES: Final = attrgetter("expires_at_ms")
 _LEASED_AT: Final = attrgetter("at_ms")
@@ -108,6 +109,7 @@ class Delivery:
         self._aged_below = 0
         self._scanned_at = log.written_end
         self._floor_mark = (0, 0)
+        self._skipped_to = 0
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
@@ -115,12 +117,16 @@ class Delivery:
     def open(world: World, log: Log, folder: str, settings: QueueSettings, metrics: Metrics) -> Delivery:
         """The group whose journal is in the folder, brought up to the log as it is now."""
         journal, group = Journal.open(world, folder, settings, log.start)
-        delivery = Delivery(world, log, journal, group, settings, metrics)
-        # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail that
-        # the log has lost must stay forgotten when other messages stand there.
-        journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
-        delivery.scan_priorities()
-        delivery.pin()
+        try:
+            delivery = Delivery(world, log, journal, group, settings, metrics)
+            # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
+            # that the log has lost must stay forgotten when other messages stand there.
+            journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
+            delivery.scan_priorities()
+            delivery.pin()
+        except BaseException:
+            journal.close()
+            raise
         return delivery
 
     def recover(self) -> None:
@@ -187,7 +193,7 @@ class Delivery:
         out: list[Delivered] = []
         while len(out) < count:
             now = self._moment()
-            chosen = self._choose(count - len(out), now)
+            chosen = self._choose(count - len(out), now, self._turns)
             if not chosen.offsets:
                 break
             records = self._load(chosen.offsets, now)
@@ -225,14 +231,15 @@ class Delivery:
         with self.lock:
             now = self._moment()
             while True:
-                chosen = self._choose(count, now)
+                turns = self._turns and self._turns.copy()
+                chosen = self._choose(count, now, turns)
                 before = len(chosen.offsets)
                 records = self._load(chosen.offsets, now)
                 if len(records) == before:
                     return records
 
-    def _choose(self, count: int, now: Moment) -> Chosen:
-        return choose(self.group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=self._turns)
+    def _choose(self, count: int, now: Moment, turns: Turns | None) -> Chosen:
+        return choose(self.group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=turns)
 
     def _aged(self, now_ms: int) -> int:
         """Below this offset everything has waited long enough to be promoted."""
@@ -305,7 +312,7 @@ class Delivery:
         """They are handled. LeaseLost for those that somebody else may have by now; the others are acked."""
         durability = durability or self.settings.ack_durability
         with self.lock:
-            if len(receipts) == 1 and durability != "fsync":
+            if len(receipts) == 1 and durability in _UNHURRIED:
                 self._ack_one(receipts[0])
                 return None
             leases = self.group.leases
@@ -393,8 +400,12 @@ class Delivery:
     def seek(self, to: int) -> None:
         """Go on from there: all before is passed over, all behind comes again."""
         with self.lock:
+            end, levels = self._log.end, self.group.lanes.levels
+            unseen = [(offset, level) for level, known in enumerate(levels) for offset in known if offset >= end]
             self._commit(Seek(to), durability="interval")
             self.scan_priorities()
+            for offset, level in unseen:  # written, but not readable yet
+                self.group.arrive(offset, [level])
         self.waiters.wake_all()
 
     def refusal(self, receipt: Receipt) -> LeaseLost:
@@ -423,8 +434,9 @@ class Delivery:
             if events:
                 self.commit_events(events)
                 self._after(events, now)
-            if self.group.floor < self._log.start:
-                self.commit_events([Skipped(self._log.start)])  # trimmed away by force
+            if self.group.floor < self._log.start and self._skipped_to < self._log.start:
+                self._skipped_to = self._log.start
+                self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
             self.group.deadlines.forget(now.mono_ms)
             self.group.timers.forget(now.wall_ms)
             due_ms = self._next_due_ms(now, renewed_ms)
@@ -444,6 +456,12 @@ class Delivery:
             with self.lock:
                 self._floor_mark = (self.journal.log.written_end, self.group.floor)
 
+    def compact(self) -> int:
+        """Let go of the journal behind a new snapshot; answers how many bytes that freed."""
+        freed = self.save()
+        self.journal.log.roll()
+        return freed + self.save()  # the journal goes behind the last but one
+
     def save(self) -> int:
         """Take a snapshot now; answers how many bytes of old journal it freed."""
         with self.lock:
@@ -451,8 +469,15 @@ class Delivery:
         return self.journal.keep(snapshot)
 
     def close(self) -> None:
+        """Save, let go of the journal, and send away whoever waits."""
         self.waiters.wake_all()
-        self.journal.close()
+        try:
+            if self.journal.events_since_snapshot and self.journal.log.usable:
+                self.save()
+        except Unavailable as error:  # replay takes longer next time, nothing else
+            logger.warning("no snapshot", extra={"folder": self.journal.log.folder, "error": str(error)})
+        finally:
+            self.journal.close()
 
     def _renew(self, now: Moment) -> int | None:
         """Extend what is kept alive and has used up a third; answers in how many ms to look again."""
@@ -518,10 +543,13 @@ class Delivery:
         released = sum(size(event.runs) for event in events if isinstance(event, Released))
         if released:
             self.waiters.wake(released)
-        returned = [event for event in events if isinstance(event, Returned)]
+        returned = [event.why for event in events if isinstance(event, Returned)]
         if returned:
             self.metrics.returned.add(len(returned))
-            self.metrics.expired_leases.add(sum(event.why == LEASE_ENDED for event in returned))
+        ended = returned.count(LEASE_ENDED)
+        ended += sum(isinstance(event, Buried) and event.error == LEASE_ENDED for event in events)
+        if ended:
+            self.metrics.expired_leases.add(ended)
         if any(isinstance(event, Buried) for event in events):
             self._expect_tick(now.mono_ms)
         due_ms = self._next_due_ms(now, None)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from os import PathLike, fspath
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from holdfast.broker.partition import Partition
 from holdfast.delivery.commands import Command, Receipt
 from holdfast.delivery.events import Buried, Event
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, InvalidRequest, NotAQueue
+from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.model import Appended, Durability, Record, Trimmed
 from holdfast.settings import QueueSettings, load
 from holdfast.storage.files import durable_replace, join, read_file
@@ -93,25 +94,24 @@ class QueueEngine:
         self.before_close: Callable[[], None] = lambda: None
         note = world.ids.process_note()
         self.holder = f"{note['host']}:{note['pid']}"
-        self._lock = take_lock(world, folder, _SHARE_IT)
         self._told: HoldfastError | None = None
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
+        self._closing = ExitStack()  # lets go of everything, in the other order, whatever fails on the way
         try:
+            self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
             self.partition = Partition.open(world, partition_folder(folder, topic), settings, metrics)
-            try:
-                self.delivery = self._open_delivery(self.partition, topic, settings, metrics)
-                self.delivery.dead_end = self._dead_end
-                if world.disk.exists(topic_folder(folder, topic + DEAD_SUFFIX)):
-                    self.graves()
-                self.delivery.recover()
-                if self.delivery.group.burials:
-                    self.graves().inter()
-            except BaseException:
-                self.partition.close()
-                raise
+            self._closing.callback(self.partition.close)
+            self.delivery = self._open_delivery(self.partition, topic, settings, metrics)
+            self.delivery.dead_end = self._dead_end
+            if world.disk.exists(topic_folder(folder, topic + DEAD_SUFFIX)):
+                self.graves()
+            self.delivery.recover()
+            if self.delivery.group.burials:
+                self.graves().inter()
         except BaseException:
-            self._lock.release()
+            self.closed = True
+            self._closing.close()
             raise
 
     @staticmethod
@@ -135,12 +135,16 @@ class QueueEngine:
             if not found:
                 _check_empty(world, folder)
             topic = found[0] if found else topic_for(folder)
-            world.disk.make_folder(topic_folder(folder, topic))
             chosen = _settings(world, topic_folder(folder, topic), settings, changes or {})
+            world.disk.make_folder(topic_folder(folder, topic))
             engine = QueueEngine(world, folder, topic, chosen, Metrics(observer))
         except OSError as error:
-            raise open_error(folder, error) from error
-        _keep_settings(world, topic_folder(folder, topic), chosen)
+            raise _open_error(folder, error) from error
+        try:
+            _keep_settings(world, topic_folder(folder, topic), chosen)
+        except OSError as error:
+            engine.close()
+            raise _open_error(folder, error) from error
         return engine
 
     def keep(self) -> None:
@@ -175,9 +179,10 @@ class QueueEngine:
         topic, settings = self.topic + DEAD_SUFFIX, _dead_settings(self.settings)
         self.world.disk.make_folder(topic_folder(self.folder, topic))
         metrics = Metrics()
-        partition = Partition.open(self.world, partition_folder(self.folder, topic), settings, metrics)
-        try:
-            letters = self._open_delivery(partition, topic, settings, metrics)
+        with ExitStack() as opened:
+            partition = Partition.open(self.world, partition_folder(self.folder, topic), settings, metrics)
+            opened.callback(partition.close)
+            letters = self._open_delivery(partition, topic, settings, metrics, opened)
             graves = Graveyard(
                 self.partition,
                 self.delivery,
@@ -190,14 +195,20 @@ class QueueEngine:
             graves.recover_redrives()
             letters.recover()
             graves.recover()
-        except BaseException:
-            partition.close()
-            raise
+            self._closing.callback(opened.pop_all().close)
         return graves
 
-    def _open_delivery(self, partition: Partition, topic: str, settings: QueueSettings, metrics: Metrics) -> Delivery:
+    def _open_delivery(
+        self,
+        partition: Partition,
+        topic: str,
+        settings: QueueSettings,
+        metrics: Metrics,
+        closing: ExitStack | None = None,
+    ) -> Delivery:
         folder = group_folder(self.folder, topic, 0, DEFAULT_GROUP)
         delivery = Delivery.open(self.world, partition.log, folder, settings, metrics)
+        (closing or self._closing).callback(delivery.close)
         partition.deliveries.append(delivery)
         for part in (delivery, partition.log, delivery.journal.log):
             part.on_attention = self._attention
@@ -253,13 +264,13 @@ class QueueEngine:
         return min(due)
 
     def _upkeep(self) -> Iterator[Callable[[], int | None]]:
-        yield self.delivery.tick
         yield self.partition.tick
+        yield self.delivery.tick
         if self.delivery.group.burials:
             yield self._inter
         if self._graves is not None:
-            yield self._graves.letters.tick
             yield self._graves.target.tick
+            yield self._graves.letters.tick
 
     def _inter(self) -> None:
         self.graves().inter()
@@ -270,8 +281,7 @@ class QueueEngine:
         journal_bytes = 0
         trimmed = Trimmed(0, 0, 0)
         for partition, delivery in self._parts():
-            journal_bytes += delivery.save() + delivery.save()  # the journal goes behind the last but one
-            delivery.journal.log.sync()
+            journal_bytes += delivery.compact()
             delivery.pin()
             delivery.pin()
             partition.save()
@@ -330,11 +340,7 @@ class QueueEngine:
                 return
             self.closed = True
         self.before_close()
-        try:
-            for partition, delivery in self._parts():
-                _close(partition, delivery)
-        finally:
-            self._lock.release()
+        self._closing.close()
 
     def _parts(self) -> list[tuple[Partition, Delivery]]:
         parts = [(self.partition, self.delivery)]
@@ -346,15 +352,11 @@ class QueueEngine:
         self.on_attention()
 
 
-def _close(partition: Partition, delivery: Delivery) -> None:
-    try:
-        if delivery.journal.events_since_snapshot:
-            delivery.save()
-    finally:
-        try:
-            delivery.close()
-        finally:
-            partition.close()
+def _open_error(folder: str, error: OSError) -> HoldfastError:
+    failure = open_error(folder, error)
+    if isinstance(failure, NotALog):
+        return NotAQueue(f"cannot open {folder}: {error.strerror or error}; a queue lives in a folder")
+    return failure
 
 
 def _path(folder: str | PathLike[str]) -> str:
@@ -383,15 +385,23 @@ def _settings(world: World, folder: str, given: QueueSettings | None, changes: M
         if not isinstance(given, QueueSettings):
             raise BadSettings(f"settings must be QueueSettings, not {type(given).__name__}")
         return load(QueueSettings, {**msgspec.structs.asdict(given), **changes})
-    content = read_file(world.disk, join(folder, SETTINGS))
-    kept: dict[str, Any] = {}
-    if content is not None:
-        try:
-            kept = msgspec.json.decode(content, type=dict[str, Any])
-            kept = {**kept, "priority_weights": tuple(kept["priority_weights"])} if "priority_weights" in kept else kept
-        except msgspec.MsgspecError as error:
-            raise CorruptData(f"{join(folder, SETTINGS)} cannot be read: {error}. Mend it or remove it") from error
-    return load(QueueSettings, {**kept, **changes})
+    return load(QueueSettings, {**_kept_settings(world, join(folder, SETTINGS)), **changes})
+
+
+def _kept_settings(world: World, path: str) -> dict[str, Any]:
+    content = read_file(world.disk, path)
+    if content is None:
+        return {}
+    try:
+        kept = msgspec.json.decode(content, type=dict[str, Any])
+        if isinstance(kept.get("priority_weights"), list):
+            kept["priority_weights"] = tuple(kept["priority_weights"])
+        load(QueueSettings, kept)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptData(f"{path} cannot be read: {error}. Mend it, or remove it to get the defaults") from error
+    except BadSettings as error:
+        raise BadSettings(f"{path} cannot be used: {error}. Mend it, or remove it to get the defaults") from None
+    return kept
 
 
 # Chosen by each program for itself: a weaker promise must never come from a file.

@@ -19,10 +19,10 @@ from holdfast.delivery.events import Event, decode_event, encode_event
 from holdfast.delivery.group import Group, IllegalMove
 from holdfast.delivery.image import Image, group_of, image_of
 from holdfast.env import World
-from holdfast.errors import CorruptData, DamagedRange
+from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
-from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file
 from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,12 @@ class Journal:
         payload = _encode(snapshot)
         content = _HEADER.pack(_MAGIC, crc32c(payload)) + payload
         path = join(self._folder, SNAPSHOT)
-        if self._world.disk.exists(path):
-            self._world.disk.rename(path, join(self._folder, BEFORE))
-        durable_replace(self._world.disk, self._folder, SNAPSHOT, content)
+        try:
+            if self._world.disk.exists(path):
+                self._world.disk.rename(path, join(self._folder, BEFORE))
+            durable_replace(self._world.disk, self._folder, SNAPSHOT, content)
+        except OSError as error:
+            raise _not_written(self._folder, error) from error
         self._before_at, self._snapshot_at = self._snapshot_at, snapshot.position
         return self.log.trim(self._before_at).bytes
 
@@ -132,6 +135,12 @@ class Journal:
             logger.warning("event passed over", extra={"folder": self._folder, "error": str(error)})
         except msgspec.DecodeError as error:
             raise CorruptData(f"the journal in {self._folder} holds an unknown event: {error}") from error
+
+
+def _not_written(folder: str, error: OSError) -> HoldfastError:
+    """Without a new snapshot the journal only grows; nothing is lost."""
+    kind = DiskFull if error.errno in FULL_DISK else Unavailable
+    return kind(f"no snapshot could be written in {folder}: {error.strerror or error}. The journal has everything")
 
 
 def _load(world: World, folder: str) -> Snapshot | None:

@@ -71,7 +71,7 @@ def message_id(topic: str, partition: int, offset: int | None, delayed_id: int |
 
 def parse_message_id(text: object, topic: str) -> tuple[int | None, int | None]:
     """(offset, None) or (None, delayed id) of a message of this topic; InvalidRequest for anything else."""
-    found = re.fullmatch(r"(?:(.*)-(\d+)-)?(d?)(\d{1,18})", text) if isinstance(text, str) else None
+    found = re.fullmatch(r"(?:(.*)-(0)-)?(d?)([0-9]{1,18})", text) if isinstance(text, str) else None
     if found is None or found[1] not in (None, topic):
         raise InvalidRequest(f"{text!r} is no id of a message of {topic}; ids look like {topic}-0-42 or {topic}-0-d7")
     number = int(found[4])

@@ -20,13 +20,14 @@ PREFIX: Final = "holdfast."
 CORRELATION_ID: Final = "holdfast.correlation-id"
 DEDUP_ID: Final = "holdfast.dedup-id"
 DELAYED_ID: Final = "holdfast.delayed-id"
+BYTES_HEADERS: Final = "holdfast.bytes-headers"
 REDRIVEN_FROM: Final = "holdfast.redriven-from"
 DEAD: Final = "holdfast.dead"
 
 # Flags of a message; bit 0 is the tombstone.
 MOVED: Final = 1 << 1
 TEXT_KEY: Final = 1 << 2  # the key was given as text
-TEXT_HEADERS: Final = 1 << 3  # so were all values of the headers
+TEXT_HEADERS: Final = 1 << 3  # so were the values of the headers, but those whose places BYTES_HEADERS names
 
 
 class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):

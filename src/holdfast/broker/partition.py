@@ -140,21 +140,30 @@ class Partition:
                 now_ns = self._world.clock.now_ns()
                 due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
                 if due:
-                    appended = self._write(_released_batch(due), None, None)
+                    appended = self._write(_released_batch(due), moved=True)
                     self.log.wait(appended)
                     store.released([message.id for message in due], appended.next_offset)
-                    for message in due:
-                        self._metrics.lateness_seconds.observe_ns(now_ns - message.due_at_ms * 1_000_000)
-                    self._metrics.released.add(len(due))
+                    self._count_released(due, now_ns)
                     self.wake(len(due))
                     total += len(due)
                 if len(due) < _RELEASE_MOST:
                     store.settled(self.log.synced_end)
                     return total
 
+    def _count_released(self, due: Sequence[Delayed], now_ns: int) -> None:
+        """Count those that had to wait; some were due at once and only came along with others."""
+        dues_ns = [
+            message.due_at_ms * 1_000_000
+            for message in due
+            if message.due_at_ms > message.record.timestamp_ns // 1_000_000
+        ]
+        self._metrics.released.add(len(dues_ns))
+        for due_ns in dues_ns:
+            self._metrics.lateness_seconds.observe_ns(now_ns - due_ns)
+
     def append_moved(self, batch: Batch) -> None:
         """Take in messages from another log, which may then forget them."""
-        appended = self._write(batch, "fsync", None)
+        appended = self._write(batch, "fsync", moved=True)
         self.log.wait(appended)
         self.wake(len(batch.values))
 
@@ -162,6 +171,18 @@ class Partition:
         """Take a message back that waits for its time; False where it does not."""
         with self._release_lock:
             return self.delayed is not None and self.delayed.cancel(delayed_id)
+
+    def was_delayed(self, delayed_id: int) -> bool:
+        """Whether a message ever had this delayed id."""
+        return self.delayed is not None and delayed_id < self.delayed.intake.written_end
+
+    def find_released(self, delayed_id: int, start: int) -> int | None:
+        """The offset of a message that came due, from `start` on; looks through the log."""
+        wanted = b"%d" % delayed_id
+        for record in moved_records(self.log, start):
+            if mark(record, DELAYED_ID) == wanted:
+                return record.offset
+        return None
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
@@ -204,23 +225,26 @@ class Partition:
         """Write down what delays and dedup know, so that the log need not keep its messages for them."""
         self.save_dedup()
         if self.delayed is not None:
-            with self._release_lock:
-                self.log.sync()
-                self.delayed.settled(self.log.synced_end)
+            self._settle_delayed()
             self.delayed.save()
         self._pin()
 
     def close(self) -> None:
-        try:
-            if self.dedup is not None:
-                self.save_dedup()
-                self.dedup.close()
+        """Save, sync, let go of the files: of all of them, also where one of them fails."""
+        with ExitStack() as closing:
+            closing.callback(self.log.close)
             if self.delayed is not None:
+                closing.callback(self.delayed.close)
+                closing.callback(self._settle_delayed)
+            if self.dedup is not None:
+                closing.callback(self.dedup.close)
+                closing.callback(self.save_dedup)
+
+    def _settle_delayed(self) -> None:
+        if self.delayed is not None:
+            with self._release_lock:
                 self.log.sync()
                 self.delayed.settled(self.log.synced_end)
-                self.delayed.close()
-        finally:
-            self.log.close()
 
     def _pin(self) -> None:
         if self.delayed is not None:
@@ -297,14 +321,16 @@ class Partition:
                 elif place.delayed_id is not None and self.delayed is not None:
                     publication.in_delayed = Appended(0, self.delayed.intake.written_end, "fsync")
 
-    def _write(self, batch: Batch, durability: Durability | None, codec: CodecName | None) -> Appended:
+    def _write(
+        self, batch: Batch, durability: Durability | None = None, codec: CodecName | None = None, *, moved: bool = False
+    ) -> Appended:
         if batch.priorities is None:
-            return self.log.write(batch, durability=durability, codec=codec)
+            return self.log.write(batch, durability=durability, codec=codec, any_size=moved)
         with ExitStack() as locks:
             # A consumer must not see a message before its group knows how urgent it is.
             for delivery in self.deliveries:
                 locks.enter_context(delivery.lock)
-            appended = self.log.write(batch, durability=durability, codec=codec)
+            appended = self.log.write(batch, durability=durability, codec=codec, any_size=moved)
             for delivery in self.deliveries:
                 delivery.group.arrive(appended.offset, bytes(batch.priorities))
         return appended

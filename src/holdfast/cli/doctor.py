@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.broker.layout import topics
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, command, print_json, stdout
 from holdfast.cli.text import duration, safe, size
@@ -56,6 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     holds_log: bool
+    holds_queue: bool
     file_system: str
     maps: bool
     free_bytes: int
@@ -68,7 +70,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 @command
 def doctor_command(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Any folder, with or without a log.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="Any folder, with or without a queue.")],
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="How long to measure.")] = 2.0,
     as_json: AsJson = False,
 ) -> int:
@@ -99,6 +101,7 @@ def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings
     return Diagnosis(
         folder=folder,
         holds_log=is_log(world, folder),
+        holds_queue=bool(topics(world, folder)),
         file_system=kind,
         maps=disk.can_map(folder),
         free_bytes=free,
@@ -194,7 +197,9 @@ def show(console: Console, diagnosis: Diagnosis) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("log", "yes" if diagnosis.holds_log else "none here")
+    facts.add_row(
+        "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue, no log"
+    )
     facts.add_row("file system", diagnosis.file_system)
     facts.add_row("stores", "through a map" if diagnosis.maps else "with a system call each (no safe map here)")
     free, floor = size(diagnosis.free_bytes), size(diagnosis.min_free_bytes)

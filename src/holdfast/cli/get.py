@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout
 from holdfast.cli.text import preview, safe
 from holdfast.embedded.times import parse_duration
+from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
 from holdfast.storage import LogReader
 
@@ -54,6 +56,7 @@ def get_command(
     if count > 1 and (raw or export or out):
         raise InvalidRequest("--raw, --export and --out are for one message; leave out --count, or use --json")
     lease_s = None if lease is None else parse_duration(lease, "--lease")
+    holder = _default_holder() if holder is None else holder
 
     def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
@@ -79,6 +82,12 @@ def get_command(
         sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
         raise
     return OK
+
+
+def _default_holder() -> str:
+    """The shell that this command was called by: the command itself is gone when somebody looks."""
+    note = real_world().ids.process_note()
+    return f"{note['host']}:{os.getppid()}"
 
 
 def _take(

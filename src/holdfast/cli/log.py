@@ -8,9 +8,12 @@ import typer
 
 from holdfast.cli.dump import Dump
 from holdfast.cli.info import info_of, show_info
+from holdfast.cli.opened import is_queue, log_of
 from holdfast.cli.options import AsJson, Folder
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdout
+from holdfast.cli.parts import parts_of
 from holdfast.cli.text import time_ns_of
+from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.storage import LogReader
 
@@ -27,12 +30,23 @@ def _group(context: typer.Context) -> None:
 @app.command("info")
 @command
 def info_command(folder: Folder, as_json: AsJson = False) -> int:
-    """Show a log's offsets, times, segments, owner and disk use."""
-    info = info_of(folder)
+    """Show a log's offsets, times, segments, owner and disk use; of a queue: those of each of its logs."""
+    if not is_queue(folder):
+        info = info_of(folder)
+        if as_json:
+            print_json(info)
+        else:
+            show_info(stdout(), info)
+        return OK
+    infos = [{"name": part.name, **info_of(part.folder)} for part in parts_of(real_world(), folder)]
     if as_json:
-        print_json(info)
-    else:
-        show_info(stdout(), info)
+        print_json({"folder": folder, "logs": infos})
+        return OK
+    console = stdout()
+    for number, info in enumerate(infos):
+        if number:
+            console.print()
+        show_info(console, info)
     return OK
 
 
@@ -48,13 +62,13 @@ def dump_command(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Print messages: a table, or one JSON object a line.
+    """Print messages of a log, or of a queue's own log: a table, or one JSON object a line.
 
     Damaged messages are named and passed over; the exit code is then 1.
     """
     if offset is not None and from_time is not None:
         raise InvalidRequest("--offset and --from-time both say where to begin; give one of them")
-    reader = LogReader(folder)
+    reader = LogReader(log_of(folder) if is_queue(folder) else folder)
     dump = Dump(reader, as_json=as_json)
     start = _start(reader, offset, from_time)
     whole = dump.run(start, limit)

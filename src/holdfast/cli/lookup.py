@@ -11,7 +11,6 @@ from rich.table import Table
 
 import holdfast
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
-from holdfast.broker.marks import DELAYED_ID, mark, moved_records
 from holdfast.cli.messages import (
     AnyMessage,
     body_text,
@@ -60,7 +59,7 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
         if waiting is not None:
             message = Listed(queue, waiting.record, "delayed", due_ms=waiting.due_at_ms, delayed_id=waiting.id)
             return Everything(message, "delayed", {}, ())
-        offset = _released_to(queue, delayed_id)
+        offset = queue._engine.partition.find_released(delayed_id, queue._log.start)
     if offset is not None and offset < queue._log.end:
         buried = _letter_of(queue, offset)
         if buried is not None:
@@ -71,15 +70,6 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     raise InvalidRequest(
         f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
     )
-
-
-def _released_to(queue: holdfast.Queue[bytes], delayed_id: int) -> int | None:
-    """The offset of a message that was delayed once."""
-    wanted = b"%d" % delayed_id
-    for record in moved_records(queue._log, queue._log.start):
-        if mark(record, DELAYED_ID) == wanted:
-            return record.offset
-    return None
 
 
 def _letter_of(queue: holdfast.Queue[bytes], offset: int) -> DeadLetter[bytes] | None:

@@ -105,7 +105,7 @@ def _table(found: dict[str, Any]) -> Table:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
         facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age(found['oldest_ready_ms'])} old)")
     start, end = found["start"], found["end"]
-    kept = f"{start} to {end - 1} are kept, {found['floor'] - start:,} of them settled" if end > start else "none yet"
+    kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
     facts.add_row("offsets", kept)
     facts.add_row("disk", f"{size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
     facts.add_row("durability", found["durability"])

@@ -32,6 +32,12 @@ class Turns:
         self._paid = [0.0] * LEVELS
         self._now = 0.0
 
+    def copy(self) -> Turns:
+        """For a look at what would be next, which costs nobody a turn."""
+        turns = Turns(())
+        turns._prices, turns._paid, turns._now = self._prices, list(self._paid), self._now
+        return turns
+
     def next(self, levels: Sequence[int]) -> int:
         """Whose turn it is among the lanes that have messages. A lane that was empty saves no turns up."""
         start, level = min((max(self._paid[level], self._now), -level) for level in levels)

@@ -14,6 +14,7 @@ from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import TaskWaiter
+from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.dead import DeadGroup, DeadLetter, DeadLetters, Redriven
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.face import Face, Stored, Wanted, open_engine
@@ -55,15 +56,15 @@ class AsyncMessage(Handle[Body]):
 
     async def nack(self, *, delay: Seconds | None = None, error: object = None) -> None:
         """It failed: again after the queue's backoff, or after `delay`; to the dead letters after the last attempt."""
-        await self._engine.wait_async(self._face._nack(self._end(), delay, error))
+        await self._engine.wait_async(self._last(self._face._nack, delay, error))
 
     async def defer(self, *, delay: Seconds = 0) -> None:
         """Not now: it comes back without counting as an attempt."""
-        await self._engine.wait_async(self._face._defer(self._end(), delay))
+        await self._engine.wait_async(self._last(self._face._defer, delay))
 
     async def reject(self, reason: object = "") -> None:
         """It can never be handled: straight to the dead letters."""
-        await self._engine.wait_async(self._face._reject(self._end(), reason))
+        await self._engine.wait_async(self._last(self._face._reject, reason))
 
     async def extend(self, lease: Seconds | None = None) -> None:
         """So much time from now on; the queue's own lease where none is given."""
@@ -185,8 +186,8 @@ class AsyncQueue(Face[Body], Generic[Body]):
     ) -> list[Stored]:
         """Store messages, all of them or none; an item is a body or a NewMessage."""
         began_ns = self._mono_ns()
-        if self._all_plain(messages):
-            appended = await self._log.append_async(messages, durability=durability, codec=codec)  # type: ignore[arg-type]
+        if self._all_plain(messages, codec):
+            appended = await self._log.append_async(messages, durability=durability)  # type: ignore[arg-type]
             return self._plain_many(messages, appended, began_ns)
         publication = self._publish(messages, durability, codec)
         await self._engine.partition.wait_async(publication)
@@ -250,7 +251,7 @@ class AsyncQueue(Face[Body], Generic[Body]):
     ) -> None:
         """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
         lost: LeaseLost | None = None
-        for message in messages:
+        for message in self._own(messages, "nack"):
             try:
                 await message.nack(delay=delay, error=error)
             except LeaseLost as late:
@@ -365,6 +366,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     make = partial(open_engine, folder, create=create, settings=settings, changes=given, observer=observer, world=world)
 
     def open_it() -> AsyncQueue[Any]:
+        Bodies(body_type)  # refused before anything is made
         engine = make()
         try:
             return AsyncQueue(engine, body_type)

@@ -12,8 +12,9 @@ import msgspec
 
 from holdfast.broker.dead import DeadLetter as StoredLetter
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.broker.marks import CORRELATION_ID, mark
 from holdfast.delivery.group import Failure
-from holdfast.embedded.listing import Listed, Where, listed
+from holdfast.embedded.listing import Listed, Where, check_limit, listed
 from holdfast.embedded.message import Body
 from holdfast.embedded.times import to_datetime
 from holdfast.errors import InvalidRequest
@@ -52,8 +53,12 @@ class DeadLetter(Listed[Body]):
 
     @property
     def correlation_id(self) -> str:
-        own = super().correlation_id
-        return self.original_id if own == self._engine.id_of(self._record) else own
+        given = mark(self._record, CORRELATION_ID)
+        return self.original_id if given is None else given.decode()
+
+    @property
+    def priority(self) -> int:
+        return self._stored.note.priority
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -147,7 +152,7 @@ class DeadLetters(Generic[Body]):
         dry_run: bool = False,
     ) -> Redriven:
         """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
-        if rate is not None and (type(rate) not in (int, float) or not rate > 0):
+        if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):
             raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
         letters = self._chosen(ids, where, limit)
         # In the order in which they were published: those of one key must not overtake each other.
@@ -172,12 +177,16 @@ class DeadLetters(Generic[Body]):
         done = 0 if dry_run or not letters else self._engine.graves().purge([letter._stored for letter in letters])
         return _result(letters, done)
 
-    def _chosen(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
+    def _chosen(self, ids: object, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
         if ids is None:
             return self.list(where=where, limit=limit)
         if where is not None:
             raise InvalidRequest("give ids or where, not both")
-        return [self.show(letter_id) for letter_id in ([ids] if isinstance(ids, str) else ids)][:limit]
+        check_limit(limit)
+        if not isinstance(ids, Iterable) or isinstance(ids, bytes):
+            raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}")
+        wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
+        return [self.show(letter_id) for letter_id in wanted][:limit]
 
     def _paced(self, letters: list_[DeadLetter[Body]], rate: float | None) -> Iterator[list_[DeadLetter[Body]]]:
         size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))

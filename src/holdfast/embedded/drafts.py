@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.marks import CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY
+from holdfast.broker.marks import BYTES_HEADERS, CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY
 from holdfast.broker.partition import Draft
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.times import due_at_ms, duration_ms
@@ -61,10 +61,11 @@ class Drafter:
             _check_id(dedup_id, "dedup_id")
             headers.append((DEDUP_ID, dedup_id))
         if message.correlation_id is not None:
-            if not isinstance(message.correlation_id, str):
+            correlation_id = _text(message.correlation_id, "correlation_id")
+            if correlation_id is None or not isinstance(message.correlation_id, str):
                 raise InvalidRequest(f"correlation_id must be str, not {type(message.correlation_id).__name__}")
-            _check_id(message.correlation_id.encode(), "correlation_id")
-            headers.append((CORRELATION_ID, message.correlation_id.encode()))
+            _check_id(correlation_id, "correlation_id")
+            headers.append((CORRELATION_ID, correlation_id))
         # The time to live begins when the message can be taken, not while it is delayed.
         expires_ms = (due_ms or now_ms) + ttl_ms if ttl_ms else 0
         return Draft(
@@ -90,25 +91,37 @@ def _check_id(value: bytes, name: str) -> None:
         raise InvalidRequest(f"{name} has {len(value)} bytes, the limit is {_MOST_ID_BYTES}")
 
 
-def _headers(headers: HeadersLike | None) -> tuple[list[tuple[str, bytes]], bool]:
-    """The pairs, and whether all their values were given as text."""
-    if not headers:
+def _headers(headers: object) -> tuple[list[tuple[str, bytes]], bool]:
+    """The pairs as they are stored, and whether any of their values was given as text."""
+    if headers is None:
         return [], False
-    try:
-        pairs = list(headers.items() if isinstance(headers, Mapping) else headers)
-        found = [(name, value) for name, value in pairs]
-    except (TypeError, ValueError):
-        raise InvalidRequest(f"headers must be a mapping or pairs of name and value, not {headers!r}") from None
     stored: list[tuple[str, bytes]] = []
-    text = True
-    for name, value in found:
+    as_bytes: list[int] = []
+    for i, (name, value) in enumerate(_pairs(headers)):
         if not isinstance(name, str) or not name:
             raise InvalidRequest(f"a header's name must be text, not {name!r}")
+        _text(name, f"the name of the header {name!r}")
         if name.startswith(PREFIX):
             raise InvalidRequest(f"the header {name!r} cannot be set: names that begin with {PREFIX} are our own")
         content = _text(value, f"the header {name!r}")
         if content is None:
             raise InvalidRequest(f"the header {name!r} must be str or bytes, not None")
-        text = text and isinstance(value, str)
+        if isinstance(value, bytes):
+            as_bytes.append(i)
         stored.append((name, content))
+    text = len(as_bytes) < len(stored)
+    if text and as_bytes:
+        stored.append((BYTES_HEADERS, b",".join(b"%d" % i for i in as_bytes)))
     return stored, text
+
+
+def _pairs(headers: object) -> list[tuple[object, object]]:
+    try:
+        if isinstance(headers, (str, bytes, bytearray)):
+            raise TypeError
+        pairs = list(headers.items() if isinstance(headers, Mapping) else headers)  # type: ignore[call-overload]
+        if any(isinstance(pair, (str, bytes)) for pair in pairs):
+            raise TypeError
+        return [(name, value) for name, value in pairs]
+    except (TypeError, ValueError):
+        raise InvalidRequest(f"headers must be a mapping or pairs of name and value, not {headers!r}") from None

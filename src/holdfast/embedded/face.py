@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from os import PathLike
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, get_args
 
 import msgspec
 
@@ -16,15 +17,15 @@ from holdfast.broker.engine import Compacted, Pending, QueueEngine, QueueStats
 from holdfast.broker.layout import message_id, parse_message_id
 from holdfast.broker.metrics import Observer
 from holdfast.broker.partition import Publication
-from holdfast.delivery.commands import DEFERRED, Cancel, Extend, Nack, Receipt, Reject
+from holdfast.delivery.commands import DEFERRED, NO_SESSION, Cancel, Extend, Nack, Receipt, Reject
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Drafter, NewMessage, Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
-from holdfast.errors import Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
-from holdfast.model import Appended, Durability
+from holdfast.errors import Empty, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
+from holdfast.model import Appended, CodecName, Durability
 from holdfast.settings import QueueSettings
 
 _MOST_AT_ONCE: Final = 100_000
@@ -96,7 +97,13 @@ class Face(Generic[Body]):
 
     def _is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
         """Whether a message is nothing but its bytes: then it goes the short way."""
-        plain = type(body) is bytes and self._drafter.plain and options == _NO_OPTIONS and priority == 0
+        plain = (
+            type(body) is bytes
+            and self._drafter.plain
+            and options == _NO_OPTIONS
+            and type(priority) is int
+            and not priority
+        )
         return plain and not self._engine.closed
 
     def _plain_stored(self, body: Any, appended: Appended, began_ns: int) -> Stored:
@@ -109,10 +116,10 @@ class Face(Generic[Body]):
             self._engine.partition.wake()
         return Stored(self._engine.topic, appended.offset, None, False, appended.durability)
 
-    def _all_plain(self, messages: object) -> bool:
+    def _all_plain(self, messages: object, codec: object) -> bool:
         """The same for a list of messages."""
         plain = self._drafter.plain and isinstance(messages, list) and set(map(type, messages)) == {bytes}
-        return plain and not self._engine.closed
+        return plain and codec is None and not self._engine.closed
 
     def _plain_many(self, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
         self._put_seconds.observe_ns(self._mono_ns() - began_ns)
@@ -130,15 +137,16 @@ class Face(Generic[Body]):
         self._engine.check_open()
         if isinstance(messages, (bytes, bytearray, str, Mapping)) or not isinstance(messages, Iterable):
             raise InvalidRequest(f"put_many takes a list of bodies or NewMessages, not {type(messages).__name__}")
+        _check_codec(codec)
         now_ms = self._engine.world.clock.now_ns() // 1_000_000
         drafts = [
             self._drafter.draft(message if isinstance(message, NewMessage) else NewMessage(body=message), now_ms)
             for message in messages
         ]
         publication = self._engine.partition.publish(drafts, durability=durability, codec=codec)
-        fresh = len(drafts) - sum(place.duplicate for place in publication.places)
-        self._published.add(fresh)
-        self._published_bytes.add(sum(len(draft.value) for draft in drafts))
+        fresh = [draft for draft, place in zip(drafts, publication.places, strict=True) if not place.duplicate]
+        self._published.add(len(fresh))
+        self._published_bytes.add(sum(len(draft.value) for draft in fresh))
         return publication
 
     def _stored(self, publication: Publication, began_ns: int) -> list[Stored]:
@@ -157,10 +165,10 @@ class Face(Generic[Body]):
         lease: Seconds | None,
         holder: object,
         *,
-        renew: bool,
-        detached: bool = False,
+        renew: object,
+        detached: object = False,
     ) -> Wanted:
-        if count == 1 and timeout is lease is holder is None and not (renew or detached):
+        if count == 1 and timeout is lease is holder is None and renew is detached is False:
             return self._next_one
         if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
             raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
@@ -168,9 +176,9 @@ class Face(Generic[Body]):
         lease_ms = self.settings.lease_ms if lease is None else duration_ms(lease, "lease", minimum_ms=1)
         if holder is None:
             holder = self._engine.holder
-        if not isinstance(holder, str) or len(holder) > 200:
+        if not isinstance(holder, str) or len(holder) > 200 or not _is_clean(holder):
             raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
-        return Wanted(count, timeout_s, lease_ms, holder, renew, detached)
+        return Wanted(count, timeout_s, lease_ms, holder, _switch(renew, "renew"), _switch(detached, "detached"))
 
     def _take(self, wanted: Wanted) -> list[Delivered]:
         self._engine.check_open()
@@ -218,13 +226,28 @@ class Face(Generic[Body]):
 
     def _ack_all(self, handles: Sequence[Handle[Body]], durability: Durability | None) -> Pending:
         """Ack in one go; each handle is through with its message, whatever comes of it."""
-        for handle in handles:
-            if not isinstance(handle, Handle):
-                raise InvalidRequest(f"ack_many takes messages, not {type(handle).__name__}")
+        handles = self._own(handles, "ack")
         if not handles:
             return Pending()
-        receipts = [handle._end() for handle in handles]
-        return Pending(appended=self._engine.ack(receipts, durability))
+        try:
+            appended = self._engine.ack([handle._delivered.receipt for handle in handles], durability)
+        except LeaseLost:
+            _end_all(handles)
+            raise
+        _end_all(handles)
+        return Pending(appended=appended)
+
+    def _own(self, handles: object, verb: str) -> list[Any]:
+        """The messages, if they are messages of this queue."""
+        if isinstance(handles, (str, bytes)) or not isinstance(handles, Iterable):
+            raise InvalidRequest(f"{verb}_many takes a list of messages, not {type(handles).__name__}")
+        handles = list(handles)
+        for handle in handles:
+            if not isinstance(handle, Handle):
+                raise InvalidRequest(f"{verb}_many takes messages, not {type(handle).__name__}")
+            if handle._engine is not self._engine:
+                raise InvalidRequest(f"{handle!r} is of another queue, or of an earlier opening; nothing was changed")
+        return handles
 
     def _nack(self, receipt: Receipt, delay: Seconds | None, error: object) -> Pending:
         delay_ms = None if delay is None else duration_ms(delay, "delay")
@@ -256,7 +279,7 @@ class Face(Generic[Body]):
             text = summary if trace == summary else f"{summary}\n\n{trace}"
         else:
             text = str(error)
-        return text[: self.settings.max_error_chars]
+        return text.encode(errors="backslashreplace").decode()[: self.settings.max_error_chars]
 
     def _cancel_and_wait(self, message: object) -> bool:
         done, pending = self._cancel(message)
@@ -266,11 +289,14 @@ class Face(Generic[Body]):
     def _cancel(self, message: object) -> tuple[bool, Pending]:
         offset, delayed_id = parse_message_id(message, self.name)
         self._engine.check_open()
+        pending = Pending()
+        done = False
         if delayed_id is not None:
+            if not self._engine.partition.was_delayed(delayed_id):
+                raise InvalidRequest(f"there is no message {message}")
             done = self._engine.partition.cancel_delayed(delayed_id)
-            pending = Pending()
-        else:
-            assert offset is not None
+            offset = None if done else self._engine.partition.find_released(delayed_id, self._delivery.group.floor)
+        if offset is not None:
             if offset >= self._log.end:
                 raise InvalidRequest(f"there is no message {message}")
             pending = self._engine.settle(Cancel(offset))
@@ -320,7 +346,7 @@ class Face(Generic[Body]):
 
     def _let_go(self, delivered: Delivered) -> None:
         """A message was dropped unhandled; called by its finalizer."""
-        if not self._engine.closed:
+        if not self._engine.closed and delivered.lease.session != NO_SESSION:
             self._delivery.drop(delivered.receipt)
 
 
@@ -340,6 +366,27 @@ def open_engine(
     return engine
 
 
+def _end_all(handles: Iterable[Handle[Any]]) -> None:
+    for handle in handles:
+        handle._end()
+
+
+def _check_codec(codec: object) -> None:
+    if codec is not None and not (isinstance(codec, str) and codec in get_args(CodecName)):
+        raise InvalidRequest(f"codec={codec!r} is not known; use one of {', '.join(get_args(CodecName))}")
+
+
+def _switch(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name}={value!r} cannot be used: give True or False")
+    return value
+
+
+def _is_clean(text: str) -> bool:
+    """Whether the text can be stored: a lone surrogate cannot."""
+    return text.encode(errors="replace").decode() == text
+
+
 def receipt_text(topic: str, receipt: Receipt) -> str:
     """A receipt as text, for scripts: the message's offset and the delivery's number."""
     return f"{topic}-0-{receipt.offset}@{receipt.fence:x}"
@@ -347,9 +394,10 @@ def receipt_text(topic: str, receipt: Receipt) -> str:
 
 def parse_receipt(text: object, topic: str) -> Receipt:
     """The receipt that a text stands for; InvalidRequest where it is none of this queue."""
-    with suppress(HoldfastError, ValueError, AttributeError):
-        message, _, fence = text.rpartition("@")  # type: ignore[attr-defined]
-        offset, _ = parse_message_id(message, topic)
-        if offset is not None:
-            return Receipt(offset, int(fence, 16))
+    found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
+    if found is not None:
+        with suppress(HoldfastError):
+            offset, _ = parse_message_id(found[1], topic)
+            if offset is not None:
+                return Receipt(offset, int(found[2], 16))
     raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")

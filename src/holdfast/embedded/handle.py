@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Pending
-from holdfast.delivery.commands import Receipt, Save
+from holdfast.delivery.commands import Save
 from holdfast.embedded.message import Body, Contents
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, LeaseLost
 
 if TYPE_CHECKING:
     from holdfast.embedded.face import Face
@@ -58,19 +59,29 @@ class Handle(Contents[Body]):
     @property
     def lost(self) -> bool:
         """Whether the lease has ended meanwhile: then stop, another consumer may have the message."""
-        return not self._settled and not self._engine.delivery.holds(self._delivered.receipt)
+        if self._settled:
+            return False
+        return self._engine.closed or not self._engine.delivery.holds(self._delivered.receipt)
 
     @property
     def settled(self) -> bool:
         """Whether it was acked, nacked, deferred or rejected by this handle."""
         return self._settled
 
-    def _end(self) -> Receipt:
-        """The receipt, for the last time: whatever comes of it, this handle is through with the message."""
+    def _last(self, verb: Callable[..., Pending], *arguments: Any) -> Pending:
+        """The last thing done with the message; after a call that was refused it is still in hand."""
+        try:
+            pending = verb(self._delivered.receipt, *arguments)
+        except LeaseLost:
+            self._end()
+            raise
+        self._end()
+        return pending
+
+    def _end(self) -> None:
+        """This handle is through with the message."""
         self._settled = True
-        receipt = self._delivered.receipt
-        self._engine.delivery.let_lapse(receipt)
-        return receipt
+        self._engine.delivery.let_lapse(self._delivered.receipt)
 
 
 class StateOf:

@@ -84,12 +84,17 @@ def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Ite
     """The messages in a phase that the condition chooses."""
     if phase not in get_args(PhaseName):
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number, 0 or more")
+    check_limit(limit)
     face._engine.check_open()
     chosen = compile_where(where, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
     found = filter(lambda message: chosen(_Raw(message)), _SOURCES[phase](face))
     return islice(found, limit)
+
+
+def check_limit(limit: object) -> None:
+    """Refuse what is no number of messages."""
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number, 0 or more")
 
 
 class _Raw:

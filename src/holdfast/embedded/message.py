@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from holdfast.broker.marks import CORRELATION_ID, TEXT_HEADERS, TEXT_KEY, mark, users_headers
+from holdfast.broker.marks import BYTES_HEADERS, CORRELATION_ID, TEXT_HEADERS, TEXT_KEY, mark, users_headers
 from holdfast.embedded.times import to_datetime
 from holdfast.model import Record
 
@@ -80,9 +80,13 @@ class Contents(Generic[Body]):
     @property
     def headers(self) -> Headers:
         pairs = users_headers(self._record.headers)
-        if self._record.flags & TEXT_HEADERS:
-            return Headers(tuple((name, value.decode()) for name, value in pairs))
-        return Headers(pairs)
+        if not self._record.flags & TEXT_HEADERS:
+            return Headers(pairs)
+        noted = mark(self._record, BYTES_HEADERS)
+        as_bytes = set() if noted is None else set(map(int, noted.split(b",")))
+        return Headers(
+            tuple((name, value if i in as_bytes else value.decode()) for i, (name, value) in enumerate(pairs))
+        )
 
     @property
     def priority(self) -> int:

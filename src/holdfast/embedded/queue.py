@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
@@ -12,6 +13,7 @@ from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import ThreadWaiter
+from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.face import Face, Stored, Wanted, open_engine
@@ -24,7 +26,7 @@ from holdfast.model import CodecName, Durability
 from holdfast.settings import QueueSettings
 
 # Not the handler's fault: these give the message back as if it had not been touched.
-_INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit)
+_INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class State(StateOf):
@@ -48,22 +50,26 @@ class Message(Handle[Body]):
     def ack(self, *, durability: Durability | None = None) -> None:
         """It is handled and never comes back."""
         if durability is None:
+            try:
+                self._face._ack_one(self._delivered)
+            except LeaseLost:
+                self._settled = True
+                raise
             self._settled = True
-            self._face._ack_one(self._delivered)
         else:
             self._engine.wait(self._face._ack_all([self], durability))
 
     def nack(self, *, delay: Seconds | None = None, error: object = None) -> None:
         """It failed: again after the queue's backoff, or after `delay`; to the dead letters after the last attempt."""
-        self._engine.wait(self._face._nack(self._end(), delay, error))
+        self._engine.wait(self._last(self._face._nack, delay, error))
 
     def defer(self, *, delay: Seconds = 0) -> None:
         """Not now: it comes back without counting as an attempt."""
-        self._engine.wait(self._face._defer(self._end(), delay))
+        self._engine.wait(self._last(self._face._defer, delay))
 
     def reject(self, reason: object = "") -> None:
         """It can never be handled: straight to the dead letters."""
-        self._engine.wait(self._face._reject(self._end(), reason))
+        self._engine.wait(self._last(self._face._reject, reason))
 
     def extend(self, lease: Seconds | None = None) -> None:
         """So much time from now on; the queue's own lease where none is given."""
@@ -142,8 +148,8 @@ class Queue(Face[Body], Generic[Body]):
     ) -> list[Stored]:
         """Store messages, all of them or none; an item is a body or a NewMessage."""
         began_ns = self._mono_ns()
-        if self._all_plain(messages):
-            appended = self._log.append(messages, durability=durability, codec=codec)  # type: ignore[arg-type]
+        if self._all_plain(messages, codec):
+            appended = self._log.append(messages, durability=durability)  # type: ignore[arg-type]
             return self._plain_many(messages, appended, began_ns)
         publication = self._publish(messages, durability, codec)
         self._engine.partition.wait(publication)
@@ -211,7 +217,7 @@ class Queue(Face[Body], Generic[Body]):
     ) -> None:
         """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
         lost: LeaseLost | None = None
-        for message in messages:
+        for message in self._own(messages, "nack"):
             try:
                 message.nack(delay=delay, error=error)
             except LeaseLost as late:
@@ -298,6 +304,7 @@ def open_queue(
     `changes` are settings by name, such as max_attempts=3; they are kept with the queue. `body_type` is bytes,
     str, dict or any type that msgspec knows.
     """
+    Bodies(body_type)  # refused before anything is made
     given: Mapping[str, Any] = changes if durability is None else {**changes, "durability": durability}
     engine = open_engine(folder, create=create, settings=settings, changes=given, observer=observer, world=world)
     try:

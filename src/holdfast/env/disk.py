@@ -220,12 +220,12 @@ class RealDisk:
         while not os.path.isdir(current):
             missing.append(current)
             current = os.path.dirname(current)
+        # Whoever made the last one that is there may have died before its name was synced.
+        with contextlib.suppress(PermissionError):  # then it was none of us who made it
+            self.sync_folder(os.path.dirname(current))
         for folder in reversed(missing):
             os.mkdir(folder, 0o700)
             self.sync_folder(os.path.dirname(folder))
-        if not missing:
-            # Whoever made it may have died before its name was synced.
-            self.sync_folder(os.path.dirname(current))
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)

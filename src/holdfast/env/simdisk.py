@@ -62,17 +62,20 @@ class SimulatedDisk:
 
     def make_folder(self, path: str) -> None:
         self.reach("make_folder")
-        above, current = "", ""
+        highest, above, current = "", "", ""
         made = False
         for name in path.split("/"):
-            above, current = current, f"{current}/{name}"
-            made = not self.exists(current)
-            if made:
-                self._tree.link(self._tree.folder(above), name, Folder())
-                self.done("make_folder")
-                self.sync_folder(above)  # the real disk does so for each folder that it makes
-            elif not isinstance(self._tree.node(current), Folder):
-                raise os_error(errno.EEXIST, path)
+            highest, above, current = above, current, f"{current}/{name}"
+            if self.exists(current):
+                if not isinstance(self._tree.node(current), Folder):
+                    raise os_error(errno.EEXIST, path)
+                continue
+            if not made:
+                self.sync_folder(highest)  # the last one that was there may not have been synced
+            made = True
+            self._tree.link(self._tree.folder(above), name, Folder())
+            self.done("make_folder")
+            self.sync_folder(above)  # the real disk does so for each folder that it makes
         if not made:
             self.sync_folder(above)
 

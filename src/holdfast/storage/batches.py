@@ -22,9 +22,15 @@ class Encoder:
         self._packings: dict[str, Packing] = {}
 
     def encode(
-        self, messages: Sequence[bytes] | Batch, now_ns: int, *, codec: CodecName | None, kind: Kind
+        self,
+        messages: Sequence[bytes] | Batch,
+        now_ns: int,
+        *,
+        codec: CodecName | None,
+        kind: Kind,
+        any_size: bool = False,
     ) -> list[Body]:
-        """The bodies of the batch; none for an empty one."""
+        """The bodies of the batch; none for an empty one. `any_size`: it was accepted before, in another log."""
         packing = self._packing(codec or self._settings.codec)
         try:
             if isinstance(messages, Batch):
@@ -38,7 +44,8 @@ class Encoder:
             if not batch.values:
                 return []
             _check_columns(batch)
-            self._check_sizes(message_sizes(batch))
+            if not any_size:
+                self._check_sizes(message_sizes(batch))
             return encode_batch(batch, now_ns, packing=packing, cap_bytes=self._settings.frame_bytes, kind=kind)
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InvalidRequest(f"the batch cannot be stored: {error}. Nothing of it was kept") from error

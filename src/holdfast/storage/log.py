@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
@@ -142,6 +142,11 @@ class Log:
     def log_id(self) -> int:
         return self._writer.log_id
 
+    @property
+    def usable(self) -> bool:
+        """Whether it still takes messages: not after it was closed, nor after the disk failed."""
+        return self._writer.failure is None
+
     def segments(self) -> list[SegmentFacts]:
         """The segments, oldest first; the last one is the active one."""
         return self._view.facts()
@@ -214,13 +219,14 @@ class Log:
         codec: CodecName | None = None,
         kind: Kind | None = None,
         producer: Producer = NO_PRODUCER,
+        any_size: bool = False,
     ) -> Appended:
         """The first half of `append`, which never waits; `wait` makes the batch as durable as its answer says."""
         chosen = self._durability(durability)
         kind = self._kind if kind is None else kind
         check_origin(kind, producer)
         now_ns = self._now_ns()
-        bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind)
+        bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind, any_size=any_size)
         return self._write(bodies, now_ns, chosen, producer)
 
     def wait(self, appended: Appended) -> None:
@@ -367,12 +373,12 @@ class Log:
             raise Closed(f"the log in {self.folder} is closed; open it again to use it")
         return self._view
 
-    def _durability(self, asked: Durability | None) -> Durability:
+    def _durability(self, asked: object) -> Durability:
         if asked is None:
             return self.settings.durability
-        if asked not in _DURABILITIES:
+        if not isinstance(asked, str) or asked not in _DURABILITIES:
             raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(sorted(_DURABILITIES))}")
-        return asked
+        return cast("Durability", asked)
 
     def _call_attention(self) -> None:
         self.on_attention()

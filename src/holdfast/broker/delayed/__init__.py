@@ -25,6 +25,10 @@ in a power cut. So the caller follows these steps, which `tests/crash/test_delay
 
 Between 1 and 3 a message is in two hands: the caller must not cancel in that time (one lock around
 1 to 3 and around `cancel` is enough), or a message may be both cancelled and released.
+
+`tick` does the upkeep and may take a second when it spills; call it from a thread that has the time. The other
+calls go on meanwhile. Under the policies `os` and `interval` a power cut may take a message back that nobody was shown
+yet, and its id is then given to another: whoever keeps an id across power cuts puts with `fsync`.
 """
 
 from holdfast.broker.delayed.settings import DelaySettings

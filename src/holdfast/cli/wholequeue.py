@@ -1,0 +1,147 @@
+"""`holdfast check` and `repair` of a whole queue: each of its logs, and what the journals add up to."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.ask import confirmed
+from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout
+from holdfast.cli.owner import owner_of
+from holdfast.cli.parts import JOURNAL_FILES, GroupState, Part, damaged_runs, parts_of, state_of
+from holdfast.cli.plans import document, show_plan, show_result
+from holdfast.cli.reports import STYLES, progress_bar, report_document, show_findings
+from holdfast.cli.text import safe, size
+from holdfast.env import real_world
+from holdfast.storage.check import check
+from holdfast.storage.finding import CheckReport, count_of
+from holdfast.storage.lock import take_lock
+from holdfast.storage.repair import plan_repair, repair
+
+
+class PartReport(msgspec.Struct, frozen=True):
+    """What was found in one log of a queue."""
+
+    part: Part
+    log: CheckReport
+    state: GroupState | None
+    wrong: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return self.log.ok and not self.wrong
+
+
+def check_queue(folder: str, *, as_json: bool) -> int:
+    """Look at all of it; takes no lock and changes nothing."""
+    owner = owner_of(folder)
+    owned = owner is not None and owner.alive is True
+    with progress_bar("checking", shown=not as_json) as progress:
+        found = [_checked(part, progress, owned=owned) for part in parts_of(real_world(), folder)]
+    ok = all(report.ok for report in found)
+    if as_json:
+        print_json({"folder": folder, "ok": ok, "owned": owned, "logs": list(map(_document, found))})
+    else:
+        _show(stdout(), folder, found, owned=owned)
+    return OK if ok else DAMAGED
+
+
+def _checked(part: Part, progress: Any, *, owned: bool) -> PartReport:
+    world = real_world()
+    report = check(part.folder, owned=True if owned else None, progress=progress)
+    if part.kind == "journal":
+        findings = tuple(
+            finding
+            for finding in report.findings
+            if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
+        )
+        report = msgspec.structs.replace(report, findings=findings)
+        state = state_of(world, part)
+        return PartReport(part, report, state, state.wrong)
+    # An owner drops these files while we look: only without one is a file that is not there a missing one.
+    wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
+    return PartReport(part, report, None, wrong)
+
+
+def _document(found: PartReport) -> dict[str, Any]:
+    return {
+        **report_document(found.log),
+        "ok": found.ok,
+        "kind": found.part.kind,
+        "name": found.part.name,
+        "state": None if found.state is None else msgspec.to_builtins(found.state),
+        "wrong": list(found.wrong),
+    }
+
+
+def _show(console: Console, folder: str, found: Sequence[PartReport], *, owned: bool) -> None:
+    console.print(f"{safe(folder)}: a queue of {count_of(len(found), 'log')}", soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for report in found:
+        counts = report.log.counts
+        thing = "event" if report.part.kind == "journal" else "message"
+        verdict = Text("ok", "green") if report.ok else Text("damaged", STYLES["damage"])
+        table.add_row(safe(report.part.name), count_of(counts.messages, thing), size(counts.bytes), verdict)
+    console.print(table)
+    if owned:
+        console.print("A process owns this queue; only what it has published was checked.")
+    for report in found:
+        if report.log.findings or report.wrong:
+            console.print(f"\n{safe(report.part.name)}", soft_wrap=True)
+            show_findings(console, report.log.findings)
+            for what in report.wrong:
+                console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"), soft_wrap=True)
+    console.print()
+    if all(report.ok for report in found):
+        messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
+        console.print(Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
+    else:
+        text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run"
+        console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
+
+
+def repair_queue(folder: str, *, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
+    """Mend each log that needs it, while nobody can own the queue."""
+    world, parts = real_world(), {}
+    with progress_bar("looking", shown=not as_json) as progress:
+        for part in parts_of(world, folder):
+            plan = plan_repair(part.folder, progress=progress)
+            if plan.steps or plan.left:
+                parts[part.name] = (part, plan)
+    console = stdout()
+    steps = any(plan.steps for _, plan in parts.values())
+    if not as_json:
+        for _, plan in parts.values():
+            show_plan(console, plan)
+        if not parts:
+            console.print(f"{safe(folder)}: nothing to repair", soft_wrap=True)
+    results = {}
+    if steps and not dry_run:
+        if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
+            return NOT_DONE
+        lock = take_lock(world, folder)
+        try:
+            with progress_bar("repairing", shown=not as_json) as progress:
+                for name, (part, plan) in parts.items():
+                    if plan.steps:
+                        kept = None if backup is None else f"{backup.rstrip('/')}/{name}"
+                        results[name] = repair(part.folder, backup=kept, progress=progress)
+        finally:
+            lock.release()
+    if as_json:
+        logs = [{"name": name, **document(plan, results.get(name))} for name, (_, plan) in parts.items()]
+        print_json({"folder": folder, "changed": any(r.changed for r in results.values()), "logs": logs})
+    for result in () if as_json else results.values():
+        show_result(console, result)
+    left = any(plan.left for name, (_, plan) in parts.items() if name not in results)
+    return DAMAGED if not dry_run and (left or not all(r.after.ok for r in results.values())) else OK
