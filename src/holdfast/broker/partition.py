@@ -28,6 +28,7 @@ from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, 
 from holdfast.settings import QueueSettings
 from holdfast.storage.files import join
 from holdfast.storage.log import Log
+from holdfast.storage.opening import open_error
 
 _RELEASE_MOST: Final = 1_000
 _SAVE_DEDUP_EVERY_MS: Final = 3_600_000
@@ -140,7 +141,8 @@ class Partition:
                 now_ns = self._world.clock.now_ns()
                 due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
                 if due:
-                    appended = self._write(_released_batch(due), moved=True)
+                    # Synced, whatever the policy: were this lost, it would be released again, settled or not.
+                    appended = self._write(_released_batch(due), "fsync", moved=True)
                     self.log.wait(appended)
                     store.released([message.id for message in due], appended.next_offset)
                     self._count_released(due, now_ns)
@@ -211,9 +213,7 @@ class Partition:
         if saving is None:
             return
         try:
-            self.log.sync()
-            if self.delayed is not None:
-                self.delayed.intake.sync()
+            self.sync()
             saving.write()
         finally:
             with self._lock:
@@ -228,6 +228,12 @@ class Partition:
             self._settle_delayed()
             self.delayed.save()
         self._pin()
+
+    def sync(self) -> None:
+        """Return when everything published so far is on disk."""
+        self.log.sync()
+        if self.delayed is not None:
+            self.delayed.intake.sync()
 
     def close(self) -> None:
         """Save, sync, let go of the files: of all of them, also where one of them fails."""
@@ -365,7 +371,10 @@ class Partition:
     def _open_dedup(self) -> DedupIndex:
         if self.dedup is None:
             folder = join(self._folder, "dedup")
-            self._world.disk.make_folder(folder)
+            try:
+                self._world.disk.make_folder(folder)
+            except OSError as error:
+                raise open_error(folder, error) from error
             dedup = DedupIndex.open(self._world, folder, window_ms=self._settings.dedup_window_ms)
             start = max(dedup.covered.partition.offset, self.log.start)
             for record in self.log.records(min(start, self.log.end), on_damage="skip"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
 from holdfast.cli.output import stderr
 from holdfast.errors import InvalidRequest
 
@@ -19,10 +17,11 @@ def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
             f"{what} asks before it changes anything, and nobody is there to answer: "
             "look at it with --dry-run, then run it again with --yes. Nothing was changed"
         )
-    try:
-        answer = typer.confirm(question, err=True)
-    except typer.Abort:
-        answer = False
+    # Not by way of `input`, which would put a part of the question on stdout.
+    sys.stdout.flush()
+    sys.stderr.write(f"{question} [y/N]: ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline().strip().lower() in ("y", "yes")
     if not answer:
         stderr().print("Nothing was changed.")
     return answer

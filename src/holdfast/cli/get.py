@@ -17,7 +17,7 @@ from holdfast.cli.export import nothing_exported, variables
 from holdfast.cli.messages import body_text, document, header_text, lease_end, moment, seconds_text
 from holdfast.cli.opened import log_of, opened
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
-from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout
+from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout, write_bytes
 from holdfast.cli.text import preview, safe
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
@@ -144,12 +144,10 @@ class _Showing:
                     )
                 )
         elif export:
-            text = variables(self._folder, messages[0], self._out)
-            sys.stdout.flush()
-            sys.stdout.buffer.write(text.encode())
+            write_bytes(variables(self._folder, messages[0], self._out).encode())
         elif raw:
             if self._out is None:
-                sys.stdout.buffer.write(messages[0].raw)
+                write_bytes(messages[0].raw)
             self._show_receipt(messages[0])
         else:
             console = stdout()

@@ -103,7 +103,7 @@ def _target(queue: holdfast.Queue[bytes], to: str | None, offset: int | None, wh
 def _effect(queue: holdfast.Queue[bytes], target: int) -> tuple[int, int]:
     """How many handled messages come again, and how many that are not handled are passed over.
 
-    What somebody works on stays with him either way.
+    What somebody works on stays there either way.
     """
     group, end = queue._delivery.group, queue._log.end
     again = max(min(group.floor, end) - target, 0) + group.done.range_cardinality(max(target, group.floor), end)

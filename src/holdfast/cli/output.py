@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import sys
@@ -56,13 +57,32 @@ def json_text(document: Any, *, indent: int | None = None) -> str:
     return json.dumps(document, indent=indent)
 
 
+def write_bytes(content: bytes) -> None:
+    """All of it to stdout, behind what was printed before, or an error.
+
+    With PYTHONUNBUFFERED stdout has no buffer, and what it is given may be taken in part: when the reader
+    goes away in between, a single write tells nobody.
+    """
+    sys.stdout.flush()
+    rest = memoryview(content)
+    while rest:
+        rest = rest[sys.stdout.buffer.write(rest) :]
+
+
 def print_json(document: Any) -> None:
     """The one JSON document that a command answers with."""
-    sys.stdout.write(json_text(document, indent=2) + "\n")
+    _write_ascii(json_text(document, indent=2) + "\n")
 
 
 def print_json_line(document: Any) -> None:
-    sys.stdout.write(json_text(document) + "\n")
+    _write_ascii(json_text(document) + "\n")
+
+
+def _write_ascii(text: str) -> None:
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        write_bytes(text.encode("ascii"))
+    else:
+        sys.stdout.write(text)
 
 
 def print_error(code: str, message: str, *, as_json: bool) -> None:

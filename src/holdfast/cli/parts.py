@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.broker.delayed.manifest import load_manifest
 from holdfast.broker.delayed.run import open_run
-from holdfast.broker.journal import BEFORE, SNAPSHOT, _load
+from holdfast.broker.journal import BEFORE, SNAPSHOT, newest_snapshot
 from holdfast.broker.layout import TOPICS
 from holdfast.delivery.check import check as check_group
 from holdfast.delivery.events import decode_event
@@ -87,7 +87,9 @@ def state_of(world: World, part: Part) -> GroupState:
 
 
 def _replayed(world: World, part: Part) -> GroupState:
-    snapshot = _load(world, part.folder)
+    snapshot, name = newest_snapshot(world, part.folder)
+    if name != SNAPSHOT and world.disk.exists(join(part.folder, SNAPSHOT)):
+        raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
     reader = LogReader(part.folder, world=world)
     at = 0 if snapshot is None else snapshot.position
     if at < reader.start:

@@ -59,13 +59,8 @@ def put_command(
     Bodies are arguments, files, or stdin where neither is given. A large input is stored in batches of 1,000, each
     wholly or not at all.
     """
-    if lines and jsonl:
-        raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
     given = (bodies or [], files or [])
-    if given == ([], []) and sys.stdin.isatty():
-        raise InvalidRequest("no body is given; write it behind the folder, or use --file, or send it to stdin")
-    if dedup_id is not None and (len(bodies or []) + len(files or []) > 1 or lines or jsonl):
-        raise InvalidRequest("--dedup-id is for one message; give each line its own with --jsonl")
+    _check_call(*given, dedup_id, lines=lines, jsonl=jsonl)
     defaults = Defaults(
         key=None if key is None else text_or_bytes(key),
         headers=header_pairs(headers or []),
@@ -90,6 +85,15 @@ def put_command(
         raise putting.with_count(error) from None
     putting.summary()
     return OK
+
+
+def _check_call(bodies: list[str], files: list[str], dedup_id: str | None, *, lines: bool, jsonl: bool) -> None:
+    if lines and jsonl:
+        raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
+    if not bodies and not files and sys.stdin.isatty():
+        raise InvalidRequest("no body is given; write it behind the folder, or use --file, or send it to stdin")
+    if dedup_id is not None and (len(bodies) + len(files) > 1 or lines or jsonl):
+        raise InvalidRequest("--dedup-id is for one message; give each line its own with --jsonl")
 
 
 class _Putting:

@@ -13,7 +13,7 @@ import typer
 from holdfast.cli.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, Pages, document, reader_of
 from holdfast.cli.opened import log_of, topic_of
 from holdfast.cli.options import AsJson, Limit, QueueFolder
-from holdfast.cli.output import OK, command, print_json_line, stderr, stdout
+from holdfast.cli.output import OK, command, print_json_line, stderr, stdout, write_bytes
 from holdfast.embedded.times import instant_ns, parse_instant
 from holdfast.env import real_world
 from holdfast.errors import DamagedRange, InvalidRequest, OffsetOutOfRange
@@ -56,10 +56,7 @@ def tail_command(
             for message in messages:
                 print_json_line(document(message))
         elif raw:
-            sys.stdout.flush()
-            for message in messages:
-                sys.stdout.buffer.write(message.raw + b"\n")
-            sys.stdout.buffer.flush()
+            write_bytes(b"".join(message.raw + b"\n" for message in messages))
         else:
             pages.show(messages)
         sys.stdout.flush()

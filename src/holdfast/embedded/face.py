@@ -24,7 +24,7 @@ from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
-from holdfast.errors import Empty, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
+from holdfast.errors import Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Appended, CodecName, Durability
 from holdfast.settings import QueueSettings
 
@@ -220,7 +220,9 @@ class Face(Generic[Body]):
         engine = self._engine
         if engine.closed:
             engine.check_open()
-        appended = self._delivery.ack([delivered.receipt])
+        appended, refused = self._delivery.ack([delivered.receipt])
+        if refused is not None:
+            raise refused
         if appended is not None:
             self._delivery.journal.log.wait(appended)
 
@@ -229,13 +231,10 @@ class Face(Generic[Body]):
         handles = self._own(handles, "ack")
         if not handles:
             return Pending()
-        try:
-            appended = self._engine.ack([handle._delivered.receipt for handle in handles], durability)
-        except LeaseLost:
-            _end_all(handles)
-            raise
-        _end_all(handles)
-        return Pending(appended=appended)
+        pending = self._engine.ack([handle._delivered.receipt for handle in handles], durability)
+        for handle in handles:
+            handle._end()
+        return pending
 
     def _own(self, handles: object, verb: str) -> list[Any]:
         """The messages, if they are messages of this queue."""
@@ -364,11 +363,6 @@ def open_engine(
     if world is None:
         engine.keep()
     return engine
-
-
-def _end_all(handles: Iterable[Handle[Any]]) -> None:
-    for handle in handles:
-        handle._end()
 
 
 def _check_codec(codec: object) -> None:

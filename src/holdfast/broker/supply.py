@@ -1,0 +1,113 @@
+"""What a group may hand out next, read from the log: chosen, loaded, and sifted from what is expired or lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+
+from holdfast.codec.columns import PRIORITIES
+from holdfast.delivery.choose import Chosen, Turns, choose
+from holdfast.delivery.group import Group
+from holdfast.errors import DamagedRange, OffsetOutOfRange
+from holdfast.model import Record
+from holdfast.settings import QueueSettings
+from holdfast.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+# How many expired messages are passed over at a time.
+_PASS_MOST: Final = 100_000
+_AGE_EVERY_MS: Final = 100
+
+_EXPIRES: Final = attrgetter("expires_at_ms")
+
+
+class Loaded(msgspec.Struct, frozen=True, gc=False):
+    """Messages that can be handed out, and the offsets of those that cannot any more."""
+
+    records: list[Record]
+    expired: Sequence[int] = ()
+    lost: Sequence[int] = ()
+
+
+class Supply:
+    """Reads for one group. It changes nothing; whoever uses it holds the group's lock."""
+
+    def __init__(self, log: Log, group: Group, settings: QueueSettings) -> None:
+        self._log = log
+        self._group = group
+        self._promote_after_ms = settings.promote_after_ms
+        self._follower = log.follower()
+        self.record = self._follower.record
+        self._turns = Turns(settings.priority_weights) if settings.priority_choice == "fair" else None
+        self._aged_at_ms = 0
+        self._aged_below = 0
+
+    def choose(self, count: int, now_ms: int, *, look: bool = False) -> Chosen:
+        """The next messages; a mere look costs no lane its turn."""
+        turns = self._turns.copy() if look and self._turns is not None else self._turns
+        return choose(self._group, count, self._log.end, aged_below=self._aged(now_ms), turns=turns)
+
+    def load(self, offsets: Sequence[int], now_ms: int) -> Loaded:
+        """The messages at these offsets."""
+        if isinstance(offsets, range):
+            with suppress(DamagedRange, OffsetOutOfRange):
+                in_order = self._follower.records(offsets.start, offsets.stop)
+                if not any(map(_EXPIRES, in_order)):
+                    return Loaded(in_order)
+        records: list[Record] = []
+        expired: list[int] = []
+        lost: list[int] = []
+        for offset in offsets:
+            try:
+                record = self._follower.record(offset)
+            except (DamagedRange, OffsetOutOfRange) as error:
+                logger.error("message cannot be read", extra={"offset": offset, "error": str(error)})
+                lost.append(offset)
+                continue
+            if 0 < record.expires_at_ms <= now_ms:
+                expired.append(offset)
+            else:
+                records.append(record)
+        return Loaded(records, expired, lost)
+
+    def expired_from(self, offset: int, now_ms: int) -> range:
+        """How far everything is expired from there on: whole frames at a time."""
+        start, end = offset, min(self._log.end, offset + _PASS_MOST)
+        ahead = self._group.ahead
+        if offset < self._group.cursor or (ahead and ahead.max() >= offset):
+            return range(0)
+        with suppress(DamagedRange, OffsetOutOfRange):
+            while offset < end:
+                frame = self._follower.frame(offset)
+                times = frame.columns().expires_at_ms()
+                if times is None or not (min(times) > 0 and max(times) <= now_ms):
+                    break
+                offset = frame.next_offset
+        return range(start, min(offset, self._log.end))
+
+    def scan_priorities(self) -> None:
+        """Look through the log for the priorities that the group does not know yet."""
+        lanes = self._group.lanes
+        start = max(lanes.scanned, self._group.floor, self._log.start)
+        for frame in self._log.read(min(start, self._log.end), on_damage="skip"):
+            if frame.header.columns & PRIORITIES:
+                levels = frame.columns().priorities()
+                if levels is not None:
+                    self._group.arrive(frame.base_offset, bytes(levels))
+        lanes.scanned = self._log.written_end
+
+    def _aged(self, now_ms: int) -> int:
+        """Below this offset everything has waited long enough to be promoted."""
+        after_ms = self._promote_after_ms
+        if after_ms is None or not self._group.lanes.used:
+            return 0
+        if not 0 <= now_ms - self._aged_at_ms < min(_AGE_EVERY_MS, after_ms):
+            self._aged_at_ms = now_ms
+            self._aged_below = self._log.find_time((now_ms - after_ms) * 1_000_000)
+        return self._aged_below

@@ -1,0 +1,82 @@
+"""What `import holdfast` promises: these names, and no others by accident."""
+
+from __future__ import annotations
+
+import inspect
+
+import holdfast
+import holdfast.aio
+import holdfast.testing
+from holdfast import errors
+
+ERRORS = {
+    "BadBody",
+    "BadSettings",
+    "Busy",
+    "Closed",
+    "Conflict",
+    "CorruptData",
+    "DiskFailed",
+    "DiskFull",
+    "Empty",
+    "HoldfastError",
+    "InvalidRequest",
+    "LeaseLost",
+    "MessageTooLarge",
+    "NotAQueue",
+    "OffsetOutOfRange",
+    "Unavailable",
+}
+VALUES = {
+    "Compacted",
+    "DeadGroup",
+    "DeadLetter",
+    "Message",
+    "NewMessage",
+    "Observer",
+    "Queue",
+    "QueueSettings",
+    "QueueStats",
+    "Stored",
+}
+
+
+def test_holdfast_exports_what_it_promised():
+    assert set(holdfast.__all__) == ERRORS | VALUES | {"aio", "open"}
+    assert set(holdfast.aio.__all__) == {"AsyncMessage", "AsyncQueue", "open"}
+    assert set(holdfast.testing.__all__) == {"Drained", "QueueKit", "VirtualClock"}
+
+
+def test_every_exported_name_is_there_and_listed_once_in_order():
+    for module in (holdfast, holdfast.aio, holdfast.testing):
+        assert list(module.__all__) == sorted(set(module.__all__))
+        assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_every_exported_error_is_the_one_that_is_raised():
+    for name in ERRORS:
+        assert getattr(holdfast, name) is getattr(errors, name)
+
+
+def test_every_error_has_a_code_of_its_own():
+    found = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
+    codes = [kind.code for kind in found]
+    assert len(set(codes)) == len(codes)
+
+
+def test_both_faces_have_the_same_methods():
+    for sync, task in (
+        (holdfast.Queue, holdfast.aio.AsyncQueue),
+        (holdfast.Message, holdfast.aio.AsyncMessage),
+    ):
+        methods = {name for name in dir(sync) if not name.startswith("_")}
+        assert methods == {name for name in dir(task) if not name.startswith("_")}
+        for name in methods:
+            one, other = getattr(sync, name), getattr(task, name)
+            if inspect.isfunction(one):
+                assert arguments(one) == arguments(other), f"{sync.__name__}.{name}"
+
+
+def arguments(method) -> list[tuple[str, object, object]]:
+    """Names, kinds and defaults."""
+    return [(one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()]
