@@ -108,12 +108,10 @@ def _settle(
 ) -> int:
     """Each receipt for itself: one that is no longer good does not keep the others from being settled."""
     code = OK
-    in_hand: list[_Message] = []  # until the queue is closed: one that is dropped before would be given back
     with opened(folder, wait=wait) as queue:
         for receipt in receipts or [_exported()]:
             try:
                 message = queue.resume(receipt)
-                in_hand.append(message)
                 settle(message)
             except HoldfastError as error:
                 print_error(error.code, str(error), as_json=as_json)
