@@ -90,7 +90,7 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
 
     dedup_window_ms: _Millis = _DAY_MS
     ack_durability: Durability = "interval"
-    snapshot_events: Annotated[int, Meta(ge=100, le=10**9)] = 100_000
+    snapshot_events: Annotated[int, Meta(ge=100, le=10**9)] = 20_000
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import holdfast
@@ -105,7 +106,7 @@ class Found:
     stored: set[int]  # those in a log, also if they are done
     whole: bool  # nothing was ever trimmed
 
-    @property
+    @cached_property
     def all(self) -> Counter[int]:
         return self.live + self.delayed + self.dead
 

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.broker.delivery import Delivered, Delivery
 from holdfast.broker.marks import (
+    CORRELATION_ID,
     DEAD,
     DEDUP_ID,
     DELAYED_ID,
@@ -69,8 +70,6 @@ class Graveyard:
         self._group = group
         self._id_of = id_of
         self._lock = threading.Lock()
-
-    # Into the dead letters
 
     def inter(self) -> int:
         """Move what was buried into its log; answers how many."""
@@ -156,8 +155,6 @@ class Graveyard:
             state=None if document is None else document.content,
         )
 
-    # Looking
-
     def letter(self, offset: int) -> DeadLetter | None:
         """The dead letter at an offset of its own log, unless it was redriven or purged."""
         log = self.target.log
@@ -173,8 +170,6 @@ class Graveyard:
                 letter = _letter(record)
                 if letter is not None:
                     yield letter
-
-    # Out of the dead letters
 
     def redrive(self, letters: Sequence[DeadLetter]) -> int:
         """Put these back into the queue, in this order, each once; answers how many."""
@@ -254,4 +249,7 @@ def _revived_headers(record: Record) -> tuple[tuple[str, bytes], ...]:
     """The headers of a message that comes back: it is a new one, and nobody's duplicate."""
     gone = (DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM)
     kept = [pair for pair in record.headers if pair[0] not in gone]
+    note = note_of(record)
+    if note is not None and mark(record, CORRELATION_ID) is None:
+        kept.append((CORRELATION_ID, note.id.encode()))  # what it was without one
     return (*kept, (REDRIVEN_FROM, b"%d" % record.offset))

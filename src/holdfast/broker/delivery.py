@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.metrics import Metrics
+from holdfast.broker.renewals import Renewals
 from holdfast.broker.supply import Supply
 from holdfast.broker.waiters import Waiters
 from holdfast.delivery.claims import held, lost
@@ -24,6 +25,7 @@ from holdfast.delivery.commands import (
     Command,
     Extend,
     GiveUp,
+    Leave,
     Nack,
     Open,
     Receipt,
@@ -62,7 +64,9 @@ _SCAN_MOST: Final = 500_000
 _BURY_MOST: Final = 1_000
 _UNHURRIED: Final = ("interval", "os")
 
+_FENCE: Final = attrgetter("fence")
 _LEASED_AT: Final = attrgetter("at_ms")
+_OFFSET: Final = attrgetter("offset")
 _TIMESTAMP: Final = attrgetter("timestamp_ns")
 
 
@@ -93,15 +97,19 @@ class Delivery:
         self.metrics = metrics
         self.lock = threading.Lock()
         self.waiters = Waiters()
+        self.holder = ""  # who takes messages without saying who it is
         self.dead_end: Callable[[], int] = lambda: -1
         self.on_attention: Callable[[], None] = lambda: None
         self._supply = Supply(log, group, settings)
         self._dropped: list[Receipt] = []  # filled by finalizers, at any point of any thread: append and pop only
-        self._renewing: dict[Receipt, int] = {}
+        self.renewals = Renewals()
         self._due_mono_ms = 0  # by then somebody will call `tick`
         self._scanned_at = log.written_end
         self._floor_mark = (0, 0)
         self._skipped_to = 0
+        self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
+        self._acquire, self._release = self.lock.acquire, self.lock.release
+        self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
@@ -126,7 +134,16 @@ class Delivery:
         with self.lock:
             self._commit(GiveUp())
 
-    # Receiving
+    def receive_next(self) -> Delivered | None:
+        """The next message in plain order, for the queue's own lease; None where anything is special."""
+        self._acquire()
+        try:
+            group = self.group
+            if self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
+                return None
+            return self._receive_one(self.settings.lease_ms, self.holder, group.session)
+        finally:
+            self._release()
 
     def receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool = False, moving_to: int = -1
@@ -135,12 +152,7 @@ class Delivery:
         with self.lock:
             if self._dropped:
                 self._take_back_dropped()
-            group = self.group
-            session = NO_SESSION if detached else group.session
-            if count == 1 and not (group.lanes.filled or group.ahead) and group.cursor < self._log.end:
-                one = self._receive_one(lease_ms, holder, session)
-                if one is not None:
-                    return [one]
+            session = NO_SESSION if detached else self.group.session
             return self._receive(count, lease_ms, holder, session, moving_to)
 
     def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
@@ -157,7 +169,7 @@ class Delivery:
         until_ms = self._mono_ns() // 1_000_000 + lease_ms
         fence = group.fence + 1
         at_ms = now_ns // 1_000_000
-        self.journal.write_one(
+        self._write_event(
             encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)),
             now_ns,
         )
@@ -187,10 +199,10 @@ class Delivery:
             group = self.group
             self._expect_tick(now.mono_ms + lease_ms)
             lease = group.leases[offsets[0]]
-            if group.histories:
-                out += [Delivered(record, lease, group.attempts(record.offset) + 1) for record in records]
-            else:
-                out += [Delivered(record, lease, 1) for record in records]
+            failed = group.histories
+            out += [
+                Delivered(record, lease, 1 + (group.attempts(record.offset) if failed else 0)) for record in records
+            ]
             self._count_all(records)
         return out
 
@@ -238,26 +250,20 @@ class Delivery:
         self.commit_events([Expired(runs)])
         self.metrics.expired.add(size(runs))
 
-    # Settling
-
     def ack(
         self, receipts: Sequence[Receipt], durability: Durability | None = None
     ) -> tuple[Appended | None, LeaseLost | None]:
         """They are handled: what to wait for, and the error for those that somebody else may have by now."""
         durability = durability or self.settings.ack_durability
         with self.lock:
-            if len(receipts) == 1 and durability in _UNHURRIED:
-                return None, self._ack_one(receipts[0])
-            leases = self.group.leases
-            held_by = [leases.get(receipt.offset) for receipt in receipts]
-            good = [
-                receipt
-                for receipt, lease in zip(receipts, held_by, strict=True)
-                if lease is not None and lease.fence == receipt.fence
-            ]
+            offsets = set(map(_OFFSET, receipts))
+            held_by = list(map(self.group.leases.get, map(_OFFSET, receipts)))
+            good: Sequence[Receipt] = receipts
+            if None in held_by or list(map(_FENCE, held_by)) != list(map(_FENCE, receipts)):
+                good = [receipt for receipt in receipts if held(self.group, receipt)]
+                offsets = set(map(_OFFSET, good))
             appended = None
             if good:
-                offsets = {receipt.offset for receipt in good}
                 times = Counter(map(_LEASED_AT, filter(None, held_by)))
                 appended = self.commit_events([Acked(runs_of(offsets))], durability)
                 self._count_acked(len(offsets))
@@ -268,21 +274,25 @@ class Delivery:
                 return appended, None
             return appended, self._lost([receipt for receipt in receipts if receipt not in good])
 
-    def _ack_one(self, receipt: Receipt) -> LeaseLost | None:
-        """The fused form of `Ack` for one message."""
-        group, offset = self.group, receipt.offset
-        lease = group.leases.get(offset)
-        if lease is None or lease.fence != receipt.fence:
-            return self._lost([receipt])
-        now_ns = self._now_ns()
-        self.journal.write_one(encode_event(Acked((offset, offset + 1))), now_ns)
-        group.ack_one(offset)
+    def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
+        """The fused form of `ack` for one message, where acks need not be synced."""
+        self._acquire()
+        try:
+            group = self.group
+            lease = group.leases.get(offset)
+            if lease is None or lease.fence != fence:
+                return self._lost([Receipt(offset, fence)])
+            now_ns = self._now_ns()
+            self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
+            group.ack_one(offset)
+        finally:
+            self._release()
         self._count_acked()
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None
 
     def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
-        """Carry out a command of a holder or an operator; answers with what happened, and what to wait for."""
+        """Carry out a command; answers with what happened, and what to wait for."""
         with self.lock:
             now = self._moment()
             try:
@@ -317,13 +327,10 @@ class Delivery:
         self.on_attention()
 
     def renew(self, receipt: Receipt, lease_ms: int) -> None:
-        """Keep the lease alive until `let_lapse`, whatever the holder does meanwhile."""
+        """Keep the lease alive until it is settled or dropped, whatever the holder does meanwhile."""
         with self.lock:
-            self._renewing[receipt] = lease_ms
+            self.renewals.add(receipt, lease_ms)
             self._expect_tick(self._mono_ns() // 1_000_000 + lease_ms // 3)
-
-    def let_lapse(self, receipt: Receipt) -> None:
-        self._renewing.pop(receipt, None)
 
     def seek(self, to: int) -> None:
         """Go on from there: all before is passed over, all behind comes again."""
@@ -352,15 +359,14 @@ class Delivery:
             error.args = (f"{error.args[0]}. So it is with {len(receipts)} messages of this call; the others are done",)
         return error
 
-    # Time
-
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         with self.lock:
             if self._dropped:
                 self._take_back_dropped()
             now = self._moment()
-            renewed_ms = self._renew(now)
+            for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
+                self._commit(Extend([receipt], lease_ms), now=now)
             events = decide(self.group, Tick(), self.settings, now)
             if events:
                 self.commit_events(events)
@@ -370,7 +376,7 @@ class Delivery:
                 self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
             self.group.deadlines.forget(now.mono_ms)
             self.group.timers.forget(now.wall_ms)
-            due_ms = self._next_due_ms(now, renewed_ms)
+            due_ms = self._next_due_ms(now)
             self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
             snapshot = self._snapshot_if_due()
         if snapshot is not None:
@@ -378,6 +384,11 @@ class Delivery:
         self.pin()
         journal_due_ms = self.journal.log.tick()
         return min((ms for ms in (due_ms, journal_due_ms) if ms is not None), default=None)
+
+    def due_ms(self) -> int | None:
+        """In how many ms a lease or a delay ends."""
+        with self.lock:
+            return self._next_due_ms(self._moment())
 
     def pin(self) -> None:
         """Let the log go up to the floor, as far as the events that raised it are on disk."""
@@ -400,9 +411,12 @@ class Delivery:
         return self.journal.keep(snapshot)
 
     def close(self) -> None:
-        """Save, let go of the journal, and send away whoever waits."""
+        """Take back what is in hand, save, let go of the journal, and send away whoever waits."""
         self.waiters.wake_all()
         try:
+            with self.lock:
+                if self.group.leases and self.journal.log.usable:
+                    self._commit(Leave())
             if self.journal.events_since_snapshot and self.journal.log.usable:
                 self.save()
         except Unavailable as error:  # replay takes longer next time, nothing else
@@ -410,22 +424,10 @@ class Delivery:
         finally:
             self.journal.close()
 
-    def _renew(self, now: Moment) -> int | None:
-        """Extend what is kept alive and has used up a third; answers in how many ms to look again."""
-        due: list[int] = []
-        for receipt, lease_ms in list(self._renewing.items()):
-            if not held(self.group, receipt):
-                self._renewing.pop(receipt, None)
-                continue
-            lease = self.group.leases[receipt.offset]
-            if lease.until_ms - now.mono_ms <= lease_ms * 2 // 3 + 1:
-                self._commit(Extend([receipt], lease_ms), now=now)
-            due.append(lease_ms // 3 + 1)
-        return min(due, default=None)
-
-    def _next_due_ms(self, now: Moment, renewed_ms: int | None) -> int | None:
+    def _next_due_ms(self, now: Moment) -> int | None:
         deadline, timer = self.group.deadlines.next_ms(), self.group.timers.next_ms()
-        due = [renewed_ms] if renewed_ms is not None else []
+        renewal_ms = self.renewals.next_ms()
+        due = [renewal_ms] if renewal_ms is not None else []
         if deadline is not None:
             due.append(max(deadline - now.mono_ms, 0))
         if timer is not None:
@@ -433,7 +435,10 @@ class Delivery:
         return min(due, default=None)
 
     def _snapshot_if_due(self) -> Snapshot | None:
-        many = self.journal.events_since_snapshot >= self.settings.snapshot_events
+        group = self.group
+        state = len(group.leases) + len(group.waiting) + len(group.histories)
+        # A large state is written less often: replay must stay short, but not at any price.
+        many = self.journal.events_since_snapshot >= max(self.settings.snapshot_events, state)
         written = self._log.written_end
         if not many and written - self._scanned_at < _SCAN_MOST:
             return None
@@ -446,9 +451,9 @@ class Delivery:
             if held(self.group, receipt):
                 delay_ms = self.settings.dropped_delay_ms
                 now = self._moment()
-                self._after(self._commit_all(Nack(receipt, delay_ms, why=DROPPED), now), now)
-
-    # Decide, journal, apply
+                events = decide(self.group, Nack(receipt, delay_ms, why=DROPPED), self.settings, now)
+                self.commit_events(events)
+                self._after(events, now)
 
     def _moment(self) -> Moment:
         return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead_end())
@@ -456,11 +461,6 @@ class Delivery:
     def _commit(self, command: Command, *, now: Moment | None = None, durability: Durability | None = None) -> Appended:
         events = decide(self.group, command, self.settings, now or self._moment())
         return self.commit_events(events, durability)
-
-    def _commit_all(self, command: Command, now: Moment) -> list[Event]:
-        events = decide(self.group, command, self.settings, now)
-        self.commit_events(events)
-        return events
 
     def commit_events(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
         """Journal, then apply. The caller holds the lock."""
@@ -483,7 +483,7 @@ class Delivery:
             self.metrics.expired_leases.add(ended)
         if any(isinstance(event, Buried) for event in events):
             self._expect_tick(now.mono_ms)
-        due_ms = self._next_due_ms(now, None)
+        due_ms = self._next_due_ms(now)
         if due_ms is not None:
             self._expect_tick(now.mono_ms + due_ms)
 

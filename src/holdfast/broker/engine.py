@@ -114,6 +114,7 @@ class QueueEngine:
             self._closing.callback(self.partition.close)
             self.delivery = self._open_delivery(self.partition, topic, settings, metrics)
             self.delivery.dead_end = self._dead_end
+            self.delivery.holder = self.holder
             if world.disk.exists(topic_folder(folder, topic + DEAD_SUFFIX)):
                 self.graves()
             self.delivery.recover()
@@ -159,9 +160,8 @@ class QueueEngine:
 
     def keep(self) -> None:
         """Give it a thread that looks after what falls due."""
-        Keeper(self).start()
-
-    # Dead letters
+        # Now and then a look at the wall clock, which may have been set.
+        Keeper(self, at_most_ms=60_000).start()
 
     def graves(self) -> Graveyard:
         """The dead letters; their topic is made when first needed."""
@@ -230,8 +230,6 @@ class QueueEngine:
     def _dead_end(self) -> int:
         return 0 if self._graves is None else self._graves.target.log.written_end
 
-    # Settling
-
     def settle(self, command: Command, durability: Durability | None = None) -> Pending:
         """Carry out a command of a holder or an operator. Then `wait`."""
         self.check_open()
@@ -262,12 +260,10 @@ class QueueEngine:
         if pending.refused is not None:
             raise pending.refused
 
-    # Upkeep
-
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         self.check_open()
-        due = [60_000]  # now and then a look at the wall clock, which may have been set
+        due: list[int] = []
         failure: Exception | None = None
         for upkeep in self._upkeep():
             try:
@@ -280,7 +276,12 @@ class QueueEngine:
         if failure is not None and failure is not self._told and str(failure) != str(self._told):
             self._told = failure
             logger.error("upkeep failed", extra={"folder": self.folder, "error": str(failure)})
-        return min(due)
+        return min(due, default=None)
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        due = [self.partition.due_ms(), self.delivery.due_ms()]
+        return min((ms for ms in due if ms is not None), default=None)
 
     def _upkeep(self) -> Iterator[Callable[[], int | None]]:
         yield self.partition.tick

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -23,8 +23,9 @@ from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, mark, moved_records
 from holdfast.broker.metrics import Metrics
+from holdfast.codec.columns import HEADERS
 from holdfast.env import World
-from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, LogPosition
+from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, LogPosition, Record
 from holdfast.settings import QueueSettings
 from holdfast.storage.files import join
 from holdfast.storage.log import Log
@@ -192,15 +193,17 @@ class Partition:
         due = [self.log.tick()]
         now_ms = self._world.clock.now_ns() // 1_000_000
         if self.delayed is not None:
-            due.append(self.delayed.tick(now_ms))
-            next_ms = self.delayed.next_due_ms()
-            if next_ms is not None:
-                due.append(max(next_ms - now_ms, 0))
+            due += [self.delayed.tick(now_ms), self.due_ms()]
         overdue = self._mono_ms() - self._dedup_saved_ms > _SAVE_DEDUP_EVERY_MS
         if self.dedup is not None and (overdue or self.dedup.full()):
             self.save_dedup()
         self._pin()
         return min((ms for ms in due if ms is not None), default=None)
+
+    def due_ms(self) -> int | None:
+        """In how many ms a delayed message is due."""
+        next_ms = None if self.delayed is None else self.delayed.next_due_ms()
+        return None if next_ms is None else max(next_ms - self._world.clock.now_ns() // 1_000_000, 0)
 
     def save_dedup(self) -> None:
         """Put the dedup ids that only memory holds on disk; the messages that have them are on disk first."""
@@ -257,8 +260,6 @@ class Partition:
             self.log.pin("delayed", self.delayed.accounted)
         if self.dedup is not None:
             self.log.pin("dedup", self.dedup.covered.partition.offset)
-
-    # Writing
 
     def _publish(self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None) -> Publication:
         if any(draft.due_at_ms for draft in drafts):
@@ -350,8 +351,6 @@ class Partition:
             for delivery in self.deliveries:
                 delivery.on_attention()
 
-    # Opening
-
     def _open_delayed(self) -> DelayStore:
         store = self.delayed
         if store is None:
@@ -376,15 +375,13 @@ class Partition:
             except OSError as error:
                 raise open_error(folder, error) from error
             dedup = DedupIndex.open(self._world, folder, window_ms=self._settings.dedup_window_ms)
-            start = max(dedup.covered.partition.offset, self.log.start)
-            for record in self.log.records(min(start, self.log.end), on_damage="skip"):
+            for record in _with_headers(self.log, dedup.covered.partition.offset):
                 dedup_id = mark(record, DEDUP_ID)
                 if dedup_id is not None and not record.flags & MOVED:
                     dedup.add(dedup_id, record.offset << 1, record.timestamp_ns // 1_000_000)
             if self.delayed is not None:
                 intake = self.delayed.intake
-                start = max(dedup.covered.intake.offset, intake.start)
-                for record in intake.records(min(start, intake.end), on_damage="skip"):
+                for record in _with_headers(intake, dedup.covered.intake.offset):
                     dedup_id = mark(record, DEDUP_ID)
                     if dedup_id is not None:
                         dedup.add(dedup_id, record.offset << 1 | 1, record.timestamp_ns // 1_000_000)
@@ -402,6 +399,13 @@ class Partition:
 
     def _mono_ms(self) -> int:
         return self._world.clock.monotonic_ns() // 1_000_000
+
+
+def _with_headers(log: Log, offset: int) -> Iterator[Record]:
+    """The messages from `offset` on that have headers, ours or the user's."""
+    for frame in log.read(min(max(offset, log.start), log.end), on_damage="skip"):
+        if frame.header.columns & HEADERS:
+            yield from (record for record in frame.records() if record.offset >= offset)
 
 
 def _batch(drafts: Sequence[Draft]) -> Batch:

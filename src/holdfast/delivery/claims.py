@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Protocol
 
 from holdfast.delivery.events import Phase
@@ -41,11 +42,12 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
     if lease is not None:
         attempt = group.attempts(offset) + 1
         return LeaseLost(
-            f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it (attempt {attempt}), "
-            "after your lease ended. Nothing was changed; what you did may be done twice",
+            f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it since "
+            f"{_time(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
+            "what you did with the message may be done twice",
             holder=lease.holder,
             since_ms=lease.at_ms,
-            why="handed to another holder",
+            why=_ending(group, offset),
         )
     history = group.histories.get(offset)
     phase = group.phase(offset)
@@ -54,5 +56,19 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         why = "it is done: acked, cancelled, expired or moved to the dead letters"
     elif history is not None and history.failures:
         last = history.failures[-1]
-        why, since_ms = f"{last.why} (was held by {last.holder or 'you'}); it is {phase.value} now", last.at_ms
+        why = f"{last.why} at {_time(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
+        since_ms = last.at_ms
     return LeaseLost(f"message {offset} is no longer yours: {why}. Nothing was changed", since_ms=since_ms, why=why)
+
+
+def _ending(group: Group, offset: int) -> str:
+    """How the delivery before the present one ended."""
+    history = group.histories.get(offset)
+    if history is None or not history.failures:
+        return "after it was given back"
+    last = history.failures[-1]
+    return f"after an earlier delivery ended: {last.why} at {_time(last.at_ms)}"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

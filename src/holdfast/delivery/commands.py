@@ -13,6 +13,7 @@ DEFERRED: Final = "deferred"
 DROPPED: Final = "dropped unhandled"
 LEASE_ENDED: Final = "lease ended"
 HOLDER_GONE: Final = "holder gone"
+CLOSED: Final = "queue closed"
 
 # A lease with this session outlives the process that took it.
 NO_SESSION: Final = 0
@@ -105,10 +106,14 @@ class Open(msgspec.Struct, frozen=True, gc=False):
     end: int
 
 
+class Leave(msgspec.Struct, frozen=True, gc=False):
+    """The owner ends in order: what the holders of its session still have goes back, untouched so to speak."""
+
+
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
     """The holders of all earlier sessions are gone; what they held comes back at once."""
 
 
 Command: TypeAlias = (
-    Receive | Ack | Nack | Reject | Extend | Save | Cancel | Bury | Seek | Tick | Open | GiveUp
+    Receive | Ack | Nack | Reject | Extend | Save | Cancel | Bury | Seek | Tick | Open | Leave | GiveUp
 )  # fmt: skip

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.delivery.claims import claim
 from holdfast.delivery.commands import (
+    CLOSED,
     HOLDER_GONE,
     LEASE_ENDED,
     NO_SESSION,
@@ -19,6 +20,7 @@ from holdfast.delivery.commands import (
     Command,
     Extend,
     GiveUp,
+    Leave,
     Nack,
     Open,
     Receive,
@@ -170,6 +172,13 @@ def _(command: Open, group: Group, policy: QueueSettings, now: Moment) -> Iterat
     # The fence knows of earlier sessions, too, even if a damaged journal has lost where they began.
     session = max(group.session, group.fence >> 40) + 1
     yield Opened(session, command.boot_id, now.mono_ms, command.end)
+
+
+@_events.register
+def _(command: Leave, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
+    for offset, lease in sorted(group.leases.items()):
+        if lease.session == group.session and lease.moving_to < 0:
+            yield from _give_back(group, offset, policy, now, 0, CLOSED, "", counted=False)
 
 
 @_events.register

@@ -29,6 +29,7 @@ from holdfast.model import Appended, CodecName, Durability
 from holdfast.settings import QueueSettings
 
 _MOST_AT_ONCE: Final = 100_000
+_USUAL: Final = (None, None, None, False, False)
 _NO_OPTIONS: Final = (None,) * 8
 
 
@@ -67,7 +68,6 @@ class Face(Generic[Body]):
         self._drafter = Drafter(self._bodies, engine.settings)
         self._delivery = engine.delivery
         self._log = engine.partition.log
-        self._next_one = Wanted(1, None, engine.settings.lease_ms, engine.holder, renew=False, detached=False)
         self._mono_ns = engine.world.clock.monotonic_ns
         self._put_seconds = engine.metrics.put_seconds
         self._published = engine.metrics.published
@@ -92,8 +92,6 @@ class Face(Generic[Body]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name} in {self.folder}{' (closed)' if self.closed else ''}>"
-
-    # Publishing
 
     def _is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
         """Whether a message is nothing but its bytes: then it goes the short way."""
@@ -156,7 +154,9 @@ class Face(Generic[Body]):
             Stored(topic, place.offset, place.delayed_id, place.duplicate, durability) for place in publication.places
         ]
 
-    # Receiving
+    def _is_usual(self, *options: object) -> bool:
+        """Whether a message is asked for without further ado, and the queue is open."""
+        return options == _USUAL and not self._engine.closed
 
     def _wanted(
         self,
@@ -168,8 +168,6 @@ class Face(Generic[Body]):
         renew: object,
         detached: object = False,
     ) -> Wanted:
-        if count == 1 and timeout is lease is holder is None and renew is detached is False:
-            return self._next_one
         if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
             raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
         timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
@@ -181,7 +179,8 @@ class Face(Generic[Body]):
         return Wanted(count, timeout_s, lease_ms, holder, _switch(renew, "renew"), _switch(detached, "detached"))
 
     def _take(self, wanted: Wanted) -> list[Delivered]:
-        self._engine.check_open()
+        if self._engine.closed:
+            self._engine.check_open()
         taken = self._delivery.receive(
             wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached
         )
@@ -213,27 +212,27 @@ class Face(Generic[Body]):
         (record,) = self._delivery.fetch([parsed.offset])
         return Delivered(record, lease, self._delivery.group.attempts(parsed.offset) + 1)
 
-    # Settling
-
     def _ack_one(self, delivered: Delivered) -> None:
         """The way of a single ack, without detours."""
-        engine = self._engine
-        if engine.closed:
-            engine.check_open()
-        appended, refused = self._delivery.ack([delivered.receipt])
-        if refused is not None:
-            raise refused
-        if appended is not None:
-            self._delivery.journal.log.wait(appended)
+        if self._engine.closed:
+            self._engine.check_open()
+        delivery = self._delivery
+        if delivery.unhurried:
+            refused = delivery.ack_one(delivered.record.offset, delivered.lease.fence)
+            if refused is not None:
+                raise refused
+        else:
+            self._engine.wait(self._engine.ack([delivered.receipt]))
 
     def _ack_all(self, handles: Sequence[Handle[Body]], durability: Durability | None) -> Pending:
         """Ack in one go; each handle is through with its message, whatever comes of it."""
         handles = self._own(handles, "ack")
         if not handles:
             return Pending()
-        pending = self._engine.ack([handle._delivered.receipt for handle in handles], durability)
+        taken = [handle._delivered for handle in handles]
+        pending = self._engine.ack([Receipt(one.record.offset, one.lease.fence) for one in taken], durability)
         for handle in handles:
-            handle._end()
+            handle._settled = True
         return pending
 
     def _own(self, handles: object, verb: str) -> list[Any]:
@@ -241,11 +240,12 @@ class Face(Generic[Body]):
         if isinstance(handles, (str, bytes)) or not isinstance(handles, Iterable):
             raise InvalidRequest(f"{verb}_many takes a list of messages, not {type(handles).__name__}")
         handles = list(handles)
-        for handle in handles:
-            if not isinstance(handle, Handle):
-                raise InvalidRequest(f"{verb}_many takes messages, not {type(handle).__name__}")
-            if handle._engine is not self._engine:
-                raise InvalidRequest(f"{handle!r} is of another queue, or of an earlier opening; nothing was changed")
+        for kind in set(map(type, handles)):
+            if not issubclass(kind, Handle):
+                raise InvalidRequest(f"{verb}_many takes messages, not {kind.__name__}")
+        for engine in {handle._engine for handle in handles}:
+            if engine is not self._engine:
+                raise InvalidRequest("a message is of another queue, or of an earlier opening; nothing was changed")
         return handles
 
     def _nack(self, receipt: Receipt, delay: Seconds | None, error: object) -> Pending:
@@ -296,15 +296,13 @@ class Face(Generic[Body]):
             done = self._engine.partition.cancel_delayed(delayed_id)
             offset = None if done else self._engine.partition.find_released(delayed_id, self._delivery.group.floor)
         if offset is not None:
-            if offset >= self._log.end:
+            if offset >= self._log.written_end:
                 raise InvalidRequest(f"there is no message {message}")
             pending = self._engine.settle(Cancel(offset))
             done = bool(pending.events)
         if done:
             self._engine.metrics.cancelled.add()
         return done, pending
-
-    # Operating
 
     def _seek(self, to: str | None, offset: int | None, time: datetime | None) -> int:
         self._engine.check_open()

@@ -81,7 +81,7 @@ class Handle(Contents[Body]):
     def _end(self) -> None:
         """This handle is through with the message."""
         self._settled = True
-        self._engine.delivery.let_lapse(self._delivered.receipt)
+        self._engine.delivery.renewals.remove(self._delivered.receipt)
 
 
 class StateOf:

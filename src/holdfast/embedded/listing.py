@@ -87,8 +87,13 @@ def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Ite
     check_limit(limit)
     face._engine.check_open()
     chosen = compile_where(where, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
-    found = filter(lambda message: chosen(_Raw(message)), _SOURCES[phase](face))
-    return islice(found, limit)
+    # A function sees what the caller will get; an expression sees the bytes of the body, whatever its type.
+    as_seen = _Raw if isinstance(where, str) else _as_it_is
+    return islice((message for message in _SOURCES[phase](face) if chosen(as_seen(message))), limit)
+
+
+def _as_it_is(message: Listed[Any]) -> Any:
+    return message
 
 
 def check_limit(limit: object) -> None:

@@ -169,6 +169,10 @@ class Queue(Face[Body], Generic[Body]):
         It is yours for `lease`; with `renew` for as long as you have it in hand. A detached lease outlives the
         process, for scripts that ack later by its receipt.
         """
+        if self._is_usual(timeout, lease, holder, renew, detached):
+            one = self._delivery.receive_next()
+            if one is not None:
+                return Message(self, one)
         wanted = self._wanted(1, timeout, lease, holder, renew=renew, detached=detached)
         taken = self._take(wanted) or self._await(wanted)
         if not taken:

@@ -31,6 +31,7 @@ class SyncGate:
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
         self._syncing = False
+        self._reached, self._served = synced_end, 0  # by the sync under way: its end, and how many tasks it serves
         self._waiting_tasks: list[_Waiting] = []
         self._starting: set[asyncio.AbstractEventLoop] = set()
         self._pool: ThreadPoolExecutor | None = None
@@ -41,14 +42,20 @@ class SyncGate:
     def wait(self, end: int) -> None:
         """Block the thread until all below `end` is durable."""
         while True:
-            with self._turn:
-                while self._syncing and self.synced_end < end:
-                    self._turn.wait()
-                if self.synced_end >= end:
-                    return
-                self._refuse()
-                self._syncing = True
-            self._lead()
+            leads = False
+            try:  # around all of it: whoever is interrupted on the way must not leave the gate shut
+                with self._turn:
+                    while self._syncing and self.synced_end < end:
+                        self._turn.wait()
+                    if self.synced_end >= end:
+                        return
+                    self._refuse()
+                    self._begin()
+                    leads = True
+                self._sync_once()
+            finally:
+                if leads:
+                    self._finish()
             if self.synced_end < end and self.failure is None:
                 raise Unavailable(_TRUNCATED)
 
@@ -91,30 +98,38 @@ class SyncGate:
                 self._lead_from_pool()
 
     def _lead_from_pool(self) -> None:
-        self._syncing = True
+        self._begin()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-sync")
         self._pool.submit(self._lead)
 
     def _lead(self) -> None:
-        """Sync once; whoever came in the meantime is served by the next sync."""
-        synced_end = self.synced_end
-        waiting = len(self._waiting_tasks)
         try:
-            synced_end = self._sync()
+            self._sync_once()
+        finally:
+            self._finish()
+
+    def _begin(self) -> None:
+        """Be the one who syncs. The caller holds the lock, and calls `_finish` whatever happens."""
+        self._reached, self._served = self.synced_end, 0
+        self._syncing = True
+
+    def _sync_once(self) -> None:
+        """Sync; whoever came in the meantime is served by the next sync."""
+        served = len(self._waiting_tasks)
+        try:
+            self._reached, self._served = self._sync(), served
         except DiskFailed as failure:
             self.failure = failure
         except Exception as error:  # whatever it was, nobody may be told that the bytes are safe
             self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log anew")
             raise
-        finally:
-            self._finish(synced_end, waiting)
 
-    def _finish(self, synced_end: int, waiting: int) -> None:
+    def _finish(self) -> None:
         with self._turn:
-            self.synced_end = synced_end
+            self.synced_end = self._reached
             self._syncing = False
-            self._release_tasks(waiting)
+            self._release_tasks(self._served)
             if self._waiting_tasks and not self._closed:
                 self._lead_from_pool()
             self._turn.notify_all()

@@ -35,7 +35,8 @@ class Kept(Protocol):
 class Keeper:
     """Ticks one log or queue until it is stopped or that one ends."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: Kept, *, at_most_ms: int | None = None) -> None:
+        self._at_most_ms = at_most_ms
         # Not an Event: this may be called from a finalizer, at any point of any thread, the keeper's own included.
         self._wake: SimpleQueue[None] = SimpleQueue()
         # Weakly: what nobody holds any more must end, though a thread looks after it.
@@ -63,6 +64,8 @@ class Keeper:
             due_ms = self._tick()
             if due_ms == _OVER:
                 return
+            if self._at_most_ms is not None:
+                due_ms = self._at_most_ms if due_ms is None else min(due_ms, self._at_most_ms)
             with suppress(Empty):
                 self._wake.get(timeout=None if due_ms is None else due_ms / 1000)
 

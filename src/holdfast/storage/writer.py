@@ -82,7 +82,6 @@ class Writer:
         self._held_from: int | None = None
         self._held_since_sync: int | None = None
         self._fast_until = 0  # position up to which a single message needs no more than a store
-        self._acquire, self._release = self.lock.acquire, self.lock.release
         self._one_count = _ONE_COUNT.pack(1, kind, Codec.NONE, 0, 0)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
         self._epoch_field = self.epoch.to_bytes(8, "little")
@@ -99,8 +98,7 @@ class Writer:
         body = ends + value + _PADDING[length & 7]
         total = HEADER_BYTES + len(body)
         crc = crc32c(body)
-        self._acquire()
-        try:
+        with self.lock:
             offset = self.end
             segment = self.active
             if segment is not None and (stop := segment.position + total) <= self._fast_until:
@@ -115,23 +113,26 @@ class Writer:
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
             )  # fmt: skip
             if mapped is not None:
+                # Between this store and the new end nothing is called: no signal can come between the two.
                 mapped[position:stop] = checked + _CRC(crc32c(checked)) + body
                 segment.position = stop
             else:
-                self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
+                try:
+                    self._store(segment, (checked, _CRC(crc32c(checked)), body), total)
+                except BaseException:
+                    segment.forget(position)
+                    raise
+            segment.next_offset = self.end = end = offset + 1
             index = segment.index
             if position >= index.next_entry_at:
                 index.add_entry(position, offset)
             if now_ns > index.max_time_ns:
                 index.max_time_ns = now_ns
-            segment.next_offset = self.end = end = offset + 1
             if hold or self._held_from is not None:
                 self._hold(offset, hold=hold)
             else:
                 self.readable_end = self._words[READABLE] = end
             return offset
-        finally:
-            self._release()
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, wholly or not at all; answers its first offset and the one behind its last."""
@@ -151,12 +152,12 @@ class Writer:
                     self._store(segment, (header, *body.parts), body.frame_bytes)
                     position += body.frame_bytes
                     offset += body.count
-            except HoldfastError:
+                segment.next_offset = self.end = offset
+            except BaseException:  # also a signal: what nobody was told of must not stand before what comes next
                 segment.forget(start)
                 self._fast_until = 0
                 raise
             self._add_to_index(segment, bodies, start, base)
-            self.end = offset
             self._hold(base, hold=hold)
             return base, offset
 

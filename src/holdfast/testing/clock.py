@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol
 
 from holdfast.env import ManualClock
 
@@ -14,24 +13,34 @@ from holdfast.env import ManualClock
 _REALLY_S: Final = 10.0
 
 
+class Attached(Protocol):
+    """A queue's engine, as the clock sees it."""
+
+    def tick(self) -> object:
+        """Do what is due now."""
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message."""
+
+
 class VirtualClock(ManualClock):
     """Moves when told to, or when somebody waits for a time. Delays, leases and retries fire in their order."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         super().__init__(now_ns)
-        self._ticks: list[Callable[[], int | None]] = []
+        self._attached: list[Attached] = []
         self._moving = threading.RLock()
 
     def now(self) -> datetime:
         """The time on this clock."""
         return datetime.fromtimestamp(self.now_ns() / 1e9, UTC)
 
-    def attach(self, tick: Callable[[], int | None]) -> None:
-        """Call this whenever something may be due; it answers in how many ms more will be."""
-        self._ticks.append(tick)
+    def attach(self, attached: Attached) -> None:
+        """From now on let things happen there when they are due."""
+        self._attached.append(attached)
 
-    def detach(self, tick: Callable[[], int | None]) -> None:
-        self._ticks.remove(tick)
+    def detach(self, attached: Attached) -> None:
+        self._attached.remove(attached)
 
     def advance(
         self,
@@ -60,7 +69,9 @@ class VirtualClock(ManualClock):
 
     def settle(self) -> int | None:
         """Do what is due now; answers in how many ms more will be."""
-        due = [tick() for tick in list(self._ticks)]
+        for attached in list(self._attached):
+            attached.tick()
+        due = [attached.due_ms() for attached in list(self._attached)]
         return min((ms for ms in due if ms is not None), default=None)
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:

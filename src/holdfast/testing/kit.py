@@ -81,7 +81,7 @@ class QueueKit:
 
     def reopen(self) -> Queue[Any]:
         """Close in order and open again."""
-        self.clock.detach(self.queue._engine.tick)
+        self.clock.detach(self.queue._engine)
         self.queue.close()
         self.queue = self._open()
         return self.queue
@@ -92,7 +92,7 @@ class QueueKit:
 
     def close(self) -> None:
         if not self.queue.closed:
-            self.clock.detach(self.queue._engine.tick)
+            self.clock.detach(self.queue._engine)
             self.queue.close()
 
     def __enter__(self) -> QueueKit:
@@ -106,12 +106,12 @@ class QueueKit:
 
         world = World(clock=self.clock, disk=self.disk, ids=self._ids)
         queue = open_queue(_FOLDER, world=world, **self._settings)
-        self.clock.attach(queue._engine.tick)
+        self.clock.attach(queue._engine)
         return queue
 
     def _leave(self) -> None:
         """The owner is gone; whatever it still has in hand reaches nobody."""
-        self.clock.detach(self.queue._engine.tick)
+        self.clock.detach(self.queue._engine)
         self.queue._engine.closed = True
 
     def _advance_to_next(self) -> bool:
