@@ -27,7 +27,8 @@ if __name__ == "__main__":
         with holdfast.open(f"{temporary}/payments", body_type=dict) as queue:
             queue.put({"amount": 100}, dedup_id="payment-1")
             print("put again:", queue.put({"amount": 100}, dedup_id="payment-1").duplicate)  # as after a timeout
-            print("booked:", credit(bank, queue.get()))  # and the process dies before the ack
+            message = queue.get()
+            print("booked:", credit(bank, message))  # and the process ends before the ack
         with holdfast.open(f"{temporary}/payments", body_type=dict) as queue, queue.get(timeout=1) as message:
             print("delivered again; booked:", credit(bank, message))
         print("balance:", bank.execute("SELECT balance FROM account").fetchone()[0])

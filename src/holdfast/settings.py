@@ -77,7 +77,7 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
     backoff_factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
     backoff_max_ms: Annotated[int, Meta(ge=0, le=365 * _DAY_MS)] = 600_000
     backoff_jitter_percent: Annotated[int, Meta(ge=0, le=100)] = 20
-    dropped_delay_ms: Annotated[int, Meta(ge=0, le=30 * _DAY_MS)] = 0
+    dropped_delay_ms: Annotated[int, Meta(ge=0, le=30 * _DAY_MS)] | None = None
     max_error_chars: Annotated[int, Meta(ge=100, le=1_000_000)] = 4_000
 
     ttl_ms: _Millis | None = None

@@ -15,7 +15,6 @@ import pytest
 from holdfast import Queue
 from holdfast.delivery.events import Phase
 from holdfast.env import real_world
-from tests.crash.queue_histories import check_invariants, look, number_of, where
 from tests.crash.queue_process import (
     ANSWERED,
     BEGUN,
@@ -26,6 +25,7 @@ from tests.crash.queue_process import (
     live,
     only_open,
 )
+from tests.crash.queue_promises import check_invariants, look, number_of, where
 from tests.crash.writer_process import Journal, Note, started
 
 PATIENCE_S = 120

@@ -9,7 +9,9 @@ import pytest
 
 from holdfast.env import ManualClock, SeededIds
 from holdfast.env.simdisk import SimulatedDisk
-from tests.crash.queue_histories import QueueHistory, check_after_cut, number_of, small_queue
+from tests.crash.queue_histories import QueueHistory
+from tests.crash.queue_promises import check_after_cut, number_of, small_queue
+from tests.crash.queue_stories import OPERATIONS, release
 
 SLICES = 4
 
@@ -17,7 +19,7 @@ SLICES = 4
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("part", range(SLICES))
 def test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut(durability, part, scale):
-    wanted = scale(500, 100_000) // SLICES
+    wanted = scale(240, 100_000) // SLICES
     states, seed = 0, part * 1_000_000
     while states < wanted:
         states += stop_here_and_there(seed, durability, lambda history, rng: history.disk.cut(rng))
@@ -26,13 +28,13 @@ def test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut(durabilit
 
 def test_nothing_that_was_answered_is_undone_wherever_the_process_is_killed(scale):
     states, seed = 0, 0
-    while states < scale(250, 50_000):
+    while states < scale(150, 50_000):
         states += stop_here_and_there(seed, "os", lambda history, rng: history.disk.kill(), killed=True)
         seed += 1
 
 
 def test_a_second_cut_during_recovery_undoes_nothing_either(scale):
-    for seed in range(scale(25, 3_000)):
+    for seed in range(scale(8, 3_000)):
         rng = random.Random(seed)
 
         def cut(history: QueueHistory, call: str, rng: random.Random = rng, seed: int = seed) -> None:
@@ -80,94 +82,20 @@ def cut_while_opening(history: QueueHistory, disk: SimulatedDisk, rng: random.Ra
 # Inside one operation, at every call
 
 
-def some_messages(history: QueueHistory) -> None:
-    """Of every kind, some of them handed out, not all of it synced."""
-    for options in ({"key": "a"}, {"priority": 5}, {"delay": 5}, {"dedup_id": "x"}, {"key": "a"}, {"ttl": 1_000}):
-        history.put(**options)
-    history.get(3)
-
-
-def dead_letters(history: QueueHistory) -> None:
-    some_messages(history)
-    history.reject()
-    history.sync()
-    history.reject()
-
-
-def released_and_held(history: QueueHistory) -> None:
-    """A message that was delayed is in hand."""
-    history.put(delay=0.5)
-    history.sync()
-    history.clock.advance(seconds=1)
-    history.q._engine.tick()
-    history.get(1)
-
-
-def last_attempt(history: QueueHistory) -> None:
-    history.put(key="a")
-    for _ in range(2):
-        history.get(1)
-        history.q.nack_many([history.held.pop(n) for n in list(history.held)], delay=0)
-    history.get(1)
-
-
-def nothing(history: QueueHistory) -> None:
-    history.sync()
-
-
-def nack_now(history: QueueHistory) -> None:
-    history.q.nack_many([history.held.pop(n) for n in list(history.held)], delay=0)
-
-
-def release(history: QueueHistory) -> None:
-    history.clock.advance(seconds=6)
-    history.q._engine.tick()
-
-
-def lease_end(history: QueueHistory) -> None:
-    history.clock.advance(seconds=40)
-    history.q._engine.tick()
-
-
-def release_and_ack(history: QueueHistory) -> None:
-    released_and_held(history)
-    history._ack(list(history.held))
-
-
-OPERATIONS: dict[str, tuple[Callable[[QueueHistory], None], Callable[[QueueHistory], object]]] = {
-    "a snapshot": (some_messages, QueueHistory.snapshot),
-    "the first dead letter": (some_messages, QueueHistory.reject),
-    "another dead letter": (dead_letters, QueueHistory.reject),
-    "the last nack": (last_attempt, nack_now),
-    "the end of a lease": (last_attempt, lease_end),
-    "a reject of what was delayed": (released_and_held, QueueHistory.reject),
-    "an ack of what was delayed": (nothing, release_and_ack),
-    "a release": (some_messages, release),
-    "a redrive": (dead_letters, QueueHistory.redrive),
-    "a purge": (dead_letters, QueueHistory.purge),
-    "compacting": (dead_letters, QueueHistory.compact),
-    "the first delayed put": (nothing, lambda history: history.put(delay=5)),
-    "the first put with a dedup id": (nothing, lambda history: history.put(dedup_id="x")),
-    "a seek": (some_messages, QueueHistory.seek),
-    "closing": (dead_letters, QueueHistory.reopen),
-}
-
-
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_cut_inside_an_operation_undoes_nothing(name, durability, scale):
     prepare, operate = OPERATIONS[name]
-    for seed in range(scale(2, 200)):
+    for seed in range(scale(1, 200)):
         rng = random.Random(f"{name} {seed}")
-        inside = False
 
         def cut(history: QueueHistory, call: str, rng: random.Random = rng) -> None:
-            if inside:
-                check_after_cut(history, history.disk.cut(rng))
+            check_after_cut(history, history.disk.cut(rng))
 
-        history = QueueHistory(seed, durability=durability, maps=seed % 2 == 0, on_cut_point=cut)
+        maps = (seed + len(name)) % 2 == 0
+        history = QueueHistory(seed, durability=durability, maps=maps)
         prepare(history)
-        inside = True
+        history.cut_with(cut)
         history.do(lambda history=history: operate(history))
         for _ in range(3):
             check_after_cut(history, history.disk.cut(rng))

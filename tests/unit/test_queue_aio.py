@@ -187,7 +187,7 @@ def test_a_dropped_message_comes_back():
         gc.collect()
         assert (await q.get(timeout=0)).attempt == 2
 
-    Place().run(story)
+    Place(dropped_delay_ms=0).run(story)
 
 
 def test_states():

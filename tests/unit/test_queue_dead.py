@@ -28,7 +28,7 @@ def buried(place: Place, *messages: bytes | NewMessage, reason: str = "why") -> 
 
 
 def test_a_dead_letter_tells_every_error_the_reason_and_its_original_place():
-    place = Place(max_attempts=3)
+    place = Place(max_attempts=3, dropped_delay_ms=0)
     place.q.put(b"before")
     stored = place.q.put(b"x", key=b"k", headers=[("a", "1"), ("a", "2")], priority=4, correlation_id="c-1")
     published = at(place)

@@ -14,7 +14,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.delivery import Delivered, Delivery
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.hands import Delivered
 from holdfast.broker.marks import (
     CORRELATION_ID,
     DEAD,

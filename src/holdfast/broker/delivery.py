@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Final
 
-import msgspec
-
+from holdfast.broker.hands import Delivered, Dropped
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.renewals import Renewals
@@ -19,7 +18,6 @@ from holdfast.broker.waiters import Waiters
 from holdfast.delivery.claims import held, lost
 from holdfast.delivery.commands import (
     DROPPED,
-    LEASE_ENDED,
     NO_SESSION,
     Bury,
     Command,
@@ -42,7 +40,6 @@ from holdfast.delivery.events import (
     Leased,
     Lost,
     Released,
-    Returned,
     Skipped,
     encode_event,
 )
@@ -50,7 +47,7 @@ from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
-from holdfast.errors import DamagedRange, LeaseLost, OffsetOutOfRange, Unavailable
+from holdfast.errors import DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import QueueSettings
 from holdfast.storage.log import Log
@@ -68,18 +65,6 @@ _FENCE: Final = attrgetter("fence")
 _LEASED_AT: Final = attrgetter("at_ms")
 _OFFSET: Final = attrgetter("offset")
 _TIMESTAMP: Final = attrgetter("timestamp_ns")
-
-
-class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """A message in a holder's hands."""
-
-    record: Record
-    lease: Lease
-    attempt: int
-
-    @property
-    def receipt(self) -> Receipt:
-        return Receipt(self.record.offset, self.lease.fence)
 
 
 class Delivery:
@@ -101,14 +86,13 @@ class Delivery:
         self.dead_end: Callable[[], int] = lambda: -1
         self.on_attention: Callable[[], None] = lambda: None
         self._supply = Supply(log, group, settings)
-        self._dropped: list[Receipt] = []  # filled by finalizers, at any point of any thread: append and pop only
+        self._dropped = Dropped(log.folder)
         self.renewals = Renewals()
         self._due_mono_ms = 0  # by then somebody will call `tick`
         self._scanned_at = log.written_end
         self._floor_mark = (0, 0)
         self._skipped_to = 0
         self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
-        self._acquire, self._release = self.lock.acquire, self.lock.release
         self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
@@ -136,14 +120,15 @@ class Delivery:
 
     def receive_next(self) -> Delivered | None:
         """The next message in plain order, for the queue's own lease; None where anything is special."""
-        self._acquire()
-        try:
+        with self.lock:
             group = self.group
             if self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
                 return None
-            return self._receive_one(self.settings.lease_ms, self.holder, group.session)
-        finally:
-            self._release()
+            try:
+                return self._receive_one(self.settings.lease_ms, self.holder, group.session)
+            except BaseException as error:
+                self._mend(error)
+                raise
 
     def receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool = False, moving_to: int = -1
@@ -272,39 +257,50 @@ class Delivery:
                     self._observe_handle(now_ns - at_ms * 1_000_000, count)
             if len(good) == len(receipts):
                 return appended, None
-            return appended, self._lost([receipt for receipt in receipts if receipt not in good])
+            return appended, self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """The fused form of `ack` for one message, where acks need not be synced."""
-        self._acquire()
-        try:
+        with self.lock:
             group = self.group
             lease = group.leases.get(offset)
             if lease is None or lease.fence != fence:
                 return self._lost([Receipt(offset, fence)])
             now_ns = self._now_ns()
-            self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
-            group.ack_one(offset)
-        finally:
-            self._release()
+            try:
+                self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
+                group.ack_one(offset)
+            except BaseException as error:
+                self._mend(error)
+                raise
         self._count_acked()
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None
 
     def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
         """Carry out a command; answers with what happened, and what to wait for."""
+        events, appended, refused = self.settle_all([command], durability)
+        if refused is not None:
+            raise refused
+        return events, appended
+
+    def settle_all(
+        self, commands: Sequence[Command], durability: Durability | None = None
+    ) -> tuple[list[Event], Appended | None, LeaseLost | None]:
+        """Carry out commands, each for a message of its own, in one write; and the error for those refused."""
+        events: list[Event] = []
+        refused: LeaseLost | None = None
         with self.lock:
             now = self._moment()
-            try:
-                events = decide(self.group, command, self.settings, now)
-            except LeaseLost:
-                self.metrics.lost_leases.add()
-                raise
-            if not events:
-                return events, None
-            appended = self.commit_events(events, durability or self.settings.ack_durability)
+            for command in commands:
+                try:
+                    events += decide(self.group, command, self.settings, now)
+                except LeaseLost as error:
+                    self.metrics.lost_leases.add()
+                    refused = error
+            appended = self.commit_events(events, durability or self.settings.ack_durability) if events else None
             self._after(events, now)
-        return events, appended
+        return events, appended, refused
 
     def ack_held(self, offsets: Sequence[int]) -> None:
         """Ack whatever holder has these: at opening, for moves that turned out to have taken place."""
@@ -323,7 +319,7 @@ class Delivery:
 
     def drop(self, receipt: Receipt) -> None:
         """Nobody has the message in hand any more, and nobody settled it. Callable from a finalizer."""
-        self._dropped.append(receipt)
+        self._dropped.add(receipt)
         self.on_attention()
 
     def renew(self, receipt: Receipt, lease_ms: int) -> None:
@@ -335,12 +331,9 @@ class Delivery:
     def seek(self, to: int) -> None:
         """Go on from there: all before is passed over, all behind comes again."""
         with self.lock:
-            end, levels = self._log.end, self.group.lanes.levels
-            unseen = [(offset, level) for level, known in enumerate(levels) for offset in known if offset >= end]
+            unread = self._supply.unread_priorities()
             self._commit(Seek(to), durability="interval")
-            self._supply.scan_priorities()
-            for offset, level in unseen:  # written, but not readable yet
-                self.group.arrive(offset, [level])
+            self._supply.scan_priorities(unread)
             # What came back must not be trimmed away before the floor is looked at again.
             self._floor_mark = (self.journal.log.written_end, self.group.floor)
             self._log.pin(self.journal.log.folder, self.group.floor)
@@ -373,6 +366,10 @@ class Delivery:
                 self._after(events, now)
             if self.group.floor < self._log.start and self._skipped_to < self._log.start:
                 self._skipped_to = self._log.start
+                if not self.settings.retention_ignores_pins:
+                    logger.error(
+                        "messages %d to %d of %s are gone", self.group.floor, self._skipped_to - 1, self._log.folder
+                    )
                 self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
             self.group.deadlines.forget(now.mono_ms)
             self.group.timers.forget(now.wall_ms)
@@ -392,10 +389,10 @@ class Delivery:
 
     def pin(self) -> None:
         """Let the log go up to the floor, as far as the events that raised it are on disk."""
-        marked_at, floor = self._floor_mark
-        if self.journal.log.synced_end >= marked_at:
-            self._log.pin(self.journal.log.folder, floor)
-            with self.lock:
+        with self.lock:  # or a floor from before a `seek` could take the place of the one after it
+            marked_at, floor = self._floor_mark
+            if self.journal.log.synced_end >= marked_at:
+                self._log.pin(self.journal.log.folder, floor)
                 self._floor_mark = (self.journal.log.written_end, self.group.floor)
 
     def compact(self) -> int:
@@ -446,14 +443,12 @@ class Delivery:
         return Snapshot(self.journal.log.written_end, image_of(self.group))
 
     def _take_back_dropped(self) -> None:
-        while self._dropped:
-            receipt = self._dropped.pop()
-            if held(self.group, receipt):
-                delay_ms = self.settings.dropped_delay_ms
-                now = self._moment()
-                events = decide(self.group, Nack(receipt, delay_ms, why=DROPPED), self.settings, now)
-                self.commit_events(events)
-                self._after(events, now)
+        for receipt in self._dropped.take(self.group):
+            now = self._moment()
+            command = Nack(receipt, self.settings.dropped_delay_ms, why=DROPPED)
+            events = decide(self.group, command, self.settings, now)
+            self.commit_events(events)
+            self._after(events, now)
 
     def _moment(self) -> Moment:
         return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead_end())
@@ -464,23 +459,28 @@ class Delivery:
 
     def commit_events(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
         """Journal, then apply. The caller holds the lock."""
-        appended = self.journal.append(events, durability)
-        for event in events:
-            self.group.apply(event)
+        try:
+            appended = self.journal.append(events, durability)
+            for event in events:
+                self.group.apply(event)
+        except BaseException as error:
+            self._mend(error)
+            raise
         return appended
+
+    def _mend(self, error: BaseException) -> None:
+        """See to it that journal and state agree: a signal, such as Ctrl-C, may have come between the two."""
+        if not isinstance(error, HoldfastError):
+            unread = self._supply.unread_priorities()
+            self.journal.restore(self.group)
+            self._supply.scan_priorities(unread)
 
     def _after(self, events: Sequence[Event], now: Moment) -> None:
         """Whoever must know: waiting consumers, and the one who ticks."""
         released = sum(size(event.runs) for event in events if isinstance(event, Released))
         if released:
             self.waiters.wake(released)
-        returned = [event.why for event in events if isinstance(event, Returned)]
-        if returned:
-            self.metrics.returned.add(len(returned))
-        ended = returned.count(LEASE_ENDED)
-        ended += sum(isinstance(event, Buried) and event.error == LEASE_ENDED for event in events)
-        if ended:
-            self.metrics.expired_leases.add(ended)
+        self.metrics.count_returned(events)
         if any(isinstance(event, Buried) for event in events):
             self._expect_tick(now.mono_ms)
         due_ms = self._next_due_ms(now)

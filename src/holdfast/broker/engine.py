@@ -30,7 +30,7 @@ from holdfast.broker.metrics import Metrics, MetricsSnapshot, Observer
 from holdfast.broker.partition import Partition
 from holdfast.delivery.commands import Command, Receipt
 from holdfast.delivery.events import Buried, Event
-from holdfast.env import World, real_world
+from holdfast.env import World, close_in_children, real_world
 from holdfast.errors import (
     BadSettings,
     Closed,
@@ -51,7 +51,7 @@ from holdfast.storage.opening import open_error
 logger = logging.getLogger(__name__)
 
 _AFTER_ERROR_MS: Final = 1_000
-_SHARE_IT: Final = "Close it there and try again; sharing a folder between processes needs the server"
+_SHARE_IT: Final = "Close it there and try again; in one process share the queue object: it is safe for threads"
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +100,7 @@ class QueueEngine:
         self.settings = settings
         self.metrics = metrics
         self.closed = False
+        self._forked = False
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
         note = world.ids.process_note()
@@ -107,6 +108,7 @@ class QueueEngine:
         self._told: Exception | None = None
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
+        close_in_children(self)
         self._closing = ExitStack()  # lets go of everything, in the other order, whatever fails on the way
         try:
             self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
@@ -236,6 +238,12 @@ class QueueEngine:
         events, appended = self.delivery.settle(command, durability)
         return Pending(events, appended, any(isinstance(event, Buried) for event in events))
 
+    def settle_all(self, commands: Sequence[Command]) -> Pending:
+        """Carry out commands for different messages as one; `wait` raises LeaseLost for those that are refused."""
+        self.check_open()
+        events, appended, refused = self.delivery.settle_all(commands)
+        return Pending(events, appended, any(isinstance(event, Buried) for event in events), refused)
+
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
         """Ack what is still held; `wait` raises LeaseLost for the others."""
         self.check_open()
@@ -320,8 +328,8 @@ class QueueEngine:
     def stats(self) -> QueueStats:
         self.check_open()
         log, group = self.partition.log, self.delivery.group
+        segments = log.segments()  # reads indexes from disk: not while consumers wait for the lock
         with self.delivery.lock:
-            segments = log.segments()
             waiting = 0 if self.partition.delayed is None else len(self.partition.delayed)
             return QueueStats(
                 name=self.topic,
@@ -349,7 +357,16 @@ class QueueEngine:
         delayed_id = mark(record, DELAYED_ID) if record.headers else None
         return message_id(self.topic, 0, record.offset, None if delayed_id is None else int(delayed_id))
 
+    def disown(self) -> None:
+        """In a child after a fork: the parent owns the folder, and goes on with it."""
+        self.closed = self._forked = True
+
     def check_open(self) -> None:
+        if self._forked:
+            raise Closed(
+                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open queues "
+                "after forking, in the one process that is to own them"
+            )
         if self.closed:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")
 

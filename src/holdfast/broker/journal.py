@@ -58,6 +58,7 @@ class Journal:
         self._before_at = 0
         self._keeping = threading.Lock()
         self._current_is_whole = True  # a damaged one must not take the place of the one before
+        self._start = 0  # where a new group began
         self.write_one = log.write_one
 
     @staticmethod
@@ -69,11 +70,12 @@ class Journal:
             group = Group(start) if snapshot is None else group_of(snapshot.image)
             journal = Journal(world, folder, log, 0 if snapshot is None else snapshot.position)
             journal._current_is_whole = name == SNAPSHOT
+            journal._start = start
             if journal._snapshot_at > log.written_end:
                 # Events were lost that the snapshot has: new ones would stand where replay does not look.
                 journal._snapshot_at = log.written_end
                 journal.snapshot(group)
-            journal._replay(group)
+            journal._replay(group, journal._snapshot_at)
         except BaseException:
             log.close()
             raise
@@ -118,9 +120,17 @@ class Journal:
     def close(self) -> None:
         self.log.close()
 
-    def _replay(self, group: Group) -> None:
-        """Bring the group up to the journal's end."""
-        at = self._snapshot_at
+    def restore(self, group: Group) -> None:
+        """Make the group what the journal says it is: a call was interrupted, and nobody knows how far it came."""
+        self.log.sync()  # an event that is held back could not be read
+        with self._keeping:
+            snapshot, _ = newest_snapshot(self._world, self._folder)
+            fresh = Group(self._start) if snapshot is None else group_of(snapshot.image)
+            self._replay(fresh, 0 if snapshot is None else snapshot.position)
+        vars(group).update(vars(fresh))
+
+    def _replay(self, group: Group, at: int) -> None:
+        """Bring the group, as it was before the event `at`, up to the journal's end."""
         damaged = False
         if at < self.log.start:
             raise CorruptData(

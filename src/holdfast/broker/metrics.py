@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
+
+from holdfast.delivery.commands import LEASE_ENDED
+from holdfast.delivery.events import Buried, Event, Returned
 
 logger = logging.getLogger(__name__)
 
@@ -236,6 +239,16 @@ class Metrics:
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """A value that is read when a snapshot is taken, and costs nothing until then."""
         self._gauges[name] = read
+
+    def count_returned(self, events: Sequence[Event]) -> None:
+        """Count the messages that came back, and the leases that ended by themselves."""
+        ways = [event.why for event in events if isinstance(event, Returned)]
+        if ways:
+            self.returned.add(len(ways))
+        ended = ways.count(LEASE_ENDED)
+        ended += sum(isinstance(event, Buried) and event.error == LEASE_ENDED for event in events)
+        if ended:
+            self.expired_leases.add(ended)
 
     def snapshot(self) -> MetricsSnapshot:
         values: dict[str, Any] = {

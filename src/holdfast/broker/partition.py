@@ -75,11 +75,13 @@ class Partition:
         self._settings = settings
         self._metrics = metrics
         self.log = log
+        self.log.on_readable = self.wake
         self.deliveries: list[Delivery] = []
         self.delayed: DelayStore | None = None
         self.dedup: DedupIndex | None = None
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
+        self._save_lock = threading.Lock()  # around a save of the dedup ids
         self._dedup_saved_ms = self._mono_ms()
 
     @staticmethod
@@ -147,7 +149,6 @@ class Partition:
                     self.log.wait(appended)
                     store.released([message.id for message in due], appended.next_offset)
                     self._count_released(due, now_ns)
-                    self.wake(len(due))
                     total += len(due)
                 if len(due) < _RELEASE_MOST:
                     store.settled(self.log.synced_end)
@@ -166,9 +167,7 @@ class Partition:
 
     def append_moved(self, batch: Batch) -> None:
         """Take in messages from another log, which may then forget them."""
-        appended = self._write(batch, "fsync", moved=True)
-        self.log.wait(appended)
-        self.wake(len(batch.values))
+        self.log.wait(self._write(batch, "fsync", moved=True))
 
     def cancel_delayed(self, delayed_id: int) -> bool:
         """Take a message back that waits for its time; False where it does not."""
@@ -207,9 +206,11 @@ class Partition:
 
     def save_dedup(self) -> None:
         """Put the dedup ids that only memory holds on disk; the messages that have them are on disk first."""
-        dedup = self.dedup
-        if dedup is None:
-            return
+        if self.dedup is not None:
+            with self._save_lock:
+                self._save_dedup(self.dedup)
+
+    def _save_dedup(self, dedup: DedupIndex) -> None:
         with self._lock:
             saving = dedup.begin_save(Covered(self._position(self.log), self._intake_position()))
         self._dedup_saved_ms = self._mono_ms()
@@ -278,6 +279,9 @@ class Partition:
         appended = store.write(batch, durability=durability, codec=codec)
         places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
         due_now = any(draft.due_at_ms <= now_ms for draft in drafts)
+        # Now: who waits for the sync may be cancelled, and the message comes due all the same.
+        for delivery in self.deliveries:
+            delivery.on_attention()
         return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
 
     def _publish_unseen(
@@ -343,13 +347,10 @@ class Partition:
         return appended
 
     def _tell(self, publication: Publication) -> None:
-        if publication.in_log is not None:
-            self.wake(len(publication.places))
-        if publication.in_delayed is not None:
-            if publication.due_now:
-                self.release()
-            for delivery in self.deliveries:
-                delivery.on_attention()
+        if publication.in_log is not None and publication.durability != "fsync":
+            self.wake(len(publication.places))  # otherwise the sync has done it
+        if publication.due_now:
+            self.release()
 
     def _open_delayed(self) -> DelayStore:
         store = self.delayed
@@ -357,8 +358,9 @@ class Partition:
             with self._release_lock:
                 if self.delayed is None:
                     store = DelayStore.open(self._world, join(self._folder, "delayed"), self._settings)
-                    found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
-                    store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
+                    if store.intake.written_end:  # out of a new one nothing was ever released
+                        found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
+                        store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
                     store.settled(self.log.end)
                     store.on_attention = lambda: self.deliveries[0].on_attention() if self.deliveries else None
                     if self.dedup is not None:

@@ -17,13 +17,13 @@ class Renewals:
         self._lease_ms[receipt] = lease_ms
 
     def remove(self, receipt: Receipt) -> None:
-        """Its lease ends by itself from now on. Needs no lock."""
+        """Its lease ends by itself from now on. Needs no lock; finalizers call it, at any point of any thread."""
         self._lease_ms.pop(receipt, None)
 
     def due(self, group: Group, mono_ms: int) -> list[tuple[Receipt, int]]:
         """Those to be extended now, because a third is used up; those that are settled or lost are forgotten."""
         found: list[tuple[Receipt, int]] = []
-        for receipt, lease_ms in list(self._lease_ms.items()):
+        for receipt, lease_ms in self._lease_ms.copy().items():
             if not held(group, receipt):
                 self.remove(receipt)
             elif group.leases[receipt.offset].until_ms - mono_ms <= lease_ms * 2 // 3 + 1:

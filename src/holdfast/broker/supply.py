@@ -67,7 +67,7 @@ class Supply:
             try:
                 record = self._follower.record(offset)
             except (DamagedRange, OffsetOutOfRange) as error:
-                logger.error("message cannot be read", extra={"offset": offset, "error": str(error)})
+                logger.error("message %d of %s cannot be read: %s", offset, self._log.folder, error)
                 lost.append(offset)
                 continue
             if 0 < record.expires_at_ms <= now_ms:
@@ -91,7 +91,12 @@ class Supply:
                 offset = frame.next_offset
         return range(start, min(offset, self._log.end))
 
-    def scan_priorities(self) -> None:
+    def unread_priorities(self) -> list[tuple[int, int]]:
+        """(offset, priority) of messages that are written, but cannot be read yet: a scan would not find them."""
+        end, levels = self._log.end, self._group.lanes.levels
+        return [(offset, level) for level, known in enumerate(levels) for offset in known if offset >= end]
+
+    def scan_priorities(self, unread: Sequence[tuple[int, int]] = ()) -> None:
         """Look through the log for the priorities that the group does not know yet."""
         lanes = self._group.lanes
         start = max(lanes.scanned, self._group.floor, self._log.start)
@@ -100,6 +105,8 @@ class Supply:
                 levels = frame.columns().priorities()
                 if levels is not None:
                     self._group.arrive(frame.base_offset, bytes(levels))
+        for offset, level in unread:
+            self._group.arrive(offset, [level])
         lanes.scanned = self._log.written_end
 
     def _aged(self, now_ms: int) -> int:

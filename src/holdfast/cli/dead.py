@@ -9,14 +9,11 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
 from holdfast.cli.ask import confirmed
 from holdfast.cli.look import DEAD, show_messages
-from holdfast.cli.lookup import everything_about, show_everything
+from holdfast.cli.lookup import dead_id, everything_about, show_everything
 from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import opened
 from holdfast.cli.options import WAIT, AsJson, DryRun, Limit, QueueFolder, Wait, Where, Yes
@@ -29,6 +26,7 @@ from holdfast.storage.finding import count_of
 app = typer.Typer(help="Dead letters: look at them, put them back, drop them.", rich_markup_mode=None)
 
 _AT_ONCE: Final = 500
+_COUNT_CELLS: Final = 7
 
 _Ids: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Of dead letters; all of them by default.")
@@ -66,13 +64,13 @@ def ls_command(
 @command
 def show_command(
     folder: QueueFolder,
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="Of a dead letter.")],
+    letter_id: Annotated[str, typer.Argument(metavar="ID", help="Of a dead letter, or the message's own.")],
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Show everything about one dead letter: every error, and where it came from."""
     with opened(folder, wait=wait) as queue:
-        found = everything_about(queue, queue.dead.show(letter_id).id)
+        found = everything_about(queue, dead_id(queue, letter_id))
         if as_json:
             print_json(found.document)
         else:
@@ -181,12 +179,11 @@ def _show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
     if not groups:
         stderr().print("no dead letters")
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    table.add_column("count", justify="right")
-    for title in ("reason", "error", "first (UTC)", "last (UTC)", "example"):
-        table.add_column(title, no_wrap=title != "error", overflow="fold")
+    console = stdout()
+    reasons = max(len("reason"), *(len(safe(group.reason)) for group in groups))
+    console.print(f"{'count':>{_COUNT_CELLS}}  {'reason':{reasons}}  {'last (UTC)':19}  example, error", soft_wrap=True)
     for group in groups:
-        span = (seconds_text(group.first), seconds_text(group.last))
-        row = (f"{group.count:,}", safe(group.reason), safe(group.error), *span, safe(group.example))
-        table.add_row(*map(Text, row))
-    stdout().print(table)
+        facts = f"{safe(group.reason):{reasons}}  {seconds_text(group.last):19}  {safe(group.example)}"
+        console.print(f"{group.count:>{_COUNT_CELLS},}  {facts}", soft_wrap=True)
+        if group.error:
+            console.print(f"{'':{_COUNT_CELLS}}  {safe(group.error)}", soft_wrap=True)

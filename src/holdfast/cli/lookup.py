@@ -72,6 +72,20 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     )
 
 
+def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
+    """The id of a dead letter, found by that or by the id that the message had when it was alive."""
+    if not message_id.startswith(f"{queue.name}-"):
+        return queue.dead.show(message_id).id
+    offset, _ = parse_message_id(message_id, queue.name)
+    found = None
+    for letter in queue._engine.letters():
+        if letter.note.id == message_id or letter.note.offset == offset:
+            found = letter  # after a seek it may have died more than once: the last time counts
+    if found is None:
+        raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+    return DeadLetter(queue, found.record, "dead", letter=found).id
+
+
 def _letter_of(queue: holdfast.Queue[bytes], offset: int) -> DeadLetter[bytes] | None:
     """The dead letter of a message, if it is one and nobody brought the message back meanwhile."""
     if queue._delivery.group.phase(offset).value != "done":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -27,7 +28,14 @@ AnyMessage: TypeAlias = Contents[Any]
 
 PAGE_ROWS: Final = 100
 _SPACE: Final = 2
-_BODY_CELLS: Final = 16
+_BODY: Final = "body"
+_MOST_BODY_CELLS: Final = 200
+_MOST_ERROR_CELLS: Final = 200
+# Where there is too little room: which column gives way, and down to how many cells. An id never does.
+_GIVE_WAY: Final = (
+    (_BODY, 16), ("error", 24), (_BODY, 8), ("headers", 8), ("error", 16), ("holder", 8), ("key", 4), ("reason", 8),
+    ("error", 10), (_BODY, 4),
+)  # fmt: skip
 _MOST_SHOWN_BYTES: Final = 4_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -121,7 +129,9 @@ PRIORITY: Final = Column("pri", 3, lambda message: str(message.priority or ""), 
 ATTEMPTS: Final = Column("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
 HOLDER: Final = Column("holder", 16, lambda message: safe(getattr(message, "holder", "")))
 REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reason", "")))
-ERROR: Final = Column("error", 24, lambda message: safe(getattr(message, "error", "").partition("\n")[0]))
+ERROR: Final = Column(
+    "error", _MOST_ERROR_CELLS, lambda message: safe(getattr(message, "error", "").partition("\n")[0])
+)
 SIZE: Final = Column("bytes", 6, lambda message: f"{len(message.raw):,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 
@@ -143,11 +153,22 @@ def lease_end(queue: holdfast.Queue[Any], offset: int) -> datetime | None:
     return to_datetime(clock.now_ns() + left_ms * 1_000_000)
 
 
+def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
+    """The widths of the columns by their titles, made smaller until they fit, if they can."""
+    cells = dict(cells)
+    for title, least in _GIVE_WAY:
+        over = sum(cells.values()) + _SPACE * (len(cells) - 1) - room
+        if over > 0 and cells.get(title, 0) > least:
+            cells[title] = max(least, cells[title] - over)
+    return cells
+
+
 class Pages:
     """A table of any length, page by page; columns keep their place from one page to the next."""
 
     def __init__(self, console: Console, columns: Sequence[Column] = USUAL) -> None:
         self._console = console
+        self._room = console.width
         self._columns = columns
         self._shown: list[Column] = []
         self._page: list[AnyMessage] = []
@@ -175,23 +196,24 @@ class Pages:
         titles = [column.title for column in used] != [column.title for column in self._shown]
         places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
         self._shown = used
-        taken = sum(column.cells + _SPACE for column in used)
-        body_cells = max(_BODY_CELLS, self._console.width - taken)
+        bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
+        shown = [*used, Column(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
+        cells = _fitting({column.title: column.cells for column in shown}, self._room)
+        # Rich would cut every column alike, ids as well: what still does not fit goes over the edge instead.
+        self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
         table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
-        for column in used:
-            table.add_column(
-                column.title, justify=column.justify, width=column.cells, no_wrap=True, overflow="ellipsis"
-            )
-        table.add_column("body", width=body_cells, no_wrap=True, overflow="ellipsis")
-        for message, row in zip(self._page, rows, strict=True):
-            table.add_row(*(Text(row[i]) for i in places), Text(preview(message.raw, body_cells)))
+        for column in shown:
+            width = cells[column.title]
+            table.add_column(column.title, justify=column.justify, width=width, no_wrap=True, overflow="ellipsis")
+        for row, body in zip(rows, bodies, strict=True):
+            table.add_row(*(Text(row[i]) for i in places), Text(body))
         self._console.print(table)
         self._page.clear()
 
     def _width(self, column: Column, texts: Sequence[str]) -> int:
         """As wide as needed up to the column's own width; an id is never cut, for it is there to be copied."""
         before = next((each.cells for each in self._shown if each.title == column.title), 0)
-        longest = max(map(len, texts))
+        longest = max(map(cell_len, texts))
         most = longest if column.title == ID.title else column.cells
         return max(len(column.title), before, min(longest, most))
 

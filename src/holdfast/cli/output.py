@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 
-from holdfast.cli.text import safe
+from holdfast.cli.text import safe_lines
 from holdfast.errors import HoldfastError
 
 OK: Final = 0
@@ -31,6 +31,9 @@ NOT_DONE: Final = 2
 NOTHING_THERE: Final = 3
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
+
+# What reads from a pipe has no edge that text must end at.
+_PIPE_CELLS: Final = 1_000
 
 _P = ParamSpec("_P")
 
@@ -44,7 +47,10 @@ class _Console(Console):
 
 def stdout() -> Console:
     """For results. Made when needed, so that it writes to what stdout is at that moment."""
-    return _Console(highlight=False, markup=False, emoji=False)
+    console = _Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = _PIPE_CELLS
+    return console
 
 
 def stderr() -> Console:
@@ -86,11 +92,11 @@ def _write_ascii(text: str) -> None:
 
 
 def print_error(code: str, message: str, *, as_json: bool) -> None:
-    """One line on stderr."""
+    """One line on stderr; more where the message points at a place in an expression."""
     if as_json:
         line = json_text({"error": {"code": code, "message": message}})
     else:
-        line = f"error: {safe(message)}"
+        line = f"error: {safe_lines(message)}"
     sys.stdout.flush()
     sys.stderr.write(line + "\n")
 

@@ -38,9 +38,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a journal adds up to, and what is wrong with that."""
+    """What a journal adds up to, and what is wrong with that; `missing` are not settled and no longer in the log."""
 
     floor: int = 0
+    cursor: int = 0
+    missing: int = 0
     leased: int = 0
     waiting: int = 0
     dying: int = 0
@@ -58,7 +60,12 @@ def parts_of(world: World, folder: str) -> list[Part]:
             for group in _folders(world, join(folder, f"{place}/groups")):
                 name = f"{place}/groups/{group}"
                 found.append(Part("journal", name, join(folder, name)))
-    return [part for part in found if is_log(world, part.folder) or _has_segments(world, part.folder)]
+    return [part for part in found if holds_log(world, part.folder)]
+
+
+def holds_log(world: World, folder: str) -> bool:
+    """Whether there is a log. One whose state file is gone is still a log, and one to be checked."""
+    return is_log(world, folder) or any(name.endswith(".log") for name in _folders(world, folder))
 
 
 def _folders(world: World, folder: str) -> list[str]:
@@ -68,25 +75,23 @@ def _folders(world: World, folder: str) -> list[str]:
         return []
 
 
-def _has_segments(world: World, folder: str) -> bool:
-    """A log whose state file is gone is still a log, and one to be checked."""
-    return any(name.endswith(".log") for name in _folders(world, folder))
+def state_of(world: World, part: Part, log_start: int = 0) -> GroupState:
+    """Replay a journal, as opening would, and look at the state that comes of it.
 
-
-def state_of(world: World, part: Part) -> GroupState:
-    """Replay a journal, as opening would, and look at the state that comes of it."""
+    The log's start is to be older than this call: an owner raises the floor before it lets go of messages.
+    """
     for _ in range(_TRIES - 1):
         try:
-            return _replayed(world, part)
+            return _replayed(world, part, log_start)
         except (OSError, HoldfastError):
             continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
     try:
-        return _replayed(world, part)
+        return _replayed(world, part, log_start)
     except (OSError, HoldfastError) as error:
         return GroupState(wrong=(str(error),))
 
 
-def _replayed(world: World, part: Part) -> GroupState:
+def _replayed(world: World, part: Part, log_start: int) -> GroupState:
     snapshot, name = newest_snapshot(world, part.folder)
     if name != SNAPSHOT and world.disk.exists(join(part.folder, SNAPSHOT)):
         raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
@@ -111,8 +116,12 @@ def _replayed(world: World, part: Part) -> GroupState:
             break
     if not wrong:
         wrong = check_group(group)
+    # Without a snapshot nobody knows where the group began: perhaps there, with a new journal.
+    known = snapshot is not None and not wrong and group.floor < log_start
     return GroupState(
         floor=group.floor,
+        cursor=group.cursor,
+        missing=log_start - group.floor - group.done.range_cardinality(group.floor, log_start) if known else 0,
         leased=len(group.leases),
         waiting=len(group.waiting),
         dying=len(group.burials),

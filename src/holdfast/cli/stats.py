@@ -52,12 +52,9 @@ def _look(folder: str, wait: str) -> dict[str, Any]:
         stats = queue.stats()
         oldest = next(queue.messages("ready", limit=1), None)
         found: dict[str, Any] = msgspec.to_builtins(stats)
-    metrics = found.pop("metrics")
-    return {
-        **found,
-        **moment("oldest_ready", None if oldest is None else oldest.timestamp),
-        "metrics": metrics,
-    }
+    for own in ("metrics", "waiters", "durability"):
+        del found[own]  # of this short opening, which nobody asked about
+    return {**found, **moment("oldest_ready", None if oldest is None else oldest.timestamp)}
 
 
 def _watch(folder: str, every_s: float, wait: str, *, as_json: bool) -> None:
@@ -108,7 +105,6 @@ def _table(found: dict[str, Any]) -> Table:
     kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
     facts.add_row("offsets", kept)
     facts.add_row("disk", f"{size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
-    facts.add_row("durability", found["durability"])
     return facts
 
 

@@ -6,6 +6,8 @@ import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from rich.cells import cell_len
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -15,6 +17,20 @@ def safe(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def safe_lines(text: str) -> str:
+    """The same for a text that points at a place with a caret: its lines stay, and the caret stays under its place."""
+    lines = text.split("\n")
+    if not any(line.strip(" ") == "^" for line in lines):
+        return safe(text)  # whatever else has lines has them from outside
+    shown: list[str] = []
+    for i, line in enumerate(lines):
+        if i and line.strip(" ") == "^":
+            shown.append(" " * cell_len(safe(lines[i - 1][: len(line) - 1])) + "^")
+        else:
+            shown.append(safe(line))
+    return "\n".join(shown)
 
 
 def preview(value: bytes, most: int) -> str:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.cli.ask import confirmed
+from holdfast.cli.missing import missing_folders, missing_start
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout
 from holdfast.cli.owner import owner_of
 from holdfast.cli.parts import JOURNAL_FILES, GroupState, Part, damaged_runs, parts_of, state_of
@@ -43,16 +44,35 @@ def check_queue(folder: str, *, as_json: bool) -> int:
     owner = owner_of(folder)
     owned = owner is not None and owner.alive is True
     with progress_bar("checking", shown=not as_json) as progress:
-        found = [_checked(part, progress, owned=owned) for part in parts_of(real_world(), folder)]
-    ok = all(report.ok for report in found)
+        found = _checked_all(folder, progress, owned=owned)
+    ends = {report.part.name: report.state.cursor if report.state else report.log.end for report in found}
+    missing = missing_folders(real_world(), folder, ends, owned=owned)
+    ok = not missing and all(report.ok for report in found)
     if as_json:
-        print_json({"folder": folder, "ok": ok, "owned": owned, "logs": list(map(_document, found))})
+        logs = list(map(_document, found))
+        print_json({"folder": folder, "ok": ok, "owned": owned, "missing": missing, "logs": logs})
     else:
-        _show(stdout(), folder, found, owned=owned)
+        _show(stdout(), folder, found, missing, owned=owned)
     return OK if ok else DAMAGED
 
 
-def _checked(part: Part, progress: Any, *, owned: bool) -> PartReport:
+def _checked_all(folder: str, progress: Any, *, owned: bool) -> list[PartReport]:
+    """Each log, and the journals held against the logs of their messages."""
+    world = real_world()
+    found: dict[str, PartReport] = {}
+    for part in parts_of(world, folder):
+        log = found.get(f"{part.name.partition('/groups/')[0]}/log") if part.kind == "journal" else None
+        report = _checked(part, progress, owned=owned, log_start=log.log.start if log is not None else 0)
+        found[part.name] = report
+        if log is None or report.state is None or any(each.code == "unpublished" for each in report.log.findings):
+            continue  # of events that only the next opening will see, some may have settled what seems to be missing
+        what = missing_start(world, folder, part.name.split("/")[1], log.log, report.state)
+        if what is not None:
+            found[log.part.name] = msgspec.structs.replace(log, wrong=(*log.wrong, what))
+    return list(found.values())
+
+
+def _checked(part: Part, progress: Any, *, owned: bool, log_start: int) -> PartReport:
     world = real_world()
     report = check(part.folder, owned=True if owned else None, progress=progress)
     if part.kind == "journal":
@@ -62,7 +82,7 @@ def _checked(part: Part, progress: Any, *, owned: bool) -> PartReport:
             if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
         )
         report = msgspec.structs.replace(report, findings=findings)
-        state = state_of(world, part)
+        state = state_of(world, part, log_start)
         return PartReport(part, report, state, state.wrong)
     # An owner drops these files while we look: only without one is a file that is not there a missing one.
     wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
@@ -80,7 +100,7 @@ def _document(found: PartReport) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, folder: str, found: Sequence[PartReport], *, owned: bool) -> None:
+def _show(console: Console, folder: str, found: Sequence[PartReport], missing: Sequence[str], *, owned: bool) -> None:
     console.print(f"{safe(folder)}: a queue of {count_of(len(found), 'log')}", soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
     table.add_column(overflow="fold")
@@ -100,14 +120,24 @@ def _show(console: Console, folder: str, found: Sequence[PartReport], *, owned: 
             console.print(f"\n{safe(report.part.name)}", soft_wrap=True)
             show_findings(console, report.log.findings)
             for what in report.wrong:
-                console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"), soft_wrap=True)
+                _show_damage(console, what)
+    if missing:
+        console.print()
+    for what in missing:
+        _show_damage(console, what)
     console.print()
-    if all(report.ok for report in found):
+    if not missing and all(report.ok for report in found):
         messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
         console.print(Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
-    else:
-        text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run"
-        console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
+        return
+    # What is missing as a whole only a copy brings back, and that was said.
+    mends = any(not report.log.ok or (report.wrong and report.part.kind != "messages") for report in found)
+    text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run" if mends else ""
+    console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
+
+
+def _show_damage(console: Console, what: str) -> None:
+    console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"), soft_wrap=True)
 
 
 def repair_queue(folder: str, *, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:

@@ -43,6 +43,9 @@ from holdfast.delivery.timers import Deadlines, Timers
 # Offsets have 63 bits; a bitmap's range needs an end.
 FAR: Final = 2**63
 
+# A message that is tried for ever must not fill the memory with its errors.
+_MOST_FAILURES: Final = 100
+
 # Deadlines of leases that were settled stay until this many more than leases have gathered.
 _STALE_DEADLINES: Final = 1_000
 
@@ -397,12 +400,10 @@ class Group:
 
     def _history_after(self, offset: int, lease: Lease, failure: Failure | None) -> History:
         before = self.histories.get(offset, NO_HISTORY)
-        return History(
-            before.attempts + (failure is not None),
-            before.first_ms or lease.at_ms,
-            lease.at_ms,
-            before.failures if failure is None else (*before.failures, failure),
-        )
+        failures = before.failures if failure is None else (*before.failures, failure)
+        if len(failures) > _MOST_FAILURES:  # the first and the last ones tell the story
+            failures = (failures[0], *failures[2:])
+        return History(before.attempts + (failure is not None), before.first_ms or lease.at_ms, lease.at_ms, failures)
 
 
 def _is_apart(table: dict[int, Any], span: range) -> bool:

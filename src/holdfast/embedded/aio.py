@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Compacted, QueueStats
+from holdfast.broker.hands import Delivered
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.embedded.bodies import Bodies
@@ -27,6 +29,8 @@ from holdfast.model import CodecName, Durability
 from holdfast.settings import QueueSettings
 
 _Result = TypeVar("_Result")
+
+_LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
 
 # Not the handler's fault: these give the message back as if it had not been touched.
 _INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
@@ -250,18 +254,11 @@ class AsyncQueue(Face[Body], Generic[Body]):
         self, messages: Sequence[AsyncMessage[Body]], *, delay: Seconds | None = None, error: object = None
     ) -> None:
         """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
-        lost: LeaseLost | None = None
-        for message in self._own(messages, "nack"):
-            try:
-                await message.nack(delay=delay, error=error)
-            except LeaseLost as late:
-                lost = late
-        if lost is not None:
-            raise lost
+        await self._engine.wait_async(self._nack_all(messages, delay, error))
 
     async def peek(self, count: int = 1) -> list[Contents[Body]]:
         """The messages that would come next, without taking them."""
-        return self._peek(count)
+        return await self._aside(self._peek, count)
 
     async def cancel(self, message_id: str) -> bool:
         """Take back a message that nobody works on; False where it is too late."""
@@ -276,11 +273,10 @@ class AsyncQueue(Face[Body], Generic[Body]):
     ) -> AsyncIterator[Listed[Body]]:
         """What is ready, leased, delayed or dead, without taking it. `where`: a function or an expression."""
         found = listed(self, phase, where, limit)
-        while True:
-            message = await self._aside(next, found, None)
-            if message is None:
-                return
-            yield message
+        some: list[Listed[Body]]
+        while some := await self._aside(list, islice(found, _LISTED_AT_ONCE)):
+            for message in some:
+                yield message
 
     @property
     def dead(self) -> AsyncDeadLetters[Body]:
@@ -289,7 +285,7 @@ class AsyncQueue(Face[Body], Generic[Body]):
 
     async def stats(self) -> QueueStats:
         """How many messages stand where, what they take, and what was counted since opening."""
-        return self._stats()
+        return await self._aside(self._stats)
 
     async def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
@@ -339,11 +335,25 @@ class Opening:
         self._queue: AsyncQueue[Any] | None = None
 
     def __await__(self) -> Generator[Any, None, AsyncQueue[Any]]:
-        return asyncio.to_thread(self._open).__await__()
+        return self._opened().__await__()
 
     async def __aenter__(self) -> AsyncQueue[Any]:
-        self._queue = await asyncio.to_thread(self._open)
+        self._queue = await self._opened()
         return self._queue
+
+    async def _opened(self) -> AsyncQueue[Any]:
+        """A thread cannot be cancelled: what it opens for nobody is closed again, or its folder would stay locked."""
+        opened: Future[AsyncQueue[Any]] = Future()
+        try:
+            return await asyncio.to_thread(self._open_into, opened)
+        except asyncio.CancelledError:
+            opened.add_done_callback(lambda done: done.result()._engine.close())
+            raise
+
+    def _open_into(self, opened: Future[AsyncQueue[Any]]) -> AsyncQueue[Any]:
+        queue = self._open()
+        opened.set_result(queue)
+        return queue
 
     async def __aexit__(self, *exc: object) -> None:
         if self._queue is not None:

@@ -32,12 +32,12 @@ def _from_bytes(body: object) -> bytes:
         return bytes(body)
     hint = "; write body.encode(), or open the queue with body_type=str" if isinstance(body, str) else ""
     hint = hint or "; open the queue with body_type=... to put values of other types"
-    raise InvalidRequest(f"a body must be bytes, not {type(body).__name__}{hint}. Nothing was stored")
+    raise BadBody(f"a body must be bytes, not {type(body).__name__}{hint}. Nothing was stored")
 
 
 def _from_text(body: object) -> bytes:
     if not isinstance(body, str):
-        raise InvalidRequest(f"a body of this queue must be str, not {type(body).__name__}. Nothing was stored")
+        raise BadBody(f"a body of this queue must be str, not {type(body).__name__}. Nothing was stored")
     try:
         return body.encode()
     except UnicodeEncodeError as error:

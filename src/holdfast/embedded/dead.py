@@ -190,10 +190,13 @@ class DeadLetters(Generic[Body]):
 
     def _paced(self, letters: list_[DeadLetter[Body]], rate: float | None) -> Iterator[list_[DeadLetter[Body]]]:
         size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
-        never = threading.Event()
+        clock, never = self._engine.world.clock, threading.Event()
         for i in range(0, len(letters), size):
             if i and rate is not None:
-                self._engine.world.clock.wait(never, size / rate)
+                until_ns = clock.monotonic_ns() + round(size / rate * 1e9)
+                while (left_ns := until_ns - clock.monotonic_ns()) > 0:
+                    clock.wait(never, left_ns / 1e9)  # which may return early
+                    self._engine.check_open()
             yield letters[i : i + size]
 
     def _public(self, found: Listed[Body]) -> DeadLetter[Body]:

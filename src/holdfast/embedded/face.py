@@ -12,8 +12,8 @@ from typing import Any, Final, Generic, get_args
 
 import msgspec
 
-from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Compacted, Pending, QueueEngine, QueueStats
+from holdfast.broker.hands import Delivered
 from holdfast.broker.layout import message_id, parse_message_id
 from holdfast.broker.metrics import Observer
 from holdfast.broker.partition import Publication
@@ -24,7 +24,7 @@ from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
-from holdfast.errors import Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import CorruptData, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Appended, CodecName, Durability
 from holdfast.settings import QueueSettings
 
@@ -110,7 +110,7 @@ class Face(Generic[Body]):
             self._put_seconds.observe_ns(self._mono_ns() - began_ns)
         self._published.add()
         self._published_bytes.add(len(body))
-        if self._delivery.waiters:
+        if self._delivery.waiters and appended.durability != "fsync":  # otherwise the sync has done it
             self._engine.partition.wake()
         return Stored(self._engine.topic, appended.offset, None, False, appended.durability)
 
@@ -123,7 +123,7 @@ class Face(Generic[Body]):
         self._put_seconds.observe_ns(self._mono_ns() - began_ns)
         self._published.add(len(bodies))
         self._published_bytes.add(sum(map(len, bodies)))
-        if self._delivery.waiters:
+        if self._delivery.waiters and appended.durability != "fsync":
             self._engine.partition.wake(len(bodies))
         topic, durability = self._engine.topic, appended.durability
         return [
@@ -209,8 +209,10 @@ class Face(Generic[Body]):
         lease = self._delivery.group.leases.get(parsed.offset)
         if lease is None or lease.fence != parsed.fence:
             raise self._delivery.refusal(parsed)
-        (record,) = self._delivery.fetch([parsed.offset])
-        return Delivered(record, lease, self._delivery.group.attempts(parsed.offset) + 1)
+        records = self._delivery.fetch([parsed.offset])
+        if not records:
+            raise CorruptData(f"message {parsed.offset} cannot be read; run `holdfast check` on {self.folder}")
+        return Delivered(records[0], lease, self._delivery.group.attempts(parsed.offset) + 1)
 
     def _ack_one(self, delivered: Delivered) -> None:
         """The way of a single ack, without detours."""
@@ -252,6 +254,17 @@ class Face(Generic[Body]):
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         pending = self._engine.settle(Nack(receipt, delay_ms, self._error_text(error)))
         self._engine.metrics.nacked.add()
+        return pending
+
+    def _nack_all(self, handles: object, delay: Seconds | None, error: object) -> Pending:
+        """Nack in one go; each handle is through with its message, whatever comes of it."""
+        own = list(dict.fromkeys(self._own(handles, "nack")))
+        delay_ms = None if delay is None else duration_ms(delay, "delay")
+        text = self._error_text(error)
+        pending = self._engine.settle_all([Nack(handle._delivered.receipt, delay_ms, text) for handle in own])
+        for handle in own:
+            handle._end()
+        self._engine.metrics.nacked.add(len(own))
         return pending
 
     def _defer(self, receipt: Receipt, delay: Seconds) -> Pending:
@@ -343,7 +356,11 @@ class Face(Generic[Body]):
 
     def _let_go(self, delivered: Delivered) -> None:
         """A message was dropped unhandled; called by its finalizer."""
-        if not self._engine.closed and delivered.lease.session != NO_SESSION:
+        if self._engine.closed:
+            return
+        if delivered.lease.session == NO_SESSION:  # detached: it ends by itself, in its own time
+            self._delivery.renewals.remove(delivered.receipt)
+        else:
             self._delivery.drop(delivered.receipt)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Pending
+from holdfast.broker.hands import Delivered
 from holdfast.delivery.commands import Save
 from holdfast.embedded.message import Body, Contents
 from holdfast.errors import InvalidRequest, LeaseLost

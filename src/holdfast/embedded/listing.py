@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
 from holdfast.broker.dead import DeadLetter
 from holdfast.delivery.events import Phase
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
 Where: TypeAlias = str | Callable[[Any], object] | None
+
+_AT_A_TIME: Final = 256
 
 
 class Listed(Contents[Body]):
@@ -124,21 +126,28 @@ def _ready(face: Face[Any]) -> Iterator[Listed[Any]]:
 
 
 def _leased(face: Face[Any]) -> Iterator[Listed[Any]]:
+    leases = face._delivery.group.leases
     with face._delivery.lock:
-        offsets = sorted(face._delivery.group.leases)
-    for record in face._delivery.fetch(offsets):
+        offsets = sorted(leases)
+    for record in _records(face, offsets, leases):
         yield Listed(face, record, "leased")
 
 
 def _delayed(face: Face[Any]) -> Iterator[Listed[Any]]:
     with face._delivery.lock:
         waiting = dict(sorted(face._delivery.group.waiting.items()))
-    for record in face._delivery.fetch(list(waiting)):
+    for record in _records(face, list(waiting), face._delivery.group.waiting):
         yield Listed(face, record, "delayed", due_ms=waiting[record.offset])
     store = face._engine.partition.delayed
     if store is not None:
         for message in store.waiting():
             yield Listed(face, message.record, "delayed", due_ms=message.due_at_ms, delayed_id=message.id)
+
+
+def _records(face: Face[Any], offsets: list[int], among: Container[int]) -> Iterator[Record]:
+    """The messages at these offsets, some at a time, without those that have left the phase meanwhile."""
+    for i in range(0, len(offsets), _AT_A_TIME):
+        yield from face._delivery.fetch([offset for offset in offsets[i : i + _AT_A_TIME] if offset in among])
 
 
 def _dead(face: Face[Any]) -> Iterator[Listed[Any]]:

@@ -9,8 +9,8 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Generic
 
-from holdfast.broker.delivery import Delivered
 from holdfast.broker.engine import Compacted, QueueStats
+from holdfast.broker.hands import Delivered
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.embedded.bodies import Bodies
@@ -220,14 +220,7 @@ class Queue(Face[Body], Generic[Body]):
         self, messages: Sequence[Message[Body]], *, delay: Seconds | None = None, error: object = None
     ) -> None:
         """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
-        lost: LeaseLost | None = None
-        for message in self._own(messages, "nack"):
-            try:
-                message.nack(delay=delay, error=error)
-            except LeaseLost as late:
-                lost = late
-        if lost is not None:
-            raise lost
+        self._engine.wait(self._nack_all(messages, delay, error))
 
     def peek(self, count: int = 1) -> list[Contents[Body]]:
         """The messages that would come next, without taking them."""

@@ -2,6 +2,7 @@
 
 from holdfast.env.clock import Clock, ManualClock, SystemClock
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, RealDisk
+from holdfast.env.forks import close_in_children
 from holdfast.env.ids import Ids, SeededIds, SystemIds
 from holdfast.env.world import World, real_world
 
@@ -18,5 +19,6 @@ __all__ = [
     "SystemClock",
     "SystemIds",
     "World",
+    "close_in_children",
     "real_world",
 ]

@@ -55,7 +55,11 @@ class SyncGate:
                 self._sync_once()
             finally:
                 if leads:
-                    self._finish()
+                    try:
+                        self._finish()
+                    except BaseException:  # a signal, just now: once more
+                        self._finish()
+                        raise
             if self.synced_end < end and self.failure is None:
                 raise Unavailable(_TRUNCATED)
 

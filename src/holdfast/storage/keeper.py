@@ -11,7 +11,7 @@ from os import PathLike
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
 
@@ -77,8 +77,8 @@ class Keeper:
             return kept.tick()
         except Closed:
             return _OVER
-        except HoldfastError as error:
-            logger.warning("a tick failed", extra={"folder": kept.folder, "error": str(error)})
+        except Exception as error:  # whatever it was: without its keeper a queue would stand still, and nobody knew
+            logger.warning("a tick failed", extra={"folder": kept.folder, "error": str(error)}, exc_info=True)
             return _AFTER_ERROR_MS
 
 

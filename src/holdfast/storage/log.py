@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
-from holdfast.env import FolderLock, World, real_world
+from holdfast.env import FolderLock, World, close_in_children, real_world
 from holdfast.errors import Closed, InvalidRequest, OffsetOutOfRange
 from holdfast.model import (
     NO_PRODUCER,
@@ -66,10 +66,12 @@ class Log:
         self.settings = settings
         self.report: OpenReport = recovered.report
         self.on_attention: Callable[[], None] = lambda: None  # something is due soon: call `tick`
+        self.on_readable: Callable[[int], None] = lambda count: None  # a sync has let so many be seen that were held
         self.before_close: Callable[[], None] = lambda: None
         self._lock: FolderLock | None = lock
         self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
+        self._writer.on_readable = self._call_readable
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
             lambda: self._writer.segments,
@@ -83,6 +85,7 @@ class Log:
         self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
         self._pins: dict[str, int] = {}
         self._unsynced_since_ns: int | None = None
+        close_in_children(self)
         # Not at once: whoever needs old messages must have time to pin them.
         self._retention_due_ns = world.clock.monotonic_ns() + settings.retention_check_ms * 1_000_000
 
@@ -352,6 +355,13 @@ class Log:
             writer.release()
             lock.release()
 
+    def disown(self) -> None:
+        """In a child after a fork: the parent owns the files, and goes on with them."""
+        self._lock = None
+        self._writer.disown(
+            f"the log in {self.folder} was opened before a fork, by the parent; open it in this process"
+        )
+
     def __enter__(self) -> Log:
         return self
 
@@ -382,6 +392,9 @@ class Log:
 
     def _call_attention(self) -> None:
         self.on_attention()
+
+    def _call_readable(self, count: int) -> None:
+        self.on_readable(count)
 
     def _note_unsynced(self) -> None:
         if self._unsynced_since_ns is None:

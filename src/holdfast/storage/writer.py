@@ -75,6 +75,7 @@ class Writer:
         self.synced_end = recovered.end
         self.failure: HoldfastError | None = None
         self.on_segment: Callable[[], None] = lambda: None
+        self.on_readable: Callable[[int], None] = lambda count: None
         self._words = recovered.state.words
         # With the files that were written through: a segment may be let go, and a sync must see their errors.
         self._unsynced_sealed: list[tuple[Segment, File]] = []
@@ -187,9 +188,13 @@ class Writer:
                 self._held_since_sync = self._held_from
             raise
         with self.lock:
+            readable_end = self.readable_end
             if self.epoch == epoch:  # otherwise the tail was truncated meanwhile, and what we synced is not the log
                 self._note_synced(target, sealed)
-            return self.synced_end
+            synced_end, count = self.synced_end, self.readable_end - readable_end
+        if count > 0:
+            self.on_readable(count)
+        return synced_end
 
     def roll(self) -> None:
         """Seal the active segment, if it holds anything; the next append begins a new one."""
@@ -222,6 +227,13 @@ class Writer:
             self._fast_until = 0
             if self.failure is None:
                 self.failure = Closed(f"the log in {self._folder} is closed; open it again to use it")
+
+    def disown(self, why: str) -> None:
+        """Refuse everything; the lock may be held by a thread that this process does not have."""
+        self.failure = Closed(why)
+        self._fast_until = 0
+        self.lock = threading.Lock()
+        self._acquire, self._release = self.lock.acquire, self.lock.release
 
     def release(self) -> None:
         """Let go of all files. Nobody syncs any more."""
