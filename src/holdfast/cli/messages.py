@@ -34,7 +34,7 @@ _MOST_ERROR_CELLS: Final = 200
 # Where there is too little room: which column gives way, and down to how many cells. An id never does.
 _GIVE_WAY: Final = (
     (_BODY, 16), ("error", 24), (_BODY, 8), ("headers", 8), ("error", 16), ("holder", 8), ("key", 4), ("reason", 8),
-    ("error", 10), (_BODY, 4),
+    (_BODY, 4), ("error", 10),
 )  # fmt: skip
 _MOST_SHOWN_BYTES: Final = 4_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
