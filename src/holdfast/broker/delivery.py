@@ -121,24 +121,28 @@ class Delivery:
     def receive_next(self) -> Delivered | None:
         """The next message in plain order, for the queue's own lease; None where anything is special."""
         with self.lock:
-            group = self.group
-            if self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
-                return None
-            try:
-                return self._receive_one(self.settings.lease_ms, self.holder, group.session)
-            except BaseException as error:
-                self._mend(error)
-                raise
+            return self._receive_plain(self.settings.lease_ms, self.holder, self.group.session)
 
-    def receive(
-        self, count: int, *, lease_ms: int, holder: str, detached: bool = False, moving_to: int = -1
-    ) -> list[Delivered]:
+    def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered]:
         """Up to `count` messages that are ready now, leased to the holder."""
         with self.lock:
+            session = NO_SESSION if detached else self.group.session
+            one = self._receive_plain(lease_ms, holder, session) if count == 1 else None
+            if one is not None:
+                return [one]
             if self._dropped:
                 self._take_back_dropped()
-            session = NO_SESSION if detached else self.group.session
-            return self._receive(count, lease_ms, holder, session, moving_to)
+            return self._receive(count, lease_ms, holder, session)
+
+    def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
+        group = self.group
+        if self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
+            return None
+        try:
+            return self._receive_one(lease_ms, holder, session)
+        except BaseException as error:
+            self._mend(error)
+            raise
 
     def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
         """The fused form of `_receive` for one message in plain order; None where anything is special."""
@@ -167,7 +171,7 @@ class Delivery:
         self._observe_wait(now_ns - record.timestamp_ns)
         return Delivered(record, lease, 1)
 
-    def _receive(self, count: int, lease_ms: int, holder: str, session: int, moving_to: int) -> list[Delivered]:
+    def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered]:
         out: list[Delivered] = []
         while len(out) < count:
             now = self._moment()
@@ -179,15 +183,11 @@ class Delivery:
                 continue  # all of them were expired or lost, and are passed over by now
             whole = len(records) == len(chosen.offsets)
             offsets = chosen.offsets if whole else [record.offset for record in records]
-            command = Receive(offsets, chosen.cursor, lease_ms, holder, session, moving_to)
-            self._commit(command, now=now)
+            self._commit(Receive(offsets, chosen.cursor, lease_ms, holder, session), now=now)
             group = self.group
             self._expect_tick(now.mono_ms + lease_ms)
             lease = group.leases[offsets[0]]
-            failed = group.histories
-            out += [
-                Delivered(record, lease, 1 + (group.attempts(record.offset) if failed else 0)) for record in records
-            ]
+            out += [Delivered(record, lease, group.attempts(record.offset) + 1) for record in records]
             self._count_all(records)
         return out
 
