@@ -10,9 +10,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -21,7 +20,6 @@ from holdfast.cli import ask as ask_module
 from holdfast.cli import doctor as doctor_module
 from holdfast.cli import owner as owner_module
 from holdfast.cli.dump import Dump
-from holdfast.cli.main import main
 from holdfast.cli.owner import owner_of
 from holdfast.cli.text import iso_time, preview, safe, size, time_ns_of
 from holdfast.env import ManualClock, SeededIds, World
@@ -29,6 +27,7 @@ from holdfast.env.simdisk import SimulatedDisk
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader
+from tests.unit.commands import Done, Run, ended, everything
 
 SMALL = LogSettings(segment_bytes=4096, frame_bytes=1024, min_free_bytes=0)
 SECOND = 1_000_000_000
@@ -36,34 +35,12 @@ FIRST = f"{0:020d}.log"
 NASTY = "\x1b[31mred\x1b[0m \x07bell \x9b2J \u202egnp.exe [bold]x[/bold]"
 
 
-class Done(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Run = Callable[..., Done]
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("COLUMNS", "80")
 
     def call(*arguments: object) -> Done:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return Done(int(ended.value.code or 0), out, err)
+        return ended(capsys, arguments)
 
     return call
 
@@ -83,10 +60,6 @@ def flip(path: Path, at: int) -> None:
     content = bytearray(path.read_bytes())
     content[at] ^= 0xFF
     path.write_bytes(content)
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_version(run):

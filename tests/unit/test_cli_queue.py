@@ -10,9 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -25,33 +24,11 @@ from holdfast.cli.main import main
 from holdfast.codec.frame import Kind
 from holdfast.delivery.events import Acked, encode_event
 from holdfast.storage import Log
+from tests.unit.commands import Done, Run, ended, everything
 
 NASTY = "\x1b[31mred\x1b[0m \x07bell \u202egnp.exe [bold]x[/bold]"
 SOURCE = str(Path(holdfast.__file__).parents[1])
 HOLDFAST = [sys.executable, "-c", "from holdfast.cli.main import main; main()"]
-
-
-class Done(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-    @property
-    def error(self) -> Any:
-        return json.loads(self.err)["error"]
-
-
-Run = Callable[..., Done]
 
 
 @pytest.fixture
@@ -61,10 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def call(*arguments: object, stdin: bytes = b"") -> Done:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return Done(int(ended.value.code or 0), out, err)
+        return ended(capsys, arguments)
 
     return call
 
@@ -77,10 +51,6 @@ def jobs(tmp_path: Path) -> Path:
 def bodies(folder: Path) -> list[bytes]:
     with holdfast.open(folder) as queue:
         return [message.body for message in queue.messages("ready")]
-
-
-def everything(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def taken(run: Run, folder: Path, *options: object) -> dict[str, Any]:

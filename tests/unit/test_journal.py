@@ -6,7 +6,7 @@ import pytest
 
 import holdfast
 from holdfast import CorruptData
-from tests.unit.test_queue import FOLDER, Place, bodies
+from tests.unit.queues import FOLDER, Place, bodies
 
 JOURNAL = f"{FOLDER}/topics/jobs/0/groups/default"
 

@@ -14,7 +14,7 @@ import holdfast
 from holdfast import Closed, Conflict, Empty, InvalidRequest, LeaseLost, NewMessage
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
-from tests.unit.test_queue import FOLDER, PLAIN
+from tests.unit.queues import FOLDER, PLAIN
 
 AsyncQueue = holdfast.aio.AsyncQueue
 

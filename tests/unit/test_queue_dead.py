@@ -9,7 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import InvalidRequest, NewMessage
-from tests.unit.test_queue import Place, bodies
+from tests.unit.queues import Place, bodies
 
 LIMIT = 1_000
 

@@ -32,7 +32,7 @@ from holdfast import (
     NotAQueue,
     OffsetOutOfRange,
 )
-from tests.unit.test_queue import FOLDER, PLAIN, Place, bodies
+from tests.unit.queues import FOLDER, PLAIN, Place, bodies
 
 SETTINGS = f"{FOLDER}/topics/jobs/settings.json"
 NOW = datetime(2026, 11, 16, tzinfo=UTC)

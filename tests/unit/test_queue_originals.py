@@ -16,7 +16,7 @@ from holdfast.broker.metrics import Metrics
 from holdfast.env import SeededIds
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.settings import QueueSettings
-from tests.unit.test_queue import FOLDER, Place, bodies
+from tests.unit.queues import FOLDER, Place, bodies
 
 SMALL_SEGMENTS = {"segment_bytes": 4_096, "frame_bytes": 1_024}
 

@@ -20,32 +20,9 @@ from holdfast import CorruptData, Empty, LeaseLost
 from holdfast.broker.partition import Draft
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.delivery.check import check
-from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env import ManualClock
 from holdfast.storage.keeper import Keeper
-
-FOLDER = "/data/jobs"
-PLAIN = {"min_free_bytes": 0, "backoff_jitter_percent": 0}
-
-
-class Place:
-    """A queue on a simulated disk, with a clock that stands still."""
-
-    def __init__(self, **changes: Any) -> None:
-        self.disk = SimulatedDisk()
-        self.clock = ManualClock()
-        self.ids = SeededIds(1)
-        self.q = self.open(**{**PLAIN, **changes})
-
-    def open(self, **options: Any) -> holdfast.Queue[Any]:
-        world = World(clock=self.clock, disk=self.disk, ids=self.ids)
-        return holdfast.open(FOLDER, world=world, **options)
-
-    def kill(self) -> holdfast.Queue[Any]:
-        """The process is gone; another one opens the queue."""
-        self.disk = self.disk.kill()
-        self.q = self.open()
-        return self.q
+from tests.unit.queues import Place
 
 
 class Interrupted(BaseException):

@@ -1,0 +1,48 @@
+"""Commands, run in this process, and how they ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from holdfast.cli.main import main
+
+
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+
+Run = Callable[..., Done]
+
+
+def ended(capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...]) -> Done:
+    """Run a command to its end."""
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return Done(int(end.value.code or 0), out, err)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
