@@ -3,9 +3,10 @@
 from holdfast import aio
 from holdfast.broker.engine import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
-from holdfast.embedded.dead import DeadGroup, DeadLetter
+from holdfast.embedded.dead import DeadGroup
 from holdfast.embedded.drafts import NewMessage
 from holdfast.embedded.face import Stored
+from holdfast.embedded.listed import DeadLetter
 from holdfast.embedded.queue import Message, Queue
 from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
 from holdfast.errors import (

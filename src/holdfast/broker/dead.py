@@ -21,17 +21,17 @@ from holdfast.broker.marks import (
     DEAD,
     DEDUP_ID,
     DELAYED_ID,
-    MOVED,
     REDRIVEN_FROM,
     DeadNote,
     decode_note,
     encode_note,
     mark,
+    moved_batch,
     moved_records,
 )
 from holdfast.broker.partition import Partition
 from holdfast.delivery.commands import Cancel, Nack
-from holdfast.delivery.events import Event, Interred
+from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
 from holdfast.errors import DiskFull, InvalidRequest
@@ -102,10 +102,9 @@ class Graveyard:
                 and note.offset in burials
                 and record.offset >= burials[note.offset].dead_from
             }
-            done = sorted(found)
-            if done:
+            if found:
                 with self._delivery.lock:
-                    self._delivery.commit_events([Interred(runs_of(done))])
+                    self._delivery.commit_events([Interred(runs_of(found))])
             self.inter()
 
     def _next_burials(self) -> dict[int, Burial]:
@@ -122,16 +121,9 @@ class Graveyard:
                 letters.append((record, self._note(record, burial)))
         if not letters:
             return  # damaged on disk since: nothing is left of them
-        batch = Batch(
-            values=[record.value for record, _ in letters],
-            keys=[record.key for record, _ in letters]
-            if any(record.key is not None for record, _ in letters)
-            else None,
-            headers=[(*record.headers, (DEAD, encode_note(note))) for record, note in letters],
-            flags=[record.flags | MOVED for record, _ in letters],
-        )
+        headers = [(*record.headers, (DEAD, encode_note(note))) for record, note in letters]
         # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
-        self.target.append_moved(batch)
+        self.target.append_moved(moved_batch([record for record, _ in letters], headers))
 
     def _note(self, record: Record, burial: Burial) -> DeadNote:
         history = burial.history
@@ -159,7 +151,7 @@ class Graveyard:
     def letter(self, offset: int) -> DeadLetter | None:
         """The dead letter at an offset of its own log, unless it was redriven or purged."""
         log = self.target.log
-        if not log.start <= offset < log.end or self.letters.group.phase(offset).value != "ready":
+        if not log.start <= offset < log.end or self.letters.group.phase(offset) is not Phase.READY:
             return None
         return next((_letter(record) for record in log.records(offset)), None)
 
@@ -167,7 +159,7 @@ class Graveyard:
         """The dead letters, oldest first; those that are being moved back are left out."""
         group, log = self.letters.group, self.target.log
         for record in log.records(max(group.floor, log.start), on_damage="skip"):
-            if group.phase(record.offset).value == "ready":
+            if group.phase(record.offset) is Phase.READY:
                 letter = _letter(record)
                 if letter is not None:
                     yield letter
@@ -189,8 +181,7 @@ class Graveyard:
         try:
             self._source.append_moved(self._revived(moving))
         except (DiskFull, InvalidRequest):  # nothing was written; after any other error the next opening must look
-            for delivered in moving:
-                self.letters.settle(Nack(delivered.receipt, 0, counted=False))
+            self.letters.settle_all([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
             raise
         self.letters.ack([delivered.receipt for delivered in moving])
         # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
@@ -200,9 +191,7 @@ class Graveyard:
 
     def purge(self, letters: Sequence[DeadLetter]) -> int:
         """Drop these for good; answers how many."""
-        events: list[Event] = []
-        for letter in letters:
-            events += self.letters.settle(Cancel(letter.record.offset))[0]
+        events, _, _ = self.letters.settle_all([Cancel(letter.record.offset) for letter in letters])
         return len(events)
 
     def recover_redrives(self) -> None:
@@ -221,13 +210,7 @@ class Graveyard:
     def _revived(self, moving: Sequence[Delivered]) -> Batch:
         records = [delivered.record for delivered in moving]
         priorities = [letter.note.priority if (letter := _letter(record)) else 0 for record in records]
-        return Batch(
-            values=[record.value for record in records],
-            keys=[record.key for record in records] if any(record.key is not None for record in records) else None,
-            headers=[_revived_headers(record) for record in records],
-            priorities=priorities if any(priorities) else None,
-            flags=[record.flags | MOVED for record in records],
-        )
+        return moved_batch(records, [_revived_headers(record) for record in records], priorities=priorities)
 
 
 def note_of(record: Record) -> DeadNote | None:

@@ -39,6 +39,7 @@ from holdfast.delivery.events import (
     Expired,
     Leased,
     Lost,
+    Phase,
     Released,
     Skipped,
     encode_event,
@@ -50,6 +51,7 @@ from holdfast.env import World
 from holdfast.errors import DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import QueueSettings
+from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
@@ -130,8 +132,7 @@ class Delivery:
             one = self._receive_plain(lease_ms, holder, session) if count == 1 else None
             if one is not None:
                 return [one]
-            if self._dropped:
-                self._take_back_dropped()
+            self._take_back_dropped()
             return self._receive(count, lease_ms, holder, session)
 
     def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
@@ -195,7 +196,7 @@ class Delivery:
         """Lease just these messages, as far as they are ready: for a move into another log."""
         with self.lock:
             now = self._moment()
-            ready = [offset for offset in offsets if self.group.phase(offset).value == "ready"]
+            ready = [offset for offset in offsets if self.group.phase(offset) is Phase.READY]
             records = self._load(ready, now)
             if not records:
                 return []
@@ -355,8 +356,7 @@ class Delivery:
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         with self.lock:
-            if self._dropped:
-                self._take_back_dropped()
+            self._take_back_dropped()
             now = self._moment()
             for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
                 self._commit(Extend([receipt], lease_ms), now=now)
@@ -379,8 +379,7 @@ class Delivery:
         if snapshot is not None:
             self.journal.keep(snapshot)
         self.pin()
-        journal_due_ms = self.journal.log.tick()
-        return min((ms for ms in (due_ms, journal_due_ms) if ms is not None), default=None)
+        return soonest(due_ms, self.journal.log.tick())
 
     def due_ms(self) -> int | None:
         """In how many ms a lease or a delay ends."""
@@ -399,7 +398,10 @@ class Delivery:
         """Let go of the journal behind a new snapshot; answers how many bytes that freed."""
         freed = self.save()
         self.journal.log.roll()
-        return freed + self.save()  # the journal goes behind the last but one
+        freed += self.save()  # the journal goes behind the last but one
+        for _ in range(2):  # by the last mark, which is synced by now, and by the one that takes its place
+            self.pin()
+        return freed
 
     def save(self) -> int:
         """Take a snapshot now; answers how many bytes of old journal it freed."""
@@ -423,13 +425,11 @@ class Delivery:
 
     def _next_due_ms(self, now: Moment) -> int | None:
         deadline, timer = self.group.deadlines.next_ms(), self.group.timers.next_ms()
-        renewal_ms = self.renewals.next_ms()
-        due = [renewal_ms] if renewal_ms is not None else []
-        if deadline is not None:
-            due.append(max(deadline - now.mono_ms, 0))
-        if timer is not None:
-            due.append(max(timer - now.wall_ms, 0))
-        return min(due, default=None)
+        return soonest(
+            self.renewals.next_ms(),
+            None if deadline is None else max(deadline - now.mono_ms, 0),
+            None if timer is None else max(timer - now.wall_ms, 0),
+        )
 
     def _snapshot_if_due(self) -> Snapshot | None:
         group = self.group

@@ -14,12 +14,13 @@ import msgspec
 
 from holdfast.broker.dead import DeadLetter, Graveyard
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.hands import Delivered
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
-    SETTINGS,
     group_folder,
     message_id,
+    parse_message_id,
     partition_folder,
     topic_folder,
     topic_for,
@@ -28,11 +29,11 @@ from holdfast.broker.layout import (
 from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Metrics, MetricsSnapshot, Observer
 from holdfast.broker.partition import Partition
-from holdfast.delivery.commands import Command, Receipt
+from holdfast.broker.policy import dead_settings, keep_settings, settings_for
+from holdfast.delivery.commands import Cancel, Command, Receipt
 from holdfast.delivery.events import Buried, Event
 from holdfast.env import World, close_in_children, real_world
 from holdfast.errors import (
-    BadSettings,
     Closed,
     CorruptData,
     HoldfastError,
@@ -41,10 +42,9 @@ from holdfast.errors import (
     NotALog,
     NotAQueue,
 )
-from holdfast.model import Appended, Durability, Record, Trimmed
-from holdfast.settings import QueueSettings, load
-from holdfast.storage.files import durable_replace, join, read_file
-from holdfast.storage.keeper import Keeper
+from holdfast.model import Appended, Durability, Record
+from holdfast.settings import QueueSettings
+from holdfast.storage.keeper import Keeper, soonest
 from holdfast.storage.lock import take_lock
 from holdfast.storage.opening import open_error
 
@@ -86,8 +86,12 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
 
     events: Sequence[Event] = ()
     appended: Appended | None = None
-    buried: bool = False
     refused: LeaseLost | None = None  # for some of the messages; the others count
+
+    @property
+    def buried(self) -> bool:
+        """Whether a message died, and has still to be moved."""
+        return any(isinstance(event, Buried) for event in self.events)
 
 
 class QueueEngine:
@@ -105,7 +109,7 @@ class QueueEngine:
         self.before_close: Callable[[], None] = lambda: None
         note = world.ids.process_note()
         self.holder = f"{note['host']}:{note['pid']}"
-        self._told: Exception | None = None
+        self._told = ""
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
         close_in_children(self)
@@ -120,8 +124,7 @@ class QueueEngine:
             if world.disk.exists(topic_folder(folder, topic + DEAD_SUFFIX)):
                 self.graves()
             self.delivery.recover()
-            if self.delivery.group.burials:
-                self.graves().inter()
+            self._inter()
         except BaseException:
             self.closed = True
             self._closing.close()
@@ -148,13 +151,13 @@ class QueueEngine:
             if not found:
                 _check_empty(world, folder)
             topic = found[0] if found else topic_for(folder)
-            chosen = _settings(world, topic_folder(folder, topic), settings, changes or {})
+            chosen = settings_for(world, topic_folder(folder, topic), settings, changes or {})
             world.disk.make_folder(topic_folder(folder, topic))
             engine = QueueEngine(world, folder, topic, chosen, Metrics(observer))
         except OSError as error:
             raise _open_error(folder, error) from error
         try:
-            _keep_settings(world, topic_folder(folder, topic), chosen)
+            keep_settings(world, topic_folder(folder, topic), chosen)
         except OSError as error:
             engine.close()
             raise _open_error(folder, error) from error
@@ -176,19 +179,17 @@ class QueueEngine:
     def letters(self) -> Iterator[DeadLetter]:
         """The dead letters, those on their way included."""
         self.check_open()
-        if self.delivery.group.burials:
-            self.graves().inter()
+        self._inter()
         return iter(()) if self._graves is None else self._graves.all()
 
     def letter(self, offset: int) -> DeadLetter | None:
         """The dead letter at an offset of its own log, if there is one."""
         self.check_open()
-        if self.delivery.group.burials:
-            self.graves().inter()
+        self._inter()
         return None if self._graves is None else self._graves.letter(offset)
 
     def _open_graves(self) -> Graveyard:
-        topic, settings = self.topic + DEAD_SUFFIX, _dead_settings(self.settings)
+        topic, settings = self.topic + DEAD_SUFFIX, dead_settings(self.settings)
         try:
             self.world.disk.make_folder(topic_folder(self.folder, topic))
         except OSError as error:
@@ -232,17 +233,46 @@ class QueueEngine:
     def _dead_end(self) -> int:
         return 0 if self._graves is None else self._graves.target.log.written_end
 
+    def resume(self, receipt: Receipt) -> Delivered:
+        """The message that a receipt stands for, if it is still held."""
+        self.check_open()
+        if not self.delivery.holds(receipt):
+            raise self.delivery.refusal(receipt)
+        (record,) = self.delivery.fetch([receipt.offset]) or (None,)
+        if record is None:
+            raise CorruptData(f"message {receipt.offset} cannot be read; run `holdfast check` on {self.folder}")
+        group = self.delivery.group
+        return Delivered(record, group.leases[receipt.offset], group.attempts(receipt.offset) + 1)
+
+    def cancel(self, message: object) -> bool:
+        """Take back a message that nobody works on, wherever it waits; False where it is too late."""
+        offset, delayed_id = parse_message_id(message, self.topic)
+        self.check_open()
+        done = False
+        if delayed_id is not None:
+            if not self.partition.was_delayed(delayed_id):
+                raise InvalidRequest(f"there is no message {message}")
+            done = self.partition.cancel_delayed(delayed_id)
+            offset = None if done else self.partition.find_released(delayed_id, self.delivery.group.floor)
+        if offset is not None:
+            if offset >= self.partition.log.written_end:
+                raise InvalidRequest(f"there is no message {message}")
+            pending = self.settle(Cancel(offset))
+            self.wait(pending)
+            done = bool(pending.events)
+        if done:
+            self.metrics.cancelled.add()
+        return done
+
     def settle(self, command: Command, durability: Durability | None = None) -> Pending:
         """Carry out a command of a holder or an operator. Then `wait`."""
         self.check_open()
-        events, appended = self.delivery.settle(command, durability)
-        return Pending(events, appended, any(isinstance(event, Buried) for event in events))
+        return Pending(*self.delivery.settle(command, durability))
 
     def settle_all(self, commands: Sequence[Command]) -> Pending:
         """Carry out commands for different messages as one; `wait` raises LeaseLost for those that are refused."""
         self.check_open()
-        events, appended, refused = self.delivery.settle_all(commands)
-        return Pending(events, appended, any(isinstance(event, Buried) for event in events), refused)
+        return Pending(*self.delivery.settle_all(commands))
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
         """Ack what is still held; `wait` raises LeaseLost for the others."""
@@ -255,7 +285,7 @@ class QueueEngine:
         if pending.appended is not None:
             self.delivery.journal.log.wait(pending.appended)
         if pending.buried:
-            self.graves().inter()
+            self._inter()
         if pending.refused is not None:
             raise pending.refused
 
@@ -264,59 +294,55 @@ class QueueEngine:
         if pending.appended is not None:
             await self.delivery.journal.log.wait_async(pending.appended)
         if pending.buried:
-            await asyncio.to_thread(lambda: self.graves().inter())
+            await asyncio.to_thread(self._inter)
         if pending.refused is not None:
             raise pending.refused
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         self.check_open()
-        due: list[int] = []
+        due: list[int | None] = []
         failure: Exception | None = None
         for upkeep in self._upkeep():
             try:
-                ms = upkeep()
+                due.append(upkeep())
             except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
                 failure = failure or error
-                ms = _AFTER_ERROR_MS
-            if ms is not None:
-                due.append(ms)
-        if failure is not None and failure is not self._told and str(failure) != str(self._told):
-            self._told = failure
+                due.append(_AFTER_ERROR_MS)
+        if failure is not None and str(failure) != self._told:  # once, not at every tick
+            self._told = str(failure)
             logger.error("upkeep failed", extra={"folder": self.folder, "error": str(failure)})
-        return min(due, default=None)
+        return soonest(*due)
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
-        due = [self.partition.due_ms(), self.delivery.due_ms()]
-        return min((ms for ms in due if ms is not None), default=None)
+        return soonest(self.partition.due_ms(), self.delivery.due_ms())
 
     def _upkeep(self) -> Iterator[Callable[[], int | None]]:
         yield self.partition.tick
         yield self.delivery.tick
-        if self.delivery.group.burials:
-            yield self._inter
+        yield self._inter
         if self._graves is not None:
             yield self._graves.target.tick
             yield self._graves.letters.tick
 
     def _inter(self) -> None:
-        self.graves().inter()
+        """Move what died into the dead letters, whose topic is made when the first one does."""
+        if self.delivery.group.burials:
+            self.graves().inter()
 
     def compact(self) -> Compacted:
         """Let go of all messages that are done, and of the journal behind a new snapshot."""
         self.check_open()
-        journal_bytes = 0
-        trimmed = Trimmed(0, 0, 0)
+        segments = size = journal_bytes = 0
         for partition, delivery in self._parts():
             journal_bytes += delivery.compact()
-            delivery.pin()
-            delivery.pin()
             partition.save()
             partition.log.roll()
             freed = partition.log.trim(delivery.group.floor)
-            trimmed = Trimmed(trimmed.segments + freed.segments, trimmed.bytes + freed.bytes, 0)
-        return Compacted(segments=trimmed.segments, bytes=trimmed.bytes, journal_bytes=journal_bytes)
+            segments += freed.segments
+            size += freed.bytes
+        return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes)
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
@@ -414,60 +440,3 @@ def _check_empty(world: World, folder: str) -> None:
             raise NotAQueue(
                 f"{folder} holds other files ({', '.join(names[:3])}, ...) and no queue; choose a new or empty folder"
             )
-
-
-def _settings(world: World, folder: str, given: QueueSettings | None, changes: Mapping[str, Any]) -> QueueSettings:
-    """Those given, or those that the folder keeps, with the changes."""
-    if given is not None:
-        if not isinstance(given, QueueSettings):
-            raise BadSettings(f"settings must be QueueSettings, not {type(given).__name__}")
-        return load(QueueSettings, {**msgspec.structs.asdict(given), **changes})
-    return load(QueueSettings, {**_kept_settings(world, join(folder, SETTINGS)), **changes})
-
-
-def _kept_settings(world: World, path: str) -> dict[str, Any]:
-    content = read_file(world.disk, path)
-    if content is None:
-        return {}
-    try:
-        kept = msgspec.json.decode(content, type=dict[str, Any])
-        if isinstance(kept.get("priority_weights"), list):
-            kept["priority_weights"] = tuple(kept["priority_weights"])
-        load(QueueSettings, kept)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptData(f"{path} cannot be read: {error}. Mend it, or remove it to get the defaults") from error
-    except BadSettings as error:
-        raise BadSettings(f"{path} cannot be used: {error}. Mend it, or remove it to get the defaults") from None
-    return kept
-
-
-# Chosen by each program for itself: a weaker promise must never come from a file.
-_NOT_KEPT: Final = frozenset({"durability", "ack_durability"})
-
-
-def _keep_settings(world: World, folder: str, settings: QueueSettings) -> None:
-    """Note what differs from the defaults, so that every opener means the same queue."""
-    defaults = QueueSettings()
-    differing = {
-        name: getattr(settings, name)
-        for name in settings.__struct_fields__
-        if name not in _NOT_KEPT and getattr(settings, name) != getattr(defaults, name)
-    }
-    content = msgspec.json.format(msgspec.json.encode(differing))
-    known = read_file(world.disk, join(folder, SETTINGS))
-    if content != known and (differing or known is not None):
-        durable_replace(world.disk, folder, SETTINGS, content)
-
-
-def _dead_settings(settings: QueueSettings) -> QueueSettings:
-    """Dead letters are kept for a time of their own, are never retried, and have no dead letters themselves."""
-    return msgspec.structs.replace(
-        settings,
-        durability="fsync",
-        retention_ms=settings.dead_retention_ms,
-        retention_ignores_pins=True,
-        max_attempts=None,
-        ttl_ms=None,
-        expired_to_dead=False,
-        promote_after_ms=None,
-    )

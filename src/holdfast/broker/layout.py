@@ -13,10 +13,12 @@ jobs/
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final
 
+from holdfast.delivery.commands import Receipt
 from holdfast.env import World
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.storage.files import join
 
 TOPICS: Final = "topics"
@@ -76,3 +78,19 @@ def parse_message_id(text: object, topic: str) -> tuple[int | None, int | None]:
         raise InvalidRequest(f"{text!r} is no id of a message of {topic}; ids look like {topic}-0-42 or {topic}-0-d7")
     number = int(found[4])
     return (None, number) if found[3] else (number, None)
+
+
+def receipt_text(topic: str, receipt: Receipt) -> str:
+    """A receipt as text, for scripts: the message's offset and the delivery's number."""
+    return f"{topic}-0-{receipt.offset}@{receipt.fence:x}"
+
+
+def parse_receipt(text: object, topic: str) -> Receipt:
+    """The receipt that a text stands for; InvalidRequest where it is none of this queue."""
+    found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
+    if found is not None:
+        with suppress(HoldfastError):
+            offset, _ = parse_message_id(found[1], topic)
+            if offset is not None:
+                return Receipt(offset, int(found[2], 16))
+    raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")

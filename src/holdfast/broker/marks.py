@@ -6,14 +6,14 @@ it comes from, so that a move that was cut short by a crash is finished and neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
 from holdfast.codec.columns import FLAGS
 from holdfast.delivery.group import Failure
-from holdfast.model import HeaderPairs, Record
+from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.log import Log
 
 PREFIX: Final = "holdfast."
@@ -28,6 +28,9 @@ DEAD: Final = "holdfast.dead"
 MOVED: Final = 1 << 1
 TEXT_KEY: Final = 1 << 2  # the key was given as text
 TEXT_HEADERS: Final = 1 << 3  # so were the values of the headers, but those whose places BYTES_HEADERS names
+
+
+_Value = TypeVar("_Value")
 
 
 class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,6 +69,31 @@ def mark(record: Record, name: str) -> bytes | None:
 def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:
     """The headers without our own."""
     return tuple(pair for pair in headers if not pair[0].startswith(PREFIX))
+
+
+def column(values: Sequence[_Value], nothing: _Value) -> Sequence[_Value] | None:
+    """The column of a batch; None where no message has more than nothing there."""
+    return None if all(value == nothing for value in values) else values
+
+
+def moved_batch(
+    records: Sequence[Record],
+    headers: Sequence[HeaderPairs],
+    *,
+    priorities: Sequence[int] = (),
+    expires_at_ms: Sequence[int] = (),
+    due_at_ms: Sequence[int] | None = None,
+) -> Batch:
+    """Messages of one log as they are appended to another, with headers that say where they come from."""
+    return Batch(
+        values=[record.value for record in records],
+        keys=column([record.key for record in records], None),
+        headers=headers,
+        priorities=column(priorities, 0),
+        expires_at_ms=column(expires_at_ms, 0),
+        due_at_ms=due_at_ms,
+        flags=[record.flags | MOVED for record in records],
+    )
 
 
 def moved_records(log: Log, offset: int) -> Iterator[Record]:

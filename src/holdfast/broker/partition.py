@@ -21,13 +21,14 @@ from holdfast.broker.dedup import DedupIndex
 from holdfast.broker.dedup_runs import Covered
 from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, mark, moved_records
+from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, column, mark, moved_batch, moved_records
 from holdfast.broker.metrics import Metrics
 from holdfast.codec.columns import HEADERS
 from holdfast.env import World
 from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, LogPosition, Record
 from holdfast.settings import QueueSettings
 from holdfast.storage.files import join
+from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error
 
@@ -197,7 +198,7 @@ class Partition:
         if self.dedup is not None and (overdue or self.dedup.full()):
             self.save_dedup()
         self._pin()
-        return min((ms for ms in due if ms is not None), default=None)
+        return soonest(*due)
 
     def due_ms(self) -> int | None:
         """In how many ms a delayed message is due."""
@@ -377,16 +378,12 @@ class Partition:
             except OSError as error:
                 raise open_error(folder, error) from error
             dedup = DedupIndex.open(self._world, folder, window_ms=self._settings.dedup_window_ms)
-            for record in _with_headers(self.log, dedup.covered.partition.offset):
-                dedup_id = mark(record, DEDUP_ID)
-                if dedup_id is not None and not record.flags & MOVED:
-                    dedup.add(dedup_id, record.offset << 1, record.timestamp_ns // 1_000_000)
+            for record, dedup_id in _with_dedup_ids(self.log, dedup.covered.partition.offset):
+                dedup.add(dedup_id, _reference(Place(record.offset)), record.timestamp_ns // 1_000_000)
             if self.delayed is not None:
                 intake = self.delayed.intake
-                for record in _with_headers(intake, dedup.covered.intake.offset):
-                    dedup_id = mark(record, DEDUP_ID)
-                    if dedup_id is not None:
-                        dedup.add(dedup_id, record.offset << 1 | 1, record.timestamp_ns // 1_000_000)
+                for record, dedup_id in _with_dedup_ids(intake, dedup.covered.intake.offset):
+                    dedup.add(dedup_id, _reference(Place(None, record.offset)), record.timestamp_ns // 1_000_000)
                 intake.pin("dedup", dedup.covered.intake.offset)
             self.log.pin("dedup", dedup.covered.partition.offset)
             self.dedup = dedup
@@ -403,35 +400,36 @@ class Partition:
         return self._world.clock.monotonic_ns() // 1_000_000
 
 
-def _with_headers(log: Log, offset: int) -> Iterator[Record]:
-    """The messages from `offset` on that have headers, ours or the user's."""
+def _with_dedup_ids(log: Log, offset: int) -> Iterator[tuple[Record, bytes]]:
+    """The messages from `offset` on that were put with a dedup id; what came from another log has it there."""
     for frame in log.read(min(max(offset, log.start), log.end), on_damage="skip"):
         if frame.header.columns & HEADERS:
-            yield from (record for record in frame.records() if record.offset >= offset)
+            for record in frame.records():
+                dedup_id = mark(record, DEDUP_ID)
+                if record.offset >= offset and dedup_id is not None and not record.flags & MOVED:
+                    yield record, dedup_id
 
 
 def _batch(drafts: Sequence[Draft]) -> Batch:
     """The drafts as columns; a column that no draft uses is left out."""
     return Batch(
         values=[draft.value for draft in drafts],
-        keys=[draft.key for draft in drafts] if any(draft.key is not None for draft in drafts) else None,
-        headers=[draft.headers for draft in drafts] if any(draft.headers for draft in drafts) else None,
-        priorities=[draft.priority for draft in drafts] if any(draft.priority for draft in drafts) else None,
-        expires_at_ms=[draft.expires_at_ms for draft in drafts] if any(d.expires_at_ms for d in drafts) else None,
-        flags=[draft.flags for draft in drafts] if any(draft.flags for draft in drafts) else None,
+        keys=column([draft.key for draft in drafts], None),
+        headers=column([draft.headers for draft in drafts], ()),
+        priorities=column([draft.priority for draft in drafts], 0),
+        expires_at_ms=column([draft.expires_at_ms for draft in drafts], 0),
+        flags=column([draft.flags for draft in drafts], 0),
     )
 
 
 def _released_batch(due: Sequence[Delayed]) -> Batch:
     records = [message.record for message in due]
-    return Batch(
-        values=[record.value for record in records],
-        keys=[record.key for record in records] if any(record.key is not None for record in records) else None,
-        headers=[(*message.record.headers, (DELAYED_ID, b"%d" % message.id)) for message in due],
-        priorities=[record.priority for record in records] if any(record.priority for record in records) else None,
-        expires_at_ms=[record.expires_at_ms for record in records] if any(r.expires_at_ms for r in records) else None,
+    return moved_batch(
+        records,
+        [(*message.record.headers, (DELAYED_ID, b"%d" % message.id)) for message in due],
+        priorities=[record.priority for record in records],
+        expires_at_ms=[record.expires_at_ms for record in records],
         due_at_ms=[message.due_at_ms for message in due],
-        flags=[record.flags | MOVED for record in records],
     )
 
 

@@ -70,11 +70,7 @@ def show_command(
 ) -> int:
     """Show everything about one dead letter: every error, and where it came from."""
     with opened(folder, wait=wait) as queue:
-        found = everything_about(queue, dead_id(queue, letter_id))
-        if as_json:
-            print_json(found.document)
-        else:
-            show_everything(stdout(), found)
+        show_everything(everything_about(queue, dead_id(queue, letter_id)), as_json=as_json)
     return OK
 
 

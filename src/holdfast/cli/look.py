@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 import holdfast
+from holdfast.broker.layout import receipt_text
 from holdfast.cli.lookup import everything_about, show_everything
 from holdfast.cli.messages import (
     ATTEMPTS,
@@ -32,11 +33,10 @@ from holdfast.cli.messages import (
 )
 from holdfast.cli.opened import opened
 from holdfast.cli.options import WAIT, AsJson, Limit, QueueFolder, Wait, Where
-from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import OK, command, print_json_line, stderr, stdout
 from holdfast.cli.text import safe
 from holdfast.delivery.commands import Receipt
-from holdfast.embedded.face import receipt_text
-from holdfast.embedded.listing import PhaseName
+from holdfast.embedded.listed import PhaseName
 
 DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 
@@ -86,11 +86,7 @@ def show_command(
 ) -> int:
     """Show everything about one message: where it stands, what it holds, what went wrong."""
     with opened(folder, wait=wait) as queue:
-        found = everything_about(queue, message_id)
-        if as_json:
-            print_json(found.document)
-        else:
-            show_everything(stdout(), found)
+        show_everything(everything_about(queue, message_id), as_json=as_json)
     return OK
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id, receipt_text
 from holdfast.cli.messages import (
     AnyMessage,
     body_text,
@@ -21,12 +21,11 @@ from holdfast.cli.messages import (
     moment,
     seconds_text,
 )
+from holdfast.cli.output import print_json, stdout
 from holdfast.cli.text import preview, safe
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.group import Failure
-from holdfast.embedded.dead import DeadLetter
-from holdfast.embedded.face import receipt_text
-from holdfast.embedded.listing import Listed
+from holdfast.embedded.listed import DeadLetter, Listed, Waiting
 from holdfast.embedded.times import to_datetime
 from holdfast.errors import InvalidRequest
 
@@ -57,8 +56,7 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
         store = queue._engine.partition.delayed
         waiting = None if store is None else store.get(delayed_id)
         if waiting is not None:
-            message = Listed(queue, waiting.record, "delayed", due_ms=waiting.due_at_ms, delayed_id=waiting.id)
-            return Everything(message, "delayed", {}, ())
+            return Everything(Waiting(queue, waiting), "delayed", {}, ())
         offset = queue._engine.partition.find_released(delayed_id, queue._log.start)
     if offset is not None and offset < queue._log.end:
         buried = _letter_of(queue, offset)
@@ -83,7 +81,7 @@ def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
             found = letter  # after a seek it may have died more than once: the last time counts
     if found is None:
         raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
-    return DeadLetter(queue, found.record, "dead", letter=found).id
+    return DeadLetter(queue, found).id
 
 
 def _letter_of(queue: holdfast.Queue[bytes], offset: int) -> DeadLetter[bytes] | None:
@@ -92,7 +90,7 @@ def _letter_of(queue: holdfast.Queue[bytes], offset: int) -> DeadLetter[bytes] |
         return None
     for letter in queue._engine.letters():
         if letter.note.offset == offset:
-            return DeadLetter(queue, letter.record, "dead", letter=letter)
+            return DeadLetter(queue, letter)
     return None
 
 
@@ -133,8 +131,15 @@ def _dead_letter(letter: DeadLetter[bytes]) -> Everything:
     return Everything(letter, "dead", facts, letter.failures)
 
 
-def show_everything(console: Console, found: Everything) -> None:
-    """The same for people."""
+def show_everything(found: Everything, *, as_json: bool) -> None:
+    """All of it, for people or for scripts."""
+    if as_json:
+        print_json(found.document)
+    else:
+        _show(stdout(), found)
+
+
+def _show(console: Console, found: Everything) -> None:
     message, known = found.message, found.document
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)

@@ -17,9 +17,8 @@ from holdfast.broker.layout import message_id
 from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.dead import DeadLetter
 from holdfast.embedded.handle import Handle
-from holdfast.embedded.listing import Listed
+from holdfast.embedded.listed import DeadLetter, Listed, Waiting
 from holdfast.embedded.message import Contents
 from holdfast.embedded.times import to_datetime
 from holdfast.model import Record
@@ -71,9 +70,7 @@ def offset_of(message: AnyMessage) -> int | None:
     """Its place in the queue's log; None while it has none."""
     if isinstance(message, DeadLetter):
         return message.original_offset
-    if isinstance(message, Listed) and (message._delayed_id is not None or message._letter is not None):
-        return None if message._letter is None else message._letter.note.offset
-    return message.offset
+    return None if isinstance(message, Waiting) else message.offset
 
 
 def document(message: AnyMessage, **more: Any) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from typing import Any, Final, Generic, TypeVar
 
 from holdfast.broker.engine import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
+from holdfast.broker.layout import parse_receipt
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import TaskWaiter
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.dead import DeadGroup, DeadLetter, DeadLetters, Redriven
+from holdfast.embedded.dead import DeadGroup, DeadLetters, Redriven
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
-from holdfast.embedded.face import Face, Stored, Wanted, open_engine
-from holdfast.embedded.handle import Handle, StateOf
-from holdfast.embedded.listing import Listed, PhaseName, Where, listed
+from holdfast.embedded.face import Face, Stored, Wanted, open_face
+from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
+from holdfast.embedded.listed import DeadLetter, Listed, PhaseName
+from holdfast.embedded.listing import Where, listed
 from holdfast.embedded.message import Body, Contents
 from holdfast.env import World
 from holdfast.errors import Closed, LeaseLost
@@ -31,9 +32,6 @@ from holdfast.settings import QueueSettings
 _Result = TypeVar("_Result")
 
 _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
-
-# Not the handler's fault: these give the message back as if it had not been touched.
-_INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class AsyncState(StateOf):
@@ -94,7 +92,7 @@ class AsyncMessage(Handle[Body]):
             await self.ack()
             return
         try:
-            if isinstance(error, _INTERRUPTIONS):
+            if isinstance(error, INTERRUPTIONS):
                 await self.defer()
             else:
                 await self.nack(error=error)
@@ -243,8 +241,7 @@ class AsyncQueue(Face[Body], Generic[Body]):
 
     async def resume(self, receipt: str) -> AsyncMessage[Body]:
         """The message that a receipt of an earlier `get` stands for; LeaseLost if it is no longer held."""
-        self._engine.check_open()
-        return AsyncMessage(self, self._delivered(receipt))
+        return AsyncMessage(self, self._engine.resume(parse_receipt(receipt, self.name)))
 
     async def ack_many(self, messages: Sequence[AsyncMessage[Body]], *, durability: Durability | None = None) -> None:
         """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
@@ -262,7 +259,7 @@ class AsyncQueue(Face[Body], Generic[Body]):
 
     async def cancel(self, message_id: str) -> bool:
         """Take back a message that nobody works on; False where it is too late."""
-        return await self._aside(self._cancel_and_wait, message_id)
+        return await self._aside(self._engine.cancel, message_id)
 
     async def seek(self, to: str | None = None, *, offset: int | None = None, time: datetime | None = None) -> int:
         """Go on from there: all before is passed over, all behind comes again. The one way that done comes back."""
@@ -372,16 +369,17 @@ def open(  # noqa: A001  the same name as in the module for threads
     **changes: Any,
 ) -> Opening:
     """Open the queue in a folder; `holdfast.open` says what the arguments mean."""
-    given = changes if durability is None else {**changes, "durability": durability}
-    make = partial(open_engine, folder, create=create, settings=settings, changes=given, observer=observer, world=world)
-
-    def open_it() -> AsyncQueue[Any]:
-        Bodies(body_type)  # refused before anything is made
-        engine = make()
-        try:
-            return AsyncQueue(engine, body_type)
-        except BaseException:
-            engine.close()
-            raise
-
-    return Opening(open_it)
+    return Opening(
+        partial(
+            open_face,
+            AsyncQueue,
+            folder,
+            create=create,
+            durability=durability,
+            body_type=body_type,
+            settings=settings,
+            observer=observer,
+            world=world,
+            changes=changes,
+        )
+    )

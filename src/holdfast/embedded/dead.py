@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 
-from holdfast.broker.dead import DeadLetter as StoredLetter
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
-from holdfast.broker.marks import CORRELATION_ID, mark
-from holdfast.delivery.group import Failure
-from holdfast.embedded.listing import Listed, Where, check_limit, listed
+from holdfast.embedded.listed import DeadLetter
+from holdfast.embedded.listing import Where, check_limit, listed
 from holdfast.embedded.message import Body
-from holdfast.embedded.times import to_datetime
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,63 +24,6 @@ _DETAILS: Final = re.compile(r"0x[0-9a-fA-F]+|'[^']*'|\"[^\"]*\"|\d+")
 _AT_ONCE: Final = 500
 
 list_ = list  # inside DeadLetters the name means its method
-
-
-class DeadLetter(Listed[Body]):
-    """A message that died: as it was, with every error, the reason and its original place."""
-
-    __slots__ = ()
-
-    @property
-    def _stored(self) -> StoredLetter:
-        assert self._letter is not None
-        return self._letter
-
-    @property
-    def original_id(self) -> str:
-        return self._stored.note.id
-
-    @property
-    def original_offset(self) -> int:
-        return self._stored.note.offset
-
-    @property
-    def original_timestamp(self) -> datetime:
-        return to_datetime(self._stored.note.timestamp_ns)
-
-    @property
-    def correlation_id(self) -> str:
-        given = mark(self._record, CORRELATION_ID)
-        return self.original_id if given is None else given.decode()
-
-    @property
-    def priority(self) -> int:
-        return self._stored.note.priority
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """How each delivery ended: when, with whom, why, and the error."""
-        return self._stored.note.failures
-
-    @property
-    def first_delivery(self) -> datetime | None:
-        ms = self._stored.note.first_ms
-        return to_datetime(ms * 1_000_000) if ms else None
-
-    @property
-    def last_delivery(self) -> datetime | None:
-        ms = self._stored.note.last_ms
-        return to_datetime(ms * 1_000_000) if ms else None
-
-    @property
-    def dead_at(self) -> datetime:
-        return to_datetime(self._stored.note.dead_at_ms * 1_000_000)
-
-    @property
-    def state(self) -> Any:
-        """The document that went with it, or None."""
-        content = self._stored.note.state
-        return None if content is None else msgspec.json.decode(content)
 
 
 class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +54,7 @@ class DeadLetters(Generic[Body]):
 
     def list(self, *, where: Where = None, limit: int | None = None) -> list[DeadLetter[Body]]:
         """The dead letters that the condition chooses, oldest first."""
-        return [self._public(found) for found in listed(self._face, "dead", where, limit)]
+        return [found for found in listed(self._face, "dead", where, limit) if isinstance(found, DeadLetter)]
 
     def show(self, letter_id: str) -> DeadLetter[Body]:
         """One of them."""
@@ -122,7 +62,7 @@ class DeadLetters(Generic[Body]):
         letter = None if offset is None else self._engine.letter(offset)
         if letter is None:
             raise InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
-        return DeadLetter(self._face, letter.record, "dead", letter=letter)
+        return DeadLetter(self._face, letter)
 
     def groups(self, *, where: Where = None) -> list_[DeadGroup]:
         """The dead letters by reason and kind of error, the most frequent first."""
@@ -198,10 +138,6 @@ class DeadLetters(Generic[Body]):
                     clock.wait(never, left_ns / 1e9)  # which may return early
                     self._engine.check_open()
             yield letters[i : i + size]
-
-    def _public(self, found: Listed[Body]) -> DeadLetter[Body]:
-        assert found._letter is not None
-        return DeadLetter(self._face, found._record, "dead", letter=found._letter)
 
 
 def fingerprint(error: str) -> str:

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
-from typing import Any, Final, Generic, get_args
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 
 from holdfast.broker.engine import Compacted, Pending, QueueEngine, QueueStats
 from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import message_id, parse_message_id
+from holdfast.broker.layout import message_id
 from holdfast.broker.metrics import Observer
 from holdfast.broker.partition import Publication
-from holdfast.delivery.commands import DEFERRED, NO_SESSION, Cancel, Extend, Nack, Receipt, Reject
+from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Receipt, Reject
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Drafter, NewMessage, Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
-from holdfast.errors import CorruptData, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import Empty, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Appended, CodecName, Durability
 from holdfast.settings import QueueSettings
+
+_Face = TypeVar("_Face")
 
 _MOST_AT_ONCE: Final = 100_000
 _USUAL: Final = (None, None, None, False, False)
@@ -203,17 +203,6 @@ class Face(Generic[Body]):
         within = "now" if not wanted.timeout_s else f"within {wanted.timeout_s:g} s"
         return Empty(f"no message is ready {within} in {self.folder}")
 
-    def _delivered(self, receipt: str) -> Delivered:
-        """The message that a receipt stands for, if it is still held."""
-        parsed = parse_receipt(receipt, self.name)
-        lease = self._delivery.group.leases.get(parsed.offset)
-        if lease is None or lease.fence != parsed.fence:
-            raise self._delivery.refusal(parsed)
-        records = self._delivery.fetch([parsed.offset])
-        if not records:
-            raise CorruptData(f"message {parsed.offset} cannot be read; run `holdfast check` on {self.folder}")
-        return Delivered(records[0], lease, self._delivery.group.attempts(parsed.offset) + 1)
-
     def _ack_one(self, delivered: Delivered) -> None:
         """The way of a single ack, without detours."""
         if self._engine.closed:
@@ -293,30 +282,6 @@ class Face(Generic[Body]):
             text = str(error)
         return text.encode(errors="backslashreplace").decode()[: self.settings.max_error_chars]
 
-    def _cancel_and_wait(self, message: object) -> bool:
-        done, pending = self._cancel(message)
-        self._engine.wait(pending)
-        return done
-
-    def _cancel(self, message: object) -> tuple[bool, Pending]:
-        offset, delayed_id = parse_message_id(message, self.name)
-        self._engine.check_open()
-        pending = Pending()
-        done = False
-        if delayed_id is not None:
-            if not self._engine.partition.was_delayed(delayed_id):
-                raise InvalidRequest(f"there is no message {message}")
-            done = self._engine.partition.cancel_delayed(delayed_id)
-            offset = None if done else self._engine.partition.find_released(delayed_id, self._delivery.group.floor)
-        if offset is not None:
-            if offset >= self._log.written_end:
-                raise InvalidRequest(f"there is no message {message}")
-            pending = self._engine.settle(Cancel(offset))
-            done = bool(pending.events)
-        if done:
-            self._engine.metrics.cancelled.add()
-        return done, pending
-
     def _seek(self, to: str | None, offset: int | None, time: datetime | None) -> int:
         self._engine.check_open()
         if sum(argument is not None for argument in (to, offset, time)) != 1:
@@ -364,20 +329,30 @@ class Face(Generic[Body]):
             self._delivery.drop(delivered.receipt)
 
 
-def open_engine(
+def open_face(
+    kind: Callable[[QueueEngine, Any], _Face],
     folder: str | PathLike[str],
     *,
     create: bool,
+    durability: Durability | None,
+    body_type: Any,
     settings: QueueSettings | None,
-    changes: Mapping[str, Any],
     observer: Observer | None,
     world: World | None,
-) -> QueueEngine:
-    """The engine of a queue, with a thread that looks after it where time runs by itself."""
+    changes: Mapping[str, Any],
+) -> _Face:
+    """A face of the queue in a folder, with a thread that looks after it where time runs by itself."""
+    Bodies(body_type)  # refused before anything is made
+    if durability is not None:
+        changes = {**changes, "durability": durability}
     engine = QueueEngine.open(folder, create=create, settings=settings, changes=changes, observer=observer, world=world)
-    if world is None:
-        engine.keep()
-    return engine
+    try:
+        if world is None:
+            engine.keep()
+        return kind(engine, body_type)
+    except BaseException:
+        engine.close()
+        raise
 
 
 def _check_codec(codec: object) -> None:
@@ -394,19 +369,3 @@ def _switch(value: object, name: str) -> bool:
 def _is_clean(text: str) -> bool:
     """Whether the text can be stored: a lone surrogate cannot."""
     return text.encode(errors="replace").decode() == text
-
-
-def receipt_text(topic: str, receipt: Receipt) -> str:
-    """A receipt as text, for scripts: the message's offset and the delivery's number."""
-    return f"{topic}-0-{receipt.offset}@{receipt.fence:x}"
-
-
-def parse_receipt(text: object, topic: str) -> Receipt:
-    """The receipt that a text stands for; InvalidRequest where it is none of this queue."""
-    found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
-    if found is not None:
-        with suppress(HoldfastError):
-            offset, _ = parse_message_id(found[1], topic)
-            if offset is not None:
-                return Receipt(offset, int(found[2], 16))
-    raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.broker.engine import Pending
 from holdfast.broker.hands import Delivered
+from holdfast.broker.layout import receipt_text
 from holdfast.delivery.commands import Save
+from holdfast.delivery.group import Document
 from holdfast.embedded.message import Body, Contents
 from holdfast.errors import InvalidRequest, LeaseLost
 
 if TYPE_CHECKING:
     from holdfast.embedded.face import Face
+
+
+# Not the handler's fault: these give the message back as if it had not been touched.
+INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class Handle(Contents[Body]):
@@ -52,8 +59,6 @@ class Handle(Contents[Body]):
     @property
     def receipt(self) -> str:
         """The proof of this delivery as text, for a later process: see `resume`."""
-        from holdfast.embedded.face import receipt_text
-
         return receipt_text(self._engine.topic, self._delivered.receipt)
 
     @property
@@ -91,12 +96,16 @@ class StateOf:
         self._handle = handle
         self._delivery = handle._engine.delivery
         self._offset = handle.offset
+        self.version = 0
+        self._look()
+
+    def _look(self) -> Document | None:
         document = self._delivery.group.documents.get(self._offset)
         self.version = 0 if document is None else document.version
+        return document
 
     def _load(self) -> Any:
-        document = self._delivery.group.documents.get(self._offset)
-        self.version = 0 if document is None else document.version
+        document = self._look()
         return None if document is None else msgspec.json.decode(document.content)
 
     def _save(self, value: Any, durability: Any) -> Pending:

@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
-from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
-from holdfast.broker.dead import DeadLetter
 from holdfast.delivery.events import Phase
 from holdfast.delivery.where import compile_where
-from holdfast.embedded.message import Body, Contents
-from holdfast.embedded.times import to_datetime
+from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
+from holdfast.embedded.message import Body
 from holdfast.errors import InvalidRequest
 from holdfast.model import Record
 
 if TYPE_CHECKING:
     from holdfast.embedded.face import Face
 
-PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
 Where: TypeAlias = str | Callable[[Any], object] | None
 
 _AT_A_TIME: Final = 256
-
-
-class Listed(Contents[Body]):
-    """A message that was looked at: what it says, and where it stands."""
-
-    __slots__ = ("_delayed_id", "_due_ms", "_letter", "attempts", "holder", "phase")
-
-    def __init__(
-        self,
-        face: Face[Body],
-        record: Record,
-        phase: PhaseName,
-        *,
-        due_ms: int = 0,
-        delayed_id: int | None = None,
-        letter: DeadLetter | None = None,
-    ) -> None:
-        super().__init__(face._engine, face._bodies, record)
-        group = face._delivery.group
-        lease = group.leases.get(record.offset) if delayed_id is None and letter is None else None
-        self.phase = phase
-        self.holder = lease.holder if lease is not None else letter.note.holder if letter is not None else ""
-        self.attempts = letter.note.attempts if letter is not None else 0
-        if delayed_id is None and letter is None:
-            self.attempts = group.attempts(record.offset)
-        self._due_ms = due_ms
-        self._delayed_id = delayed_id
-        self._letter = letter
-
-    @property
-    def id(self) -> str:
-        from holdfast.broker.layout import DEAD_SUFFIX, message_id
-
-        topic = self._engine.topic
-        if self._delayed_id is not None:
-            return message_id(topic, 0, None, self._delayed_id)
-        if self._letter is not None:
-            return message_id(topic + DEAD_SUFFIX, 0, self._record.offset, None)
-        return self._engine.id_of(self._record)
-
-    @property
-    def due_at(self) -> datetime | None:
-        """When it will be ready, or was to be."""
-        ms = self._due_ms or self._record.due_at_ms
-        return to_datetime(ms * 1_000_000) if ms else None
-
-    @property
-    def reason(self) -> str:
-        """Why it died: MAX_ATTEMPTS, REJECTED or EXPIRED; empty while it lives."""
-        return self._letter.note.reason if self._letter is not None else ""
-
-    @property
-    def error(self) -> str:
-        """What went wrong last."""
-        if self._letter is not None:
-            return self._letter.note.error
-        history = self._engine.delivery.group.histories.get(self._record.offset) if self._delayed_id is None else None
-        return history.failures[-1].error if history is not None and history.failures else ""
 
 
 def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Iterator[Listed[Body]]:
@@ -141,7 +80,7 @@ def _delayed(face: Face[Any]) -> Iterator[Listed[Any]]:
     store = face._engine.partition.delayed
     if store is not None:
         for message in store.waiting():
-            yield Listed(face, message.record, "delayed", due_ms=message.due_at_ms, delayed_id=message.id)
+            yield Waiting(face, message)
 
 
 def _records(face: Face[Any], offsets: list[int], among: Container[int]) -> Iterator[Record]:
@@ -152,7 +91,7 @@ def _records(face: Face[Any], offsets: list[int], among: Container[int]) -> Iter
 
 def _dead(face: Face[Any]) -> Iterator[Listed[Any]]:
     for letter in face._engine.letters():
-        yield Listed(face, letter.record, "dead", letter=letter)
+        yield DeadLetter(face, letter)
 
 
 _SOURCES: dict[str, Callable[[Any], Iterator[Listed[Any]]]] = {

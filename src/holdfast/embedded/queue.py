@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from os import PathLike
 from types import TracebackType
@@ -11,22 +10,20 @@ from typing import Any, Generic
 
 from holdfast.broker.engine import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
+from holdfast.broker.layout import parse_receipt
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import ThreadWaiter
-from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
-from holdfast.embedded.face import Face, Stored, Wanted, open_engine
-from holdfast.embedded.handle import Handle, StateOf
-from holdfast.embedded.listing import Listed, PhaseName, Where, listed
+from holdfast.embedded.face import Face, Stored, Wanted, open_face
+from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
+from holdfast.embedded.listed import Listed, PhaseName
+from holdfast.embedded.listing import Where, listed
 from holdfast.embedded.message import Body, Contents
 from holdfast.env import World
 from holdfast.errors import Closed, LeaseLost
 from holdfast.model import CodecName, Durability
 from holdfast.settings import QueueSettings
-
-# Not the handler's fault: these give the message back as if it had not been touched.
-_INTERRUPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
 class State(StateOf):
@@ -95,7 +92,7 @@ class Message(Handle[Body]):
             self.ack()
             return
         try:
-            if isinstance(error, _INTERRUPTIONS):
+            if isinstance(error, INTERRUPTIONS):
                 self.defer()
             else:
                 self.nack(error=error)
@@ -209,8 +206,7 @@ class Queue(Face[Body], Generic[Body]):
 
     def resume(self, receipt: str) -> Message[Body]:
         """The message that a receipt of an earlier `get` stands for; LeaseLost if it is no longer held."""
-        self._engine.check_open()
-        return Message(self, self._delivered(receipt))
+        return Message(self, self._engine.resume(parse_receipt(receipt, self.name)))
 
     def ack_many(self, messages: Sequence[Message[Body]], *, durability: Durability | None = None) -> None:
         """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
@@ -228,7 +224,7 @@ class Queue(Face[Body], Generic[Body]):
 
     def cancel(self, message_id: str) -> bool:
         """Take back a message that nobody works on; False where it is too late."""
-        return self._cancel_and_wait(message_id)
+        return self._engine.cancel(message_id)
 
     def seek(self, to: str | None = None, *, offset: int | None = None, time: datetime | None = None) -> int:
         """Go on from there: all before is passed over, all behind comes again. The one way that done comes back."""
@@ -301,11 +297,14 @@ def open_queue(
     `changes` are settings by name, such as max_attempts=3; they are kept with the queue. `body_type` is bytes,
     str, dict or any type that msgspec knows.
     """
-    Bodies(body_type)  # refused before anything is made
-    given: Mapping[str, Any] = changes if durability is None else {**changes, "durability": durability}
-    engine = open_engine(folder, create=create, settings=settings, changes=given, observer=observer, world=world)
-    try:
-        return Queue(engine, body_type)
-    except BaseException:
-        engine.close()
-        raise
+    return open_face(
+        Queue,
+        folder,
+        create=create,
+        durability=durability,
+        body_type=body_type,
+        settings=settings,
+        observer=observer,
+        world=world,
+        changes=changes,
+    )

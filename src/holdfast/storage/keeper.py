@@ -32,6 +32,11 @@ class Kept(Protocol):
         """Do what is due; answers in how many ms more will be due."""
 
 
+def soonest(*due_ms: int | None) -> int | None:
+    """The first of several answers of that kind."""
+    return min((ms for ms in due_ms if ms is not None), default=None)
+
+
 class Keeper:
     """Ticks one log or queue until it is stopped or that one ends."""
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from holdfast.env import ManualClock
+from holdfast.storage.keeper import soonest
 
 # For a message that another thread puts while we wait; afterwards nobody will.
 _REALLY_S: Final = 10.0
@@ -71,8 +72,7 @@ class VirtualClock(ManualClock):
         """Do what is due now; answers in how many ms more will be."""
         for attached in list(self._attached):
             attached.tick()
-        due = [attached.due_ms() for attached in list(self._attached)]
-        return min((ms for ms in due if ms is not None), default=None)
+        return soonest(*(attached.due_ms() for attached in list(self._attached)))
 
     def wait(self, event: threading.Event, timeout_s: float | None) -> bool:
         """Time passes at once, up to what was waited for."""

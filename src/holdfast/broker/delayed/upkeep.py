@@ -21,6 +21,7 @@ from holdfast.codec.encode import Packing
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, Unavailable
 from holdfast.storage.files import FULL_DISK
+from holdfast.storage.keeper import soonest
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Upkeep:
         with state.lock:
             first_ms = state.next_due_ms()
         due_ms = None if first_ms is None else max(0, first_ms - now_ms)
-        return min((ms for ms in (log_ms, save_ms, due_ms) if ms is not None), default=None)
+        return soonest(log_ms, save_ms, due_ms)
 
     def spill(self, now_ms: int) -> int:
         """Move what waits in the intake into runs; answers how many messages that were."""
