@@ -258,7 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def tick(self) -> None:
         self.q._engine.tick()
-        assert self.q._engine._told is None, "upkeep failed"
+        assert not self.q._engine._told, f"upkeep failed: {self.q._engine._told}"
         self.model.tick()
 
     @rule()
