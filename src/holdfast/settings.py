@@ -100,6 +100,88 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
             )
 
 
+class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one topic: those of each of its partitions, and what its keys and its groups' deliveries follow."""
+
+    partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    cleanup: Literal["delete", "compact", "compact,delete"] = "delete"
+    tombstone_ms: Annotated[int, Meta(ge=0, le=100 * 365 * _DAY_MS)] = _DAY_MS
+    compact_min_saving_percent: Annotated[int, Meta(ge=0, le=99)] = 20
+    trace_sample: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    dead_letters: bool = True
+
+    key_order: bool = False
+    key_group_separator: Annotated[str, Meta(min_length=1, max_length=20)] | None = None
+    key_group_concurrency: _Count | None = None
+    key_group_rate: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    key_group_burst: _Count = 1
+    key_group_fair: bool = False
+    key_lookahead: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+
+    @property
+    def keyed(self) -> bool:
+        """Whether who is next depends on the messages' keys."""
+        limited = self.key_group_concurrency is not None or self.key_group_rate is not None
+        return self.key_order or self.key_group_fair or limited
+
+
+class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a producer gathers messages into batches, and what it waits for."""
+
+    linger_ms: Annotated[int, Meta(ge=0, le=3_600_000)] = 5
+    batch_messages: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    batch_bytes: Annotated[int, Meta(ge=1, le=256 * _MIB)] = 64 * _KIB
+    buffer_bytes: Annotated[int, Meta(ge=1 * _KIB)] = 32 * _MIB
+    acks: Literal["none", "leader", "all"] = "all"
+    retries: Annotated[int, Meta(ge=0)] | None = 3
+    retry_backoff_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 100
+    retry_backoff_max_ms: Annotated[int, Meta(ge=1, le=3_600_000)] = 10_000
+    idempotent: bool = True
+    block_ms: Annotated[int, Meta(ge=0)] = 60_000
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the members of a group in stream mode share the partitions, and commit."""
+
+    session_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 30_000
+    heartbeat_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 3_000
+    rebalance_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 60_000
+    max_poll_ms: Annotated[int, Meta(ge=1, le=30 * _DAY_MS)] = 300_000
+    max_records: Annotated[int, Meta(ge=1, le=1_000_000)] = 500
+    auto_commit: bool = True
+    auto_commit_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 5_000
+    start: Literal["earliest", "latest"] = "earliest"
+    assignor: Literal["range", "round_robin", "sticky"] = "sticky"
+    rebalance: Literal["cooperative", "eager"] = "cooperative"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.heartbeat_ms >= self.session_ms:
+            raise BadSettings(
+                f"heartbeat_ms ({self.heartbeat_ms}) must be below session_ms ({self.session_ms}), or every member "
+                "would be taken for dead; a third of it is usual"
+            )
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one data folder: how much of it is open, and what its producers, consumers and topics start from."""
+
+    id: Annotated[str, Meta(max_length=100)] = ""
+    open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    idle_ms: _Millis = 60_000
+    trace_retention_ms: _Millis | None = 7 * _DAY_MS
+    producer: ProducerSettings = msgspec.field(default_factory=ProducerSettings)
+    consumer: ConsumerSettings = msgspec.field(default_factory=ConsumerSettings)
+    topic: TopicSettings = msgspec.field(default_factory=TopicSettings)
+    topics: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_fields(settings: msgspec.Struct) -> None:
     """Hold every field to its type and limits, whichever way the struct was made."""
     for name, kind in _field_types(type(settings)).items():
