@@ -1,13 +1,14 @@
 """A durable message queue for Python: what it acknowledged it never lets go of."""
 
 from holdfast import aio
-from holdfast.broker.engine import Compacted, QueueStats
+from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.embedded.dead import DeadGroup
 from holdfast.embedded.drafts import NewMessage
-from holdfast.embedded.face import Stored
+from holdfast.embedded.group import Message
 from holdfast.embedded.listed import DeadLetter
-from holdfast.embedded.queue import Message, Queue
+from holdfast.embedded.publisher import Stored
+from holdfast.embedded.queue import Queue
 from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
 from holdfast.errors import (
     BadBody,

@@ -48,6 +48,24 @@ class NotAQueue(InvalidRequest):
     code = "not_a_queue"
 
 
+class UnknownTopic(InvalidRequest):
+    """There is no topic, or no partition of it, by this name or number."""
+
+    code = "unknown_topic"
+
+
+class TopicExists(InvalidRequest):
+    """A topic by this name is there already."""
+
+    code = "topic_exists"
+
+
+class UnknownGroup(InvalidRequest):
+    """There is no group by this name."""
+
+    code = "unknown_group"
+
+
 class BadBody(InvalidRequest):
     """A message's body does not fit the type that the queue was opened with."""
 
@@ -82,6 +100,21 @@ class Conflict(InvalidRequest):
     """Somebody else has changed it meanwhile: load it again, then decide anew."""
 
     code = "conflict"
+
+
+class OutOfSequence(InvalidRequest):
+    """A producer's messages do not follow those that the partition has from it: some are missing in between.
+
+    `expected` is the sequence that would be taken, `known` whether the partition has anything of this producer.
+    """
+
+    code = "out_of_sequence"
+
+    def __init__(self, message: str, *, expected: int, given: int, known: bool = True) -> None:
+        super().__init__(message)
+        self.expected = expected
+        self.given = given
+        self.known = known
 
 
 class LeaseLost(HoldfastError):
@@ -128,10 +161,22 @@ class DiskFull(Unavailable):
     code = "disk_full"
 
 
+class QueueFull(Unavailable):
+    """A producer's buffer has no room left: messages come faster than they can be stored."""
+
+    code = "queue_full"
+
+
 class Closed(HoldfastError):
     """This object is finished: open a new one."""
 
     code = "closed"
+
+
+class Fenced(Closed):
+    """Somebody newer has taken over: a producer with a later epoch, or another member of the group."""
+
+    code = "fenced"
 
 
 class DiskFailed(Closed):

@@ -125,6 +125,35 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
         return self.key_order or self.key_group_fair or limited
 
 
+# What the groups of one topic may have different.
+GROUP_FIELDS = frozenset(
+    {
+        "lease_ms",
+        "max_attempts",
+        "backoff_ms",
+        "backoff_factor",
+        "backoff_max_ms",
+        "backoff_jitter_percent",
+        "dropped_delay_ms",
+        "max_error_chars",
+        "expired_to_dead",
+        "promote_after_ms",
+        "priority_choice",
+        "priority_weights",
+        "ack_durability",
+        "snapshot_events",
+        "dead_letters",
+        "key_order",
+        "key_group_separator",
+        "key_group_concurrency",
+        "key_group_rate",
+        "key_group_burst",
+        "key_group_fair",
+        "key_lookahead",
+    }
+)
+
+
 class ProducerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a producer gathers messages into batches, and what it waits for."""
 
@@ -171,7 +200,6 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     id: Annotated[str, Meta(max_length=100)] = ""
     open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
-    idle_ms: _Millis = 60_000
     trace_retention_ms: _Millis | None = 7 * _DAY_MS
     producer: ProducerSettings = msgspec.field(default_factory=ProducerSettings)
     consumer: ConsumerSettings = msgspec.field(default_factory=ConsumerSettings)
@@ -181,10 +209,15 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         check_fields(self)
 
+    def of_topic(self, name: str, kept: Mapping[str, Any] | None = None) -> TopicSettings:
+        """What a topic follows: the defaults, then what its folder keeps, then what is said here of its name."""
+        values = {**msgspec.structs.asdict(self.topic), **(kept or {}), **self.topics.get(name, {})}
+        return load(TopicSettings, values)
+
 
 def check_fields(settings: msgspec.Struct) -> None:
     """Hold every field to its type and limits, whichever way the struct was made."""
-    for name, kind in _field_types(type(settings)).items():
+    for name, kind in field_types(type(settings)).items():
         try:
             msgspec.convert(getattr(settings, name), kind)
         except msgspec.ValidationError as error:
@@ -209,7 +242,8 @@ def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
 _types: dict[type, dict[str, Any]] = {}
 
 
-def _field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+def field_types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The type of each field, with its limits."""
     if kind not in _types:
         _types[kind] = get_type_hints(kind, include_extras=True)
     return _types[kind]

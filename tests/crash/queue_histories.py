@@ -247,7 +247,7 @@ class QueueHistory:
         self.told.all_synced()
 
     def snapshot(self) -> None:
-        self.q._engine.delivery.save()
+        self.q._station.delivery.save()
         self.told.journal_synced()
 
     def wait(self) -> None:

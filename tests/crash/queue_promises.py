@@ -114,11 +114,11 @@ class Found:
 
 def look(q: Queue[bytes]) -> Found:
     """All that is there, by way of the files."""
-    engine = q._engine
-    group, log = engine.delivery.group, engine.partition.log
+    station = q._station
+    group, log = station.delivery.group, station.partition.log
     records = list(log.records(log.start))
     live = Counter(number_of(r.value) for r in records if group.phase(r.offset) is not Phase.DONE)
-    store = engine.partition.delayed
+    store = station.partition.delayed
     waiting = [] if store is None else [number_of(message.record.value) for message in store.waiting()]
     stored = {number_of(record.value) for record in records}
     whole = log.start == 0
@@ -154,13 +154,13 @@ def where(found: Found, n: int) -> str:
 
 
 def check_invariants(q: Queue[bytes]) -> None:
-    engine = q._engine
-    assert check(engine.delivery.group) == []
-    if engine._graves is not None:
-        assert check(engine._graves.letters.group) == []
-    if engine.partition.delayed is not None:
-        engine.partition.delayed.check()
-        assert engine.partition.delayed.damage == []
+    station = q._station
+    assert check(station.delivery.group) == []
+    if station._graves is not None:
+        assert check(station._graves.letters.group) == []
+    if station.partition.delayed is not None:
+        station.partition.delayed.check()
+        assert station.partition.delayed.damage == []
 
 
 def check_after_cut(history: QueueHistory, disk: SimulatedDisk, *, killed: bool = False, go_on: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast import NewMessage
 from holdfast.delivery.decide import backoff_ms
 from holdfast.delivery.events import Phase
-from holdfast.embedded.face import Stored
+from holdfast.embedded.publisher import Stored
 from holdfast.env import ManualClock
 from holdfast.settings import QueueSettings
 

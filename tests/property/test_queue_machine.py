@@ -247,7 +247,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def snapshot(self) -> None:
-        self.q._engine.delivery.save()
+        self.q._station.delivery.save()
 
     # Time and restarts
 
@@ -258,7 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def tick(self) -> None:
         self.q._engine.tick()
-        assert not self.q._engine._told, f"upkeep failed: {self.q._engine._told}"
+        assert not self.q._group.topic.told, f"upkeep failed: {self.q._group.topic.told}"
         self.model.tick()
 
     @rule()
@@ -302,15 +302,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_state_is_sound_and_replay_equals_live(self) -> None:
-        engine, copy = self.q._engine, self.disk.kill()
-        parts = [(TOPIC, engine.delivery)]
-        if engine._graves is not None:
-            parts.append((TOPIC + DEAD_SUFFIX, engine._graves.letters))
+        station, copy = self.q._station, self.disk.kill()
+        parts = [(TOPIC, station.delivery)]
+        if station._graves is not None:
+            parts.append((TOPIC + DEAD_SUFFIX, station._graves.letters))
         for topic, delivery in parts:
             assert check(delivery.group) == []
             assert replayed(copy, topic, delivery) == without_scanned(delivery.group)
-        if engine.partition.delayed is not None:
-            engine.partition.delayed.check()
+        if station.partition.delayed is not None:
+            station.partition.delayed.check()
 
 
 def facts(each: Entry | Waiting) -> tuple[bytes, int, int]:

@@ -15,6 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import BadBody, Conflict, Empty, LeaseLost, NewMessage, OffsetOutOfRange
+from holdfast.settings import TopicSettings
 from tests.unit.queues import FOLDER, Place, bodies
 
 
@@ -264,7 +265,7 @@ def test_jitter_spreads_within_its_bounds():
     for m in place.q.get_many(200):
         m.nack()
     now_ms = place.clock.now_ns() // 1_000_000
-    waits = [due_ms - now_ms for due_ms in place.q._engine.delivery.group.waiting.values()]
+    waits = [due_ms - now_ms for due_ms in place.q._station.delivery.group.waiting.values()]
     assert all(800 <= wait_ms <= 1_000 for wait_ms in waits)
     assert len(set(waits)) > 50
     assert min(waits) < 820
@@ -407,8 +408,8 @@ def test_renewing_keeps_the_lease_while_the_message_is_in_hand(place):
         assert not held.lost
     assert other.lost
     held.ack()
-    assert place.q._engine.delivery.renewals._lease_ms == {} or place.q._engine.tick() is not None
-    assert place.q._engine.delivery.renewals._lease_ms == {}
+    assert place.q._station.delivery.renewals._lease_ms == {} or place.q._engine.tick() is not None
+    assert place.q._station.delivery.renewals._lease_ms == {}
 
 
 @pytest.mark.parametrize("way", ["nack", "defer", "reject", "drop", "ack"])
@@ -421,7 +422,7 @@ def test_renewing_stops_with_the_message(place, way):
     else:
         getattr(m, way)()
     place.tick()
-    assert place.q._engine.delivery.renewals._lease_ms == {}
+    assert place.q._station.delivery.renewals._lease_ms == {}
 
 
 def test_renewing_says_when_it_must_be_looked_at_again(place):
@@ -872,7 +873,7 @@ def test_settings_are_kept_in_the_folder(place):
         assert q.settings.priority_weights == (1,) * 10
     assert place.reopen(max_attempts=5).settings.lease_ms == 5_000
     place.reopen(settings=holdfast.QueueSettings())
-    assert place.reopen().settings == holdfast.QueueSettings()
+    assert place.reopen().settings == TopicSettings()
 
 
 def test_a_queue_is_named_after_its_folder(place):
@@ -1004,7 +1005,7 @@ def test_compact_frees_the_journal():
     for n in range(2_000):
         place.q.put(b"%d" % n, durability="os")
         place.q.get(timeout=0).ack()
-    journal = place.q._engine.delivery.journal.log
+    journal = place.q._station.delivery.journal.log
     before = sum(segment.bytes for segment in journal.segments())
     freed = place.q.compact().journal_bytes
     assert freed > 100_000

@@ -66,9 +66,9 @@ def in_test_gear(frame: FrameType) -> bool:
 
 def expect_sound(place: Place) -> None:
     """Nothing is locked, everything works on, and what another process would read says the same."""
-    delivery = place.q._engine.delivery
+    delivery = place.q._station.delivery
     assert not delivery.lock.locked()
-    assert not place.q._engine.partition.log._writer.lock.locked()
+    assert not place.q._station.partition.log._writer.lock.locked()
     assert not delivery.journal.log._writer.lock.locked()
     place.q.put(b"behind")
     bodies = []
@@ -80,11 +80,11 @@ def expect_sound(place: Place) -> None:
         bodies.append(message.body)
         message.ack()
     assert bodies[-1] == b"behind"
-    seen = place.q._engine.partition.log
+    seen = place.q._station.partition.log
     assert [record.offset for record in seen.records(seen.start)] == list(range(seen.start, seen.end))
     assert check(delivery.group) == []
     place.kill()
-    assert check(place.q._engine.delivery.group) == []
+    assert check(place.q._station.delivery.group) == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's end
@@ -110,7 +110,7 @@ def test_a_signal_at_any_moment_of_put_get_and_ack_leaves_the_queue_sound(durabi
 
 def test_all_that_a_sync_lets_be_seen_wakes_as_many_consumers():
     place = Place(durability="os")
-    log, waiters = place.q._engine.partition.log, place.q._engine.delivery.waiters
+    log, waiters = place.q._station.partition.log, place.q._station.delivery.waiters
     held = log.write([b"held until it is synced"], durability="fsync")
     place.q.put(b"behind it, and not to be seen before it")
     with pytest.raises(Empty):
@@ -125,18 +125,18 @@ def test_all_that_a_sync_lets_be_seen_wakes_as_many_consumers():
 def test_a_put_that_is_cancelled_while_it_is_synced_still_wakes_a_consumer(tmp_path):
     async def story() -> None:
         async with holdfast.aio.open(tmp_path / "jobs", durability="fsync", min_free_bytes=0) as q:
-            engine = q._engine
+            station = q._station
             go_on = threading.Event()
-            sync = engine.partition.log._gate._sync
+            sync = station.partition.log._gate._sync
 
             def slowly() -> int:
                 go_on.wait(10)
                 return sync()
 
-            engine.partition.log._gate._sync = slowly
+            station.partition.log._gate._sync = slowly
             getting = asyncio.create_task(q.get())
             putting = asyncio.create_task(q.put(b"one"))
-            while not engine.delivery.waiters or engine.partition.log.written_end == 0:
+            while not station.delivery.waiters or station.partition.log.written_end == 0:
                 await asyncio.sleep(0)
             putting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -154,14 +154,14 @@ def test_a_delayed_put_tells_the_keeper_before_it_waits_for_its_sync():
     calls: list[str] = []
     place.q._engine.on_attention = lambda: calls.append("attention")
     draft = Draft(b"later", due_at_ms=place.clock.now_ns() // 1_000_000 + 5_000)
-    place.q._engine.partition.publish([draft])
+    place.q._station.partition.publish([draft])
     assert calls
 
 
 def test_two_compactions_at_once_save_the_dedup_ids_one_after_the_other():
     place = Place()
     place.q.put(b"x", dedup_id="1")
-    partition = place.q._engine.partition
+    partition = place.q._station.partition
     inner: list[threading.Thread] = []
     sync = partition.sync
 
@@ -185,15 +185,15 @@ def test_the_pin_of_the_log_never_overtakes_a_seek():
     for i in range(3):
         place.q.put(b"%d" % i)
         place.q.get().ack()
-    engine = place.q._engine
-    engine.sync()
-    engine.delivery.pin()
-    engine.delivery.pin()
-    assert engine.partition.log.pins[engine.delivery.journal.log.folder] == 3
-    pin = engine.partition.log.pin
+    station = place.q._station
+    place.q.sync()
+    station.delivery.pin()
+    station.delivery.pin()
+    assert station.partition.log.pins[station.delivery.journal.log.folder] == 3
+    pin = station.partition.log.pin
 
     def pin_while_somebody_seeks(name: str, offset: int) -> None:
-        engine.partition.log.pin = pin  # type: ignore[method-assign]
+        station.partition.log.pin = pin  # type: ignore[method-assign]
         seeking = threading.Thread(target=place.q.seek, args=("start",))
         seeking.start()
         seeking.join(0.2)
@@ -201,10 +201,10 @@ def test_the_pin_of_the_log_never_overtakes_a_seek():
         seekers.append(seeking)
 
     seekers: list[threading.Thread] = []
-    engine.partition.log.pin = pin_while_somebody_seeks  # type: ignore[method-assign]
-    engine.delivery.pin()
+    station.partition.log.pin = pin_while_somebody_seeks  # type: ignore[method-assign]
+    station.delivery.pin()
     seekers[0].join(10)
-    assert engine.partition.log.pins[engine.delivery.journal.log.folder] == 0
+    assert station.partition.log.pins[station.delivery.journal.log.folder] == 0
 
 
 def test_a_keeper_outlives_a_tick_that_fails_in_a_way_that_nobody_thought_of():
@@ -255,7 +255,7 @@ def test_resuming_a_message_that_cannot_be_read_says_so():
     place = Place()
     place.q.put(b"x" * 100)
     message = place.q.get()
-    place.q._engine.delivery.fetch = lambda offsets: []  # type: ignore[method-assign,assignment]
+    place.q._station.delivery.fetch = lambda offsets: []  # type: ignore[method-assign,assignment]
     with pytest.raises(CorruptData, match="cannot be read"):
         place.q.resume(message.receipt)
 
@@ -307,7 +307,7 @@ def test_an_opening_that_is_cancelled_does_not_keep_the_folder(tmp_path):
 def test_the_first_delayed_message_does_not_read_the_whole_log():
     place = Place()
     place.q.put_many([b"x"] * 100)
-    log = place.q._engine.partition.log
+    log = place.q._station.partition.log
     read = log.read
 
     def refuse(*arguments: Any, **options: Any) -> Any:
@@ -323,13 +323,13 @@ def test_a_listing_of_what_is_in_hand_reads_some_at_a_time():
     place.q.put_many([b"x"] * 1_000)
     messages = place.q.get_many(1_000)
     sizes: list[int] = []
-    fetch = place.q._engine.delivery.fetch
+    fetch = place.q._station.delivery.fetch
 
     def counted(offsets: Any) -> Any:
         sizes.append(len(offsets))
         return fetch(offsets)
 
-    place.q._engine.delivery.fetch = counted  # type: ignore[method-assign]
+    place.q._station.delivery.fetch = counted  # type: ignore[method-assign]
     found = place.q.messages("leased")
     next(found)
     place.q.ack_many(messages[256:])
@@ -341,7 +341,7 @@ def test_messages_that_die_in_one_call_are_moved_in_one_go():
     place = Place(durability="os", max_attempts=1)
     place.q.put_many([b"1", b"2", b"3"])
     place.q.nack_many(place.q.get_many(3), error="no")
-    graves = place.q._engine.graves()
+    graves = place.q._station.graves()
     assert [frame.next_offset for frame in graves.target.log.read(0)] == [3]
 
 

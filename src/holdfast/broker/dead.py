@@ -21,6 +21,7 @@ from holdfast.broker.marks import (
     DEAD,
     DEDUP_ID,
     DELAYED_ID,
+    ONLY_FOR,
     REDRIVEN_FROM,
     DeadNote,
     decode_note,
@@ -35,7 +36,8 @@ from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
 from holdfast.errors import DiskFull, InvalidRequest
-from holdfast.model import Batch, Record
+from holdfast.model import Batch, HeaderPairs, Record
+from holdfast.storage.keeper import soonest
 
 _MOVE_MOST: Final = 500
 _REDRIVE_LEASE_MS: Final = 3_600_000
@@ -49,25 +51,52 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     note: DeadNote
 
 
+class DeadPartition:
+    """Where the letters of one partition are kept, those of all its groups."""
+
+    def __init__(self, source: Partition, target: Partition, letters: Delivery) -> None:
+        self.source = source
+        self.target = target
+        self.letters = letters  # the delivery of the dead letters themselves
+
+    def recover(self) -> None:
+        """End the redrives that a crash cut short."""
+        moving = {
+            offset: lease.moving_to for offset, lease in self.letters.group.leases.items() if lease.moving_to >= 0
+        }
+        if moving:
+            found = {
+                int(value)
+                for record in moved_records(self.source.log, min(moving.values()))
+                if (value := mark(record, REDRIVEN_FROM)) is not None
+            }
+            self.letters.ack_held([offset for offset in moving if offset in found])
+        self.letters.recover()
+
+    def tick(self) -> int | None:
+        """Do what is due by now; answers in how many ms more will be due."""
+        return soonest(self.target.tick(), self.letters.tick())
+
+
 class Graveyard:
     """The dead letters of one group on one partition."""
 
     def __init__(
         self,
-        source: Partition,
+        place: DeadPartition,
         delivery: Delivery,
-        target: Partition,
-        letters: Delivery,
         *,
         topic: str,
+        number: int,
         group: str,
         id_of: Callable[[Record], str],
     ) -> None:
-        self._source = source
+        self._source = place.source
         self._delivery = delivery
-        self.target = target
-        self.letters = letters  # the delivery of the dead letters themselves
+        self.target = place.target
+        self.letters = place.letters
         self._topic = topic
+        self._number = number
         self._group = group
         self._id_of = id_of
         self._lock = threading.Lock()
@@ -121,7 +150,7 @@ class Graveyard:
                 letters.append((record, self._note(record, burial)))
         if not letters:
             return  # damaged on disk since: nothing is left of them
-        headers = [(*record.headers, (DEAD, encode_note(note))) for record, note in letters]
+        headers = [(*_without(record.headers, ONLY_FOR), (DEAD, encode_note(note))) for record, note in letters]
         # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
         self.target.append_moved(moved_batch([record for record, _ in letters], headers))
 
@@ -132,7 +161,7 @@ class Graveyard:
         return DeadNote(
             id=self._id_of(record),
             topic=self._topic,
-            partition=0,
+            partition=self._number,
             group=self._group,
             offset=record.offset,
             timestamp_ns=record.timestamp_ns,
@@ -153,15 +182,16 @@ class Graveyard:
         log = self.target.log
         if not log.start <= offset < log.end or self.letters.group.phase(offset) is not Phase.READY:
             return None
-        return next((_letter(record) for record in log.records(offset)), None)
+        found = next((_letter(record) for record in log.records(offset)), None)
+        return found if found is not None and found.note.group == self._group else None
 
     def all(self) -> Iterator[DeadLetter]:
-        """The dead letters, oldest first; those that are being moved back are left out."""
+        """The group's dead letters, oldest first; those that are being moved back are left out."""
         group, log = self.letters.group, self.target.log
         for record in log.records(max(group.floor, log.start), on_damage="skip"):
             if group.phase(record.offset) is Phase.READY:
                 letter = _letter(record)
-                if letter is not None:
+                if letter is not None and letter.note.group == self._group:
                     yield letter
 
     def redrive(self, letters: Sequence[DeadLetter]) -> int:
@@ -194,23 +224,18 @@ class Graveyard:
         events, _, _ = self.letters.settle_all([Cancel(letter.record.offset) for letter in letters])
         return len(events)
 
-    def recover_redrives(self) -> None:
-        """End the redrives that a crash cut short."""
-        moving = {
-            offset: lease.moving_to for offset, lease in self.letters.group.leases.items() if lease.moving_to >= 0
-        }
-        if moving:
-            found = {
-                int(value)
-                for record in moved_records(self._source.log, min(moving.values()))
-                if (value := mark(record, REDRIVEN_FROM)) is not None
-            }
-            self.letters.ack_held([offset for offset in moving if offset in found])
-
     def _revived(self, moving: Sequence[Delivered]) -> Batch:
         records = [delivered.record for delivered in moving]
         priorities = [letter.note.priority if (letter := _letter(record)) else 0 for record in records]
-        return moved_batch(records, [_revived_headers(record) for record in records], priorities=priorities)
+        return moved_batch(records, [self._revived_headers(record) for record in records], priorities=priorities)
+
+    def _revived_headers(self, record: Record) -> tuple[tuple[str, bytes], ...]:
+        """The headers of a message that comes back: it is a new one, nobody's duplicate, and for this group only."""
+        kept = _without(record.headers, DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM, ONLY_FOR)
+        note = note_of(record)
+        if note is not None and mark(record, CORRELATION_ID) is None:
+            kept.append((CORRELATION_ID, note.id.encode()))  # what it was without one
+        return (*kept, (REDRIVEN_FROM, b"%d" % record.offset), (ONLY_FOR, self._group.encode()))
 
 
 def note_of(record: Record) -> DeadNote | None:
@@ -229,11 +254,5 @@ def _letter(record: Record) -> DeadLetter | None:
     return None if note is None else DeadLetter(record, note)
 
 
-def _revived_headers(record: Record) -> tuple[tuple[str, bytes], ...]:
-    """The headers of a message that comes back: it is a new one, and nobody's duplicate."""
-    gone = (DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM)
-    kept = [pair for pair in record.headers if pair[0] not in gone]
-    note = note_of(record)
-    if note is not None and mark(record, CORRELATION_ID) is None:
-        kept.append((CORRELATION_ID, note.id.encode()))  # what it was without one
-    return (*kept, (REDRIVEN_FROM, b"%d" % record.offset))
+def _without(headers: HeaderPairs, *names: str) -> list[tuple[str, bytes]]:
+    return [pair for pair in headers if pair[0] not in names]

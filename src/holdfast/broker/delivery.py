@@ -11,6 +11,7 @@ from typing import Final
 
 from holdfast.broker.hands import Delivered, Dropped
 from holdfast.broker.journal import Journal, Snapshot
+from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.renewals import Renewals
 from holdfast.broker.supply import Supply
@@ -35,22 +36,21 @@ from holdfast.delivery.decide import EXPIRED, Moment, decide
 from holdfast.delivery.events import (
     Acked,
     Buried,
+    Cancelled,
     Event,
     Expired,
-    Leased,
     Lost,
     Phase,
     Released,
     Skipped,
-    encode_event,
 )
-from holdfast.delivery.group import FAR, Group, Lease
+from holdfast.delivery.group import FAR, Group
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
-from holdfast.errors import DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
+from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
-from holdfast.settings import QueueSettings
+from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
@@ -73,7 +73,14 @@ class Delivery:
     """Hands out the messages of a log to the consumers of one group. Safe to use from any thread."""
 
     def __init__(
-        self, world: World, log: Log, journal: Journal, group: Group, settings: QueueSettings, metrics: Metrics
+        self,
+        world: World,
+        log: Log,
+        journal: Journal,
+        group: Group,
+        settings: TopicSettings,
+        metrics: Metrics,
+        name: str = DEFAULT_GROUP,
     ) -> None:
         self._clock = world.clock
         self._now_ns, self._mono_ns = world.clock.now_ns, world.clock.monotonic_ns
@@ -87,7 +94,7 @@ class Delivery:
         self.holder = ""  # who takes messages without saying who it is
         self.dead_end: Callable[[], int] = lambda: -1
         self.on_attention: Callable[[], None] = lambda: None
-        self._supply = Supply(log, group, settings)
+        self._supply = Supply(log, group, settings, name)
         self._dropped = Dropped(log.folder)
         self.renewals = Renewals()
         self._due_mono_ms = 0  # by then somebody will call `tick`
@@ -95,16 +102,25 @@ class Delivery:
         self._floor_mark = (0, 0)
         self._skipped_to = 0
         self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
-        self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
-    @staticmethod
-    def open(world: World, log: Log, folder: str, settings: QueueSettings, metrics: Metrics) -> Delivery:
-        """The group whose journal is in the folder, brought up to the log as it is now."""
-        journal, group = Journal.open(world, folder, settings, log.start)
+    @classmethod
+    def open(
+        cls,
+        world: World,
+        log: Log,
+        folder: str,
+        settings: TopicSettings,
+        metrics: Metrics,
+        *,
+        name: str = DEFAULT_GROUP,
+        start: int | None = None,
+    ) -> Delivery:
+        """The group whose journal is in the folder, brought up to the log as it is now; a new one begins at `start`."""
+        journal, group = Journal.open(world, folder, settings, log.start if start is None else start)
         try:
-            delivery = Delivery(world, log, journal, group, settings, metrics)
+            delivery = cls(world, log, journal, group, settings, metrics, name)
             # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
             # that the log has lost must stay forgotten when other messages stand there.
             journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
@@ -115,15 +131,21 @@ class Delivery:
             raise
         return delivery
 
+    def change(self, settings: TopicSettings) -> None:
+        """Go on with other settings; leases that are running keep their ends."""
+        with self.lock:
+            self.settings = settings
+            self.unhurried = settings.ack_durability in _UNHURRIED
+            self._supply.change(settings)
+
     def recover(self) -> None:
         """What holders of earlier sessions had comes back. Moves that were cut short have been finished before."""
         with self.lock:
             self._commit(GiveUp())
 
     def receive_next(self) -> Delivered | None:
-        """The next message in plain order, for the queue's own lease; None where anything is special."""
-        with self.lock:
-            return self._receive_plain(self.settings.lease_ms, self.holder, self.group.session)
+        """The next message by a short way, for the group's own lease; None where there is none."""
+        return None
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered]:
         """Up to `count` messages that are ready now, leased to the holder."""
@@ -136,41 +158,7 @@ class Delivery:
             return self._receive(count, lease_ms, holder, session)
 
     def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
-        group = self.group
-        if self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
-            return None
-        try:
-            return self._receive_one(lease_ms, holder, session)
-        except BaseException as error:
-            self._mend(error)
-            raise
-
-    def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
-        """The fused form of `_receive` for one message in plain order; None where anything is special."""
-        group = self.group
-        offset = group.cursor
-        try:
-            record = self._supply.record(offset)
-        except (DamagedRange, OffsetOutOfRange):
-            return None
-        if record.expires_at_ms:
-            return None
-        now_ns = self._now_ns()
-        until_ms = self._mono_ns() // 1_000_000 + lease_ms
-        fence = group.fence + 1
-        at_ms = now_ns // 1_000_000
-        self._write_event(
-            encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)),
-            now_ns,
-        )
-        lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
-        group.lease_one(offset, lease)
-        if until_ms < self._due_mono_ms:
-            self._due_mono_ms = until_ms
-            self.on_attention()
-        self._count_delivered()
-        self._observe_wait(now_ns - record.timestamp_ns)
-        return Delivered(record, lease, 1)
+        return None
 
     def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered]:
         out: list[Delivered] = []
@@ -221,6 +209,8 @@ class Delivery:
         loaded = self._supply.load(offsets, now.wall_ms)
         if loaded.lost:
             self.commit_events([Lost(runs_of(loaded.lost))])
+        if loaded.passed:
+            self.commit_events([Cancelled(runs_of(loaded.passed))])
         if loaded.expired:
             self._pass_expired(loaded.expired, now)
         return loaded.records
@@ -261,22 +251,8 @@ class Delivery:
             return appended, self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
-        """The fused form of `ack` for one message, where acks need not be synced."""
-        with self.lock:
-            group = self.group
-            lease = group.leases.get(offset)
-            if lease is None or lease.fence != fence:
-                return self._lost([Receipt(offset, fence)])
-            now_ns = self._now_ns()
-            try:
-                self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
-                group.ack_one(offset)
-            except BaseException as error:
-                self._mend(error)
-                raise
-        self._count_acked()
-        self._observe_handle(now_ns - lease.at_ms * 1_000_000)
-        return None
+        """The same for one message, where acks need not be synced."""
+        return self.ack([Receipt(offset, fence)])[1]
 
     def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
         """Carry out a command; answers with what happened, and what to wait for."""

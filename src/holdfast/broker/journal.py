@@ -9,31 +9,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from struct import Struct
-from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.broker.snapshots import SNAPSHOT, SnapshotFiles
 from holdfast.codec.frame import Kind
 from holdfast.delivery.events import Event, decode_event, encode_event
 from holdfast.delivery.group import Group, IllegalMove
 from holdfast.delivery.image import Image, group_of, image_of
 from holdfast.env import World
-from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
+from holdfast.errors import CorruptData, DamagedRange
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file
 from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
-
-SNAPSHOT: Final = "snapshot"
-BEFORE: Final = "snapshot.before"
-
-# magic and version, CRC32C of the rest; then a msgpack of (position, image)
-_HEADER: Final = Struct("<4sI")
-_MAGIC: Final = b"HFS\x01"
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -57,19 +47,20 @@ class Journal:
         self._snapshot_at = snapshot_at
         self._before_at = 0
         self._keeping = threading.Lock()
-        self._current_is_whole = True  # a damaged one must not take the place of the one before
+        self._files = SnapshotFiles(world, folder)
         self._start = 0  # where a new group began
         self.write_one = log.write_one
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings, start: int) -> tuple[Journal, Group]:
         """The journal in the folder, and the group as it left it; a new group begins at `start`."""
-        log = Log.open(folder, _log_settings(settings), world, kind=Kind.JOURNAL)
+        log = Log.open(folder, log_settings(settings), world, kind=Kind.JOURNAL)
         try:
-            snapshot, name = newest_snapshot(world, folder)
+            files = SnapshotFiles(world, folder)
+            snapshot, _ = files.newest(_decode)
             group = Group(start) if snapshot is None else group_of(snapshot.image)
             journal = Journal(world, folder, log, 0 if snapshot is None else snapshot.position)
-            journal._current_is_whole = name == SNAPSHOT
+            journal._files = files
             journal._start = start
             if journal._snapshot_at > log.written_end:
                 # Events were lost that the snapshot has: new ones would stand where replay does not look.
@@ -104,16 +95,7 @@ class Journal:
         if snapshot.position < self._snapshot_at:
             return 0  # somebody else has kept a later one meanwhile
         self.log.sync()
-        payload = _encode(snapshot)
-        content = _HEADER.pack(_MAGIC, crc32c(payload)) + payload
-        path = join(self._folder, SNAPSHOT)
-        try:
-            if self._current_is_whole and self._world.disk.exists(path):
-                self._world.disk.rename(path, join(self._folder, BEFORE))
-            durable_replace(self._world.disk, self._folder, SNAPSHOT, content)
-        except OSError as error:
-            raise _not_written(self._folder, error) from error
-        self._current_is_whole = True
+        self._files.keep(_encode(snapshot))
         self._before_at, self._snapshot_at = self._snapshot_at, snapshot.position
         return self.log.trim(self._before_at).bytes
 
@@ -162,30 +144,12 @@ class Journal:
             raise CorruptData(f"the journal in {self._folder} holds an unknown event: {error}") from error
 
 
-def _not_written(folder: str, error: OSError) -> HoldfastError:
-    """Without a new snapshot the journal only grows; nothing is lost."""
-    kind = DiskFull if error.errno in FULL_DISK else Unavailable
-    return kind(f"no snapshot could be written in {folder}: {error.strerror or error}. The journal has everything")
-
-
 def newest_snapshot(world: World, folder: str) -> tuple[Snapshot | None, str]:
     """The newest snapshot that is whole, and its file's name."""
-    for name in (SNAPSHOT, BEFORE):
-        content = read_file(world.disk, join(folder, name))
-        if content is None:
-            continue
-        try:
-            magic, crc = _HEADER.unpack_from(content)
-            payload = content[_HEADER.size :]
-            if magic == _MAGIC and crc == crc32c(payload):
-                return _decode(payload), name
-        except Exception as error:  # whatever its bytes are, the one before may be whole
-            logger.debug("snapshot unreadable", extra={"error": repr(error)})
-        logger.error("snapshot damaged: going on from the one before", extra={"folder": folder, "file": name})
-    return None, ""
+    return SnapshotFiles(world, folder).newest(_decode)
 
 
-def _log_settings(settings: LogSettings) -> LogSettings:
+def log_settings(settings: LogSettings) -> LogSettings:
     """Acks go on when the disk has no room left for messages, and need no sync of their own."""
     return LogSettings(
         durability="interval",

@@ -2,12 +2,18 @@
 
 jobs/
   lock                             one owner for all of it
-  topics/jobs/settings.json
+  topics/jobs/topic.json           its id and when it was made
+  topics/jobs/settings.json        what differs from the defaults
+  topics/jobs/groups/default.json  where a group began and what it does differently; made when needed
   topics/jobs/0/log/               the messages of partition 0
   topics/jobs/0/delayed/           those that are not due yet; made when first needed
   topics/jobs/0/dedup/             dedup ids; made when first needed
   topics/jobs/0/groups/default/    the journal of a group
+  topics/jobs/1/...                the next partition, the same again
   topics/jobs.dlq/...              the dead letters, the same again; made when first needed
+  groups/analytics/                what a group in stream mode has committed
+
+A topic is made beside these as topics/.new-NAME and deleted as topics/.gone-NAME-N: a rename is all or nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +22,24 @@ import re
 from contextlib import suppress
 from typing import Final
 
+import msgspec
+
 from holdfast.delivery.commands import Receipt
 from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.storage.files import join
 
 TOPICS: Final = "topics"
+GROUPS: Final = "groups"
 SETTINGS: Final = "settings.json"
+TOPIC: Final = "topic.json"
+INTERNAL_PREFIX: Final = "__"
 DEAD_SUFFIX: Final = ".dlq"
 DEFAULT_GROUP: Final = "default"
 DEFAULT_TOPIC: Final = "queue"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
 
 
 def check_name(name: object, what: str) -> str:
@@ -52,18 +64,40 @@ def group_folder(root: str, topic: str, partition: int, group: str) -> str:
     return f"{partition_folder(root, topic, partition)}/groups/{check_name(group, 'group')}"
 
 
+def stream_group_folder(root: str, group: str) -> str:
+    return f"{root}/{GROUPS}/{check_name(group, 'group')}"
+
+
+def check_topic_name(name: object) -> str:
+    """The name, if a user may give it to a topic."""
+    name = check_name(name, "topic")
+    if name.endswith(DEAD_SUFFIX) or name.startswith(INTERNAL_PREFIX):
+        raise InvalidRequest(
+            f"topic {name!r} cannot be used: names that end in {DEAD_SUFFIX} are for dead letters, and those that "
+            f"begin with {INTERNAL_PREFIX} are our own"
+        )
+    return name
+
+
+def is_users_topic(name: str) -> bool:
+    """Whether a folder's name is that of a topic that users know of."""
+    return bool(_NAME.fullmatch(name)) and not name.endswith(DEAD_SUFFIX) and not name.startswith(INTERNAL_PREFIX)
+
+
 def topics(world: World, root: str) -> list[str]:
-    """The topics in a data folder, without the dead letters' ones."""
-    folder = join(root, TOPICS)
-    if not world.disk.exists(folder):
-        return []
-    return [name for name in world.disk.names(folder) if _NAME.fullmatch(name) and not name.endswith(DEAD_SUFFIX)]
+    """The topics in a data folder, without the dead letters' ones and our own."""
+    return list(filter(is_users_topic, names_in(world, join(root, TOPICS))))
+
+
+def names_in(world: World, folder: str) -> list[str]:
+    """What a folder holds; nothing where there is none."""
+    return world.disk.names(folder) if world.disk.exists(folder) else []
 
 
 def topic_for(root: str) -> str:
     """The name for the topic of a new queue in this folder: the folder's own, where that may be used."""
     name = root.rstrip("/").rpartition("/")[2]
-    return name if _NAME.fullmatch(name) and not name.endswith(DEAD_SUFFIX) else DEFAULT_TOPIC
+    return name if is_users_topic(name) else DEFAULT_TOPIC
 
 
 def message_id(topic: str, partition: int, offset: int | None, delayed_id: int | None) -> str:
@@ -71,26 +105,42 @@ def message_id(topic: str, partition: int, offset: int | None, delayed_id: int |
     return f"{topic}-{partition}-{offset}" if delayed_id is None else f"{topic}-{partition}-d{delayed_id}"
 
 
-def parse_message_id(text: object, topic: str) -> tuple[int | None, int | None]:
-    """(offset, None) or (None, delayed id) of a message of this topic; InvalidRequest for anything else."""
-    found = re.fullmatch(r"(?:(.*)-(0)-)?(d?)([0-9]{1,18})", text) if isinstance(text, str) else None
+class MessagePlace(msgspec.Struct, frozen=True, gc=False):
+    """What a message id says: the partition, and the offset there or the number among the delayed ones."""
+
+    partition: int
+    offset: int | None = None
+    delayed_id: int | None = None
+
+
+def parse_message_id(text: object, topic: str) -> MessagePlace:
+    """The place of a message of this topic; InvalidRequest for anything else."""
+    found = _ID.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[1] not in (None, topic):
         raise InvalidRequest(f"{text!r} is no id of a message of {topic}; ids look like {topic}-0-42 or {topic}-0-d7")
-    number = int(found[4])
-    return (None, number) if found[3] else (number, None)
+    partition, number = int(found[2] or 0), int(found[4])
+    return MessagePlace(partition, None, number) if found[3] else MessagePlace(partition, number)
 
 
-def receipt_text(topic: str, receipt: Receipt) -> str:
-    """A receipt as text, for scripts: the message's offset and the delivery's number."""
-    return f"{topic}-0-{receipt.offset}@{receipt.fence:x}"
+def topic_of_id(text: object) -> str:
+    """The topic that a message id names."""
+    found = _ID.fullmatch(text) if isinstance(text, str) else None
+    if found is None or found[1] is None:
+        raise InvalidRequest(f"{text!r} is no id of a message; ids look like orders-0-42 or orders-0-d7")
+    return found[1]
 
 
-def parse_receipt(text: object, topic: str) -> Receipt:
-    """The receipt that a text stands for; InvalidRequest where it is none of this queue."""
+def receipt_text(topic: str, partition: int, receipt: Receipt) -> str:
+    """A receipt as text, for scripts: the message's place and the delivery's number."""
+    return f"{topic}-{partition}-{receipt.offset}@{receipt.fence:x}"
+
+
+def parse_receipt(text: object, topic: str) -> tuple[int, Receipt]:
+    """The partition and the receipt that a text stands for; InvalidRequest where it is none of this topic."""
     found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
     if found is not None:
         with suppress(HoldfastError):
-            offset, _ = parse_message_id(found[1], topic)
-            if offset is not None:
-                return Receipt(offset, int(found[2], 16))
+            place = parse_message_id(found[1], topic)
+            if place.offset is not None:
+                return place.partition, Receipt(place.offset, int(found[2], 16))
     raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")

@@ -22,9 +22,11 @@ DEDUP_ID: Final = "holdfast.dedup-id"
 DELAYED_ID: Final = "holdfast.delayed-id"
 BYTES_HEADERS: Final = "holdfast.bytes-headers"
 REDRIVEN_FROM: Final = "holdfast.redriven-from"
+ONLY_FOR: Final = "holdfast.only-for"  # a message that came back for one group: the others have had it
 DEAD: Final = "holdfast.dead"
 
-# Flags of a message; bit 0 is the tombstone.
+# Flags of a message.
+TOMBSTONE: Final = 1 << 0  # the key has no value any more: see key compaction
 MOVED: Final = 1 << 1
 TEXT_KEY: Final = 1 << 2  # the key was given as text
 TEXT_HEADERS: Final = 1 << 3  # so were the values of the headers, but those whose places BYTES_HEADERS names
@@ -64,6 +66,14 @@ def mark(record: Record, name: str) -> bytes | None:
         if header == name:
             return value
     return None
+
+
+def is_for(record: Record, group: bytes) -> bool:
+    """Whether the group is to see the message."""
+    if not record.flags & MOVED:
+        return True
+    only = mark(record, ONLY_FOR)
+    return only is None or only == group
 
 
 def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:

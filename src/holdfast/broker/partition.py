@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Final
 
@@ -21,56 +21,47 @@ from holdfast.broker.dedup import DedupIndex
 from holdfast.broker.dedup_runs import Covered
 from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, column, mark, moved_batch, moved_records
+from holdfast.broker.drafts import (
+    Draft,
+    Place,
+    Publication,
+    batch_of,
+    place_of,
+    reference_of,
+    released_batch,
+    with_dedup_ids,
+)
+from holdfast.broker.marks import DELAYED_ID, mark, moved_records
 from holdfast.broker.metrics import Metrics
-from holdfast.codec.columns import HEADERS
+from holdfast.broker.sequences import Known, Sequences
+from holdfast.broker.waiters import Waiters
 from holdfast.env import World
-from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, LogPosition, Record
-from holdfast.settings import QueueSettings
+from holdfast.errors import InvalidRequest
+from holdfast.model import (
+    NO_PRODUCER,
+    Appended,
+    Batch,
+    CodecName,
+    Durability,
+    LogPosition,
+    Producer,
+)
+from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error
 
+__all__ = ["Draft", "Partition", "Place", "Publication"]
+
 _RELEASE_MOST: Final = 1_000
 _SAVE_DEDUP_EVERY_MS: Final = 3_600_000
-
-
-class Draft(msgspec.Struct, frozen=True, gc=False):
-    """A message to be published, checked and with our own headers."""
-
-    value: bytes
-    key: bytes | None = None
-    headers: HeaderPairs = ()
-    priority: int = 0
-    expires_at_ms: int = 0
-    due_at_ms: int = 0
-    dedup_id: bytes | None = None
-    flags: int = 0
-
-
-class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is: in the log, or still among the delayed ones."""
-
-    offset: int | None
-    delayed_id: int | None = None
-    duplicate: bool = False
-
-
-class Publication(msgspec.Struct, gc=False):
-    """Messages that are written. They count when `Partition.wait` has returned."""
-
-    places: list[Place]
-    durability: Durability
-    in_log: Appended | None = None
-    in_delayed: Appended | None = None
-    due_now: bool = False
 
 
 class Partition:
     """Takes messages in. Safe to use from any thread."""
 
-    def __init__(self, world: World, folder: str, settings: QueueSettings, metrics: Metrics, log: Log) -> None:
+    def __init__(self, world: World, folder: str, settings: TopicSettings, metrics: Metrics, log: Log) -> None:
         self._world = world
         self._folder = folder
         self._settings = settings
@@ -78,15 +69,18 @@ class Partition:
         self.log = log
         self.log.on_readable = self.wake
         self.deliveries: list[Delivery] = []
+        self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
+        self.on_attention: Callable[[], None] = lambda: None
         self.delayed: DelayStore | None = None
         self.dedup: DedupIndex | None = None
+        self.sequences: Sequences | None = None
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
         self._save_lock = threading.Lock()  # around a save of the dedup ids
         self._dedup_saved_ms = self._mono_ms()
 
     @staticmethod
-    def open(world: World, folder: str, settings: QueueSettings, metrics: Metrics) -> Partition:
+    def open(world: World, folder: str, settings: TopicSettings, metrics: Metrics) -> Partition:
         """Own the partition in the folder; made where there is none."""
         log = Log.open(join(folder, "log"), settings, world)
         partition = Partition(world, folder, settings, metrics, log)
@@ -95,19 +89,59 @@ class Partition:
                 partition._open_delayed()
             if world.disk.exists(join(folder, "dedup")):
                 partition._open_dedup()
+            if world.disk.exists(join(folder, "producers")):
+                partition.open_sequences()
         except BaseException:
             partition.close()
             raise
         return partition
 
+    def change(self, settings: TopicSettings) -> None:
+        """Go on with other settings; the window of dedup ids that are known already stays as it was."""
+        self._settings = settings
+        self.log.change(settings)
+
     def publish(
-        self, drafts: Sequence[Draft], *, durability: Durability | None = None, codec: CodecName | None = None
+        self,
+        drafts: Sequence[Draft],
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        producer: Producer = NO_PRODUCER,
     ) -> Publication:
         """Write messages, all of them or none; duplicates are left out. Then `wait`."""
+        if producer.id:
+            return self._publish_once(drafts, durability, codec, producer)
         if any(draft.dedup_id is not None for draft in drafts):
             with self._lock:
                 return self._publish_unseen(drafts, durability, codec)
         return self._publish(drafts, durability, codec)
+
+    def append(
+        self,
+        messages: Sequence[bytes] | Batch,
+        producer: Producer = NO_PRODUCER,
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> tuple[Appended, Known | None]:
+        """Write messages that have no delay or dedup id, or learn that the producer wrote them. Then `log.wait`."""
+        known = None
+        if not producer.id:
+            appended = self._write(messages, durability, codec)
+        else:
+            count = len(messages.values if isinstance(messages, Batch) else messages)
+            sequences = self.open_sequences()
+            with sequences.lock:
+                known = sequences.check(producer, count)
+                if known is not None:
+                    # "Duplicate" is an acknowledgement as well: what came first must be as durable as this.
+                    return Appended(0, self.log.written_end, durability or self._settings.durability), known
+                appended = self._write(messages, durability, codec, producer=producer)
+                sequences.record(producer, count, appended.offset)
+        if appended.durability != "fsync":  # otherwise the sync will do it
+            self.wake(appended.next_offset - appended.offset)
+        return appended, known
 
     def wait(self, publication: Publication) -> None:
         """Return when the messages are as durable as asked, and consumers know of them."""
@@ -130,9 +164,9 @@ class Partition:
 
     def wake(self, messages: int = 1) -> None:
         """So many messages have become readable."""
-        for delivery in self.deliveries:
-            if delivery.waiters:
-                delivery.waiters.wake(messages)
+        for line in self.lines:
+            if line:
+                line.wake(messages)
 
     def release(self) -> int:
         """Let the delayed messages that are due into the log; answers how many."""
@@ -146,7 +180,7 @@ class Partition:
                 due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
                 if due:
                     # Synced, whatever the policy: were this lost, it would be released again, settled or not.
-                    appended = self._write(_released_batch(due), "fsync", moved=True)
+                    appended = self._write(released_batch(due), "fsync", moved=True)
                     self.log.wait(appended)
                     store.released([message.id for message in due], appended.next_offset)
                     self._count_released(due, now_ns)
@@ -197,6 +231,8 @@ class Partition:
         overdue = self._mono_ms() - self._dedup_saved_ms > _SAVE_DEDUP_EVERY_MS
         if self.dedup is not None and (overdue or self.dedup.full()):
             self.save_dedup()
+        if self.sequences is not None:
+            self.sequences.tick()
         self._pin()
         return soonest(*due)
 
@@ -232,6 +268,8 @@ class Partition:
         if self.delayed is not None:
             self._settle_delayed()
             self.delayed.save()
+        if self.sequences is not None:
+            self.sequences.save()
         self._pin()
 
     def sync(self) -> None:
@@ -250,6 +288,8 @@ class Partition:
             if self.dedup is not None:
                 closing.callback(self.dedup.close)
                 closing.callback(self.save_dedup)
+            if self.sequences is not None:
+                closing.callback(self.sequences.close)
 
     def _settle_delayed(self) -> None:
         if self.delayed is not None:
@@ -266,8 +306,21 @@ class Partition:
     def _publish(self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None) -> Publication:
         if any(draft.due_at_ms for draft in drafts):
             return self._publish_delayed(drafts, durability, codec)
-        appended = self._write(_batch(drafts), durability, codec)
+        appended = self._write(batch_of(drafts), durability, codec)
         places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
+        return Publication(places, appended.durability, in_log=appended)
+
+    def _publish_once(
+        self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None, producer: Producer
+    ) -> Publication:
+        if any(draft.due_at_ms or draft.dedup_id is not None for draft in drafts):
+            raise InvalidRequest("a batch with sequences cannot hold messages that are delayed or have a dedup id")
+        appended, known = self.append(batch_of(drafts), producer, durability=durability, codec=codec)
+        if known is None:
+            places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
+        else:
+            offsets: Sequence[int | None] = known.offsets or [None] * len(drafts)
+            places = [Place(offset, duplicate=True) for offset in offsets]
         return Publication(places, appended.durability, in_log=appended)
 
     def _publish_delayed(
@@ -276,13 +329,12 @@ class Partition:
         """All of a batch goes this way, also what is due at once: one write is all or nothing, two are not."""
         store = self._open_delayed()
         now_ms = self._world.clock.now_ns() // 1_000_000
-        batch = msgspec.structs.replace(_batch(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
+        batch = msgspec.structs.replace(batch_of(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
         appended = store.write(batch, durability=durability, codec=codec)
         places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
         due_now = any(draft.due_at_ms <= now_ms for draft in drafts)
         # Now: who waits for the sync may be cancelled, and the message comes due all the same.
-        for delivery in self.deliveries:
-            delivery.on_attention()
+        self.on_attention()
         return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
 
     def _publish_unseen(
@@ -308,7 +360,7 @@ class Partition:
         publication = self._publish(fresh, durability, codec)
         for draft, place in zip(fresh, publication.places, strict=True):
             if draft.dedup_id is not None:
-                dedup.add(draft.dedup_id, _reference(place), now_ms)
+                dedup.add(draft.dedup_id, reference_of(place), now_ms)
         if known:
             self._metrics.duplicates.add(len(known))
             self._add_duplicates(publication, known, len(drafts))
@@ -322,7 +374,7 @@ class Partition:
             if i not in known:
                 places.append(next(rest))
                 continue
-            first = fresh[-1 - known[i]] if known[i] < 0 else _place(known[i])
+            first = fresh[-1 - known[i]] if known[i] < 0 else place_of(known[i])
             places.append(Place(first.offset, first.delayed_id, duplicate=True))
         publication.places = places
         if publication.durability == "fsync":
@@ -334,15 +386,21 @@ class Partition:
                     publication.in_delayed = Appended(0, self.delayed.intake.written_end, "fsync")
 
     def _write(
-        self, batch: Batch, durability: Durability | None = None, codec: CodecName | None = None, *, moved: bool = False
+        self,
+        batch: Sequence[bytes] | Batch,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        *,
+        moved: bool = False,
+        producer: Producer = NO_PRODUCER,
     ) -> Appended:
-        if batch.priorities is None:
-            return self.log.write(batch, durability=durability, codec=codec, any_size=moved)
+        if not isinstance(batch, Batch) or batch.priorities is None:
+            return self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
         with ExitStack() as locks:
             # A consumer must not see a message before its group knows how urgent it is.
             for delivery in self.deliveries:
                 locks.enter_context(delivery.lock)
-            appended = self.log.write(batch, durability=durability, codec=codec, any_size=moved)
+            appended = self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
             for delivery in self.deliveries:
                 delivery.group.arrive(appended.offset, bytes(batch.priorities))
         return appended
@@ -363,12 +421,20 @@ class Partition:
                         found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
                         store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
                     store.settled(self.log.end)
-                    store.on_attention = lambda: self.deliveries[0].on_attention() if self.deliveries else None
+                    store.on_attention = self._attend
                     if self.dedup is not None:
                         store.intake.pin("dedup", self.dedup.covered.intake.offset)
                     self.delayed = store
                 return self.delayed
         return store
+
+    def open_sequences(self) -> Sequences:
+        """What producers have written; read from the log when first needed."""
+        if self.sequences is None:
+            with self._lock:
+                if self.sequences is None:
+                    self.sequences = Sequences.open(self._world, self._folder, self.log)
+        return self.sequences
 
     def _open_dedup(self) -> DedupIndex:
         if self.dedup is None:
@@ -378,16 +444,19 @@ class Partition:
             except OSError as error:
                 raise open_error(folder, error) from error
             dedup = DedupIndex.open(self._world, folder, window_ms=self._settings.dedup_window_ms)
-            for record, dedup_id in _with_dedup_ids(self.log, dedup.covered.partition.offset):
-                dedup.add(dedup_id, _reference(Place(record.offset)), record.timestamp_ns // 1_000_000)
+            for record, dedup_id in with_dedup_ids(self.log, dedup.covered.partition.offset):
+                dedup.add(dedup_id, reference_of(Place(record.offset)), record.timestamp_ns // 1_000_000)
             if self.delayed is not None:
                 intake = self.delayed.intake
-                for record, dedup_id in _with_dedup_ids(intake, dedup.covered.intake.offset):
-                    dedup.add(dedup_id, _reference(Place(None, record.offset)), record.timestamp_ns // 1_000_000)
+                for record, dedup_id in with_dedup_ids(intake, dedup.covered.intake.offset):
+                    dedup.add(dedup_id, reference_of(Place(None, record.offset)), record.timestamp_ns // 1_000_000)
                 intake.pin("dedup", dedup.covered.intake.offset)
             self.log.pin("dedup", dedup.covered.partition.offset)
             self.dedup = dedup
         return self.dedup
+
+    def _attend(self) -> None:
+        self.on_attention()
 
     def _intake_position(self) -> LogPosition:
         return LogPosition(0, 0) if self.delayed is None else self._position(self.delayed.intake)
@@ -398,48 +467,3 @@ class Partition:
 
     def _mono_ms(self) -> int:
         return self._world.clock.monotonic_ns() // 1_000_000
-
-
-def _with_dedup_ids(log: Log, offset: int) -> Iterator[tuple[Record, bytes]]:
-    """The messages from `offset` on that were put with a dedup id; what came from another log has it there."""
-    for frame in log.read(min(max(offset, log.start), log.end), on_damage="skip"):
-        if frame.header.columns & HEADERS:
-            for record in frame.records():
-                dedup_id = mark(record, DEDUP_ID)
-                if record.offset >= offset and dedup_id is not None and not record.flags & MOVED:
-                    yield record, dedup_id
-
-
-def _batch(drafts: Sequence[Draft]) -> Batch:
-    """The drafts as columns; a column that no draft uses is left out."""
-    return Batch(
-        values=[draft.value for draft in drafts],
-        keys=column([draft.key for draft in drafts], None),
-        headers=column([draft.headers for draft in drafts], ()),
-        priorities=column([draft.priority for draft in drafts], 0),
-        expires_at_ms=column([draft.expires_at_ms for draft in drafts], 0),
-        flags=column([draft.flags for draft in drafts], 0),
-    )
-
-
-def _released_batch(due: Sequence[Delayed]) -> Batch:
-    records = [message.record for message in due]
-    return moved_batch(
-        records,
-        [(*message.record.headers, (DELAYED_ID, b"%d" % message.id)) for message in due],
-        priorities=[record.priority for record in records],
-        expires_at_ms=[record.expires_at_ms for record in records],
-        due_at_ms=[message.due_at_ms for message in due],
-    )
-
-
-def _reference(place: Place) -> int:
-    """One number for both kinds of places."""
-    if place.offset is not None:
-        return place.offset << 1
-    assert place.delayed_id is not None
-    return place.delayed_id << 1 | 1
-
-
-def _place(reference: int) -> Place:
-    return Place(None, reference >> 1) if reference & 1 else Place(reference >> 1)

@@ -10,12 +10,14 @@ from typing import Final
 
 import msgspec
 
+from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.marks import is_for
 from holdfast.codec.columns import PRIORITIES
 from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.group import Group
 from holdfast.errors import DamagedRange, OffsetOutOfRange
 from holdfast.model import Record
-from holdfast.settings import QueueSettings
+from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ _PASS_MOST: Final = 100_000
 _AGE_EVERY_MS: Final = 100
 
 _EXPIRES: Final = attrgetter("expires_at_ms")
+_FLAGS: Final = attrgetter("flags")
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):
@@ -33,20 +36,26 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
     records: list[Record]
     expired: Sequence[int] = ()
     lost: Sequence[int] = ()
+    passed: Sequence[int] = ()  # for another group only, or removed since
 
 
 class Supply:
     """Reads for one group. It changes nothing; whoever uses it holds the group's lock."""
 
-    def __init__(self, log: Log, group: Group, settings: QueueSettings) -> None:
+    def __init__(self, log: Log, group: Group, settings: TopicSettings, name: str = DEFAULT_GROUP) -> None:
         self._log = log
         self._group = group
-        self._promote_after_ms = settings.promote_after_ms
+        self._name = name.encode()
         self._follower = log.follower()
         self.record = self._follower.record
-        self._turns = Turns(settings.priority_weights) if settings.priority_choice == "fair" else None
         self._aged_at_ms = 0
         self._aged_below = 0
+        self.change(settings)
+
+    def change(self, settings: TopicSettings) -> None:
+        """Choose by other settings from now on."""
+        self._promote_after_ms = settings.promote_after_ms
+        self._turns = Turns(settings.priority_weights) if settings.priority_choice == "fair" else None
 
     def choose(self, count: int, now_ms: int, *, look: bool = False) -> Chosen:
         """The next messages; a mere look costs no lane its turn."""
@@ -58,11 +67,12 @@ class Supply:
         if isinstance(offsets, range):
             with suppress(DamagedRange, OffsetOutOfRange):
                 in_order = self._follower.records(offsets.start, offsets.stop)
-                if not any(map(_EXPIRES, in_order)):
+                if not any(map(_EXPIRES, in_order)) and not any(map(_FLAGS, in_order)):
                     return Loaded(in_order)
         records: list[Record] = []
         expired: list[int] = []
         lost: list[int] = []
+        passed: list[int] = []
         for offset in offsets:
             try:
                 record = self._follower.record(offset)
@@ -72,9 +82,11 @@ class Supply:
                 continue
             if 0 < record.expires_at_ms <= now_ms:
                 expired.append(offset)
-            else:
+            elif is_for(record, self._name):
                 records.append(record)
-        return Loaded(records, expired, lost)
+            else:
+                passed.append(offset)
+        return Loaded(records, expired, lost, passed)
 
     def expired_from(self, offset: int, now_ms: int) -> range:
         """How far everything is expired from there on: whole frames at a time."""

@@ -140,7 +140,7 @@ class _Showing:
             for message in messages:
                 print_json_line(
                     document(
-                        message, **moment("lease_until", lease_end(self._queue, message.offset)), acked=self._acked
+                        message, **moment("lease_until", lease_end(self._queue, message)), acked=self._acked
                     )
                 )
         elif export:
@@ -171,7 +171,7 @@ class _Showing:
             facts.add_row("acked", "yes")
         else:
             facts.add_row("receipt", safe(message.receipt))
-            facts.add_row("yours until", f"{seconds_text(lease_end(self._queue, message.offset))} UTC")
+            facts.add_row("yours until", f"{seconds_text(lease_end(self._queue, message))} UTC")
         most = self._queue.settings.max_attempts
         facts.add_row("attempt", f"{message.attempt} of {most}" if most else str(message.attempt))
         if message.key is not None:

@@ -109,12 +109,12 @@ def show_messages(
 def _lease(queue: holdfast.Queue[Any] | None, message: AnyMessage) -> dict[str, Any]:
     if queue is None or getattr(message, "phase", "") != "leased":
         return {}
-    lease = queue._delivery.group.leases.get(message.offset)
+    lease = queue._group.station(message.partition).delivery.group.leases.get(message.offset)
     if lease is None:
         return {}
-    receipt = receipt_text(queue.name, Receipt(message.offset, lease.fence))
-    return {"receipt": receipt, **moment("lease_until", lease_end(queue, message.offset))}
+    receipt = receipt_text(queue.name, message.partition, Receipt(message.offset, lease.fence))
+    return {"receipt": receipt, **moment("lease_until", lease_end(queue, message))}
 
 
 def _until(queue: holdfast.Queue[Any]) -> Column:
-    return Column("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message.offset)))
+    return Column("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id, receipt_text
+from holdfast.broker.layout import DEAD_SUFFIX, receipt_text
+from holdfast.broker.station import Station
 from holdfast.cli.messages import (
     AnyMessage,
     body_text,
@@ -51,18 +52,19 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
     if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
         return _dead_letter(queue.dead.show(message_id))
-    offset, delayed_id = parse_message_id(message_id, queue.name)
-    if delayed_id is not None:
-        store = queue._engine.partition.delayed
-        waiting = None if store is None else store.get(delayed_id)
+    station, place = queue._group.place(message_id)
+    offset, log = place.offset, station.partition.log
+    if place.delayed_id is not None:
+        store = station.partition.delayed
+        waiting = None if store is None else store.get(place.delayed_id)
         if waiting is not None:
-            return Everything(Waiting(queue, waiting), "delayed", {}, ())
-        offset = queue._engine.partition.find_released(delayed_id, queue._log.start)
-    if offset is not None and offset < queue._log.end:
-        buried = _letter_of(queue, offset)
+            return Everything(Waiting(queue, station, waiting), "delayed", {}, ())
+        offset = station.partition.find_released(place.delayed_id, log.start)
+    if offset is not None and offset < log.end:
+        buried = _letter_of(queue, station, offset)
         if buried is not None:
             return _dead_letter(buried)
-        found = _in_log(queue, offset)
+        found = _in_log(queue, station, offset)
         if found is not None:
             return found
     raise InvalidRequest(
@@ -74,41 +76,41 @@ def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
     """The id of a dead letter, found by that or by the id that the message had when it was alive."""
     if not message_id.startswith(f"{queue.name}-"):
         return queue.dead.show(message_id).id
-    offset, _ = parse_message_id(message_id, queue.name)
+    station, place = queue._group.place(message_id)
     found = None
-    for letter in queue._engine.letters():
-        if letter.note.id == message_id or letter.note.offset == offset:
+    for letter in station.letters():
+        if letter.note.id == message_id or letter.note.offset == place.offset:
             found = letter  # after a seek it may have died more than once: the last time counts
     if found is None:
         raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
-    return DeadLetter(queue, found).id
+    return DeadLetter(queue, station, found).id
 
 
-def _letter_of(queue: holdfast.Queue[bytes], offset: int) -> DeadLetter[bytes] | None:
+def _letter_of(queue: holdfast.Queue[bytes], station: Station, offset: int) -> DeadLetter[bytes] | None:
     """The dead letter of a message, if it is one and nobody brought the message back meanwhile."""
-    if queue._delivery.group.phase(offset).value != "done":
+    if station.delivery.group.phase(offset).value != "done":
         return None
-    for letter in queue._engine.letters():
+    for letter in station.letters():
         if letter.note.offset == offset:
-            return DeadLetter(queue, letter)
+            return DeadLetter(queue, station, letter)
     return None
 
 
-def _in_log(queue: holdfast.Queue[bytes], offset: int) -> Everything | None:
-    if offset < queue._log.start:
+def _in_log(queue: holdfast.Queue[bytes], station: Station, offset: int) -> Everything | None:
+    if offset < station.partition.log.start:
         return None
-    records = queue._delivery.fetch([offset])
+    records = station.delivery.fetch([offset])
     if not records:
         return None
-    group = queue._delivery.group
+    group = station.delivery.group
     phase = group.phase(offset).value
     listed: Any = phase  # `done` is no phase that can be listed, and is shown here nevertheless
-    message = Listed(queue, records[0], listed, due_ms=group.waiting.get(offset, 0))
+    message = Listed(queue, station, records[0], listed, due_ms=group.waiting.get(offset, 0))
     facts: dict[str, Any] = {}
     lease = group.leases.get(offset)
     if lease is not None:
-        facts["receipt"] = receipt_text(queue.name, Receipt(offset, lease.fence))
-        facts |= moment("leased_at", _at(lease.at_ms)) | moment("lease_until", lease_end(queue, offset))
+        facts["receipt"] = receipt_text(queue.name, station.number, Receipt(offset, lease.fence))
+        facts |= moment("leased_at", _at(lease.at_ms)) | moment("lease_until", lease_end(queue, message))
     history = group.histories.get(offset)
     if history is not None:
         facts |= moment("first_delivery", _at(history.first_ms)) | moment("last_delivery", _at(history.last_ms))

@@ -9,7 +9,22 @@ from typing import Annotated, Final
 import typer
 
 from holdfast import __version__
-from holdfast.cli import check, dead, doctor, get, log, look, operate, put, repair, settings, settle, stats, tail
+from holdfast.cli import (
+    check,
+    config,
+    dead,
+    doctor,
+    get,
+    log,
+    look,
+    operate,
+    put,
+    repair,
+    settings,
+    settle,
+    stats,
+    tail,
+)
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 
 app = typer.Typer(
@@ -36,6 +51,7 @@ app.command("cancel")(operate.cancel_command)
 app.command("seek")(operate.seek_command)
 app.command("compact")(operate.compact_command)
 app.command("settings")(settings.settings_command)
+app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
 app.command("check")(check.check_command)

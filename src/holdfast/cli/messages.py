@@ -140,9 +140,9 @@ def body_text(body: bytes) -> str:
     return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
 
 
-def lease_end(queue: holdfast.Queue[Any], offset: int) -> datetime | None:
+def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | None:
     """When a lease ends, by the clock on the wall; None where nobody has the message."""
-    lease = queue._delivery.group.leases.get(offset)
+    lease = queue._group.station(message.partition).delivery.group.leases.get(message.offset)
     if lease is None:
         return None
     clock = queue._engine.world.clock

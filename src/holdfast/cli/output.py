@@ -22,8 +22,8 @@ from typing import Any, Final, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 
-from holdfast.cli.text import safe_lines
-from holdfast.errors import HoldfastError
+from holdfast.cli.text import safe, safe_lines
+from holdfast.errors import BadSettings, HoldfastError
 
 OK: Final = 0
 DAMAGED: Final = 1
@@ -92,9 +92,11 @@ def _write_ascii(text: str) -> None:
 
 
 def print_error(code: str, message: str, *, as_json: bool) -> None:
-    """One line on stderr; more where the message points at a place in an expression."""
+    """One line on stderr; more where the message points at a place in an expression, or lists mistakes."""
     if as_json:
         line = json_text({"error": {"code": code, "message": message}})
+    elif code == BadSettings.code:
+        line = "error: " + "\n- ".join(map(safe, message.split("\n- ")))  # a settings file may have many mistakes
     else:
         line = f"error: {safe_lines(message)}"
     sys.stdout.flush()

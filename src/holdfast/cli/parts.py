@@ -9,8 +9,9 @@ import msgspec
 
 from holdfast.broker.delayed.manifest import load_manifest
 from holdfast.broker.delayed.run import open_run
-from holdfast.broker.journal import BEFORE, SNAPSHOT, newest_snapshot
+from holdfast.broker.journal import newest_snapshot
 from holdfast.broker.layout import TOPICS
+from holdfast.broker.snapshots import BEFORE, SNAPSHOT
 from holdfast.delivery.check import check as check_group
 from holdfast.delivery.events import decode_event
 from holdfast.delivery.group import Group, IllegalMove

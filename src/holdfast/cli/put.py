@@ -155,7 +155,7 @@ def _place_of_mistake(queue: holdfast.Queue[bytes], batch: list[Item]) -> str:
     most_bytes = queue.settings.max_message_bytes
     for item in batch:
         try:
-            draft = queue._drafter.draft(item.message, 0)
+            draft = queue._publisher.draft(item.message)
         except HoldfastError:
             return item.place
         if len(draft.value) + len(draft.key or b"") > most_bytes:

@@ -16,7 +16,7 @@ from holdfast.cli.output import OK, command, print_json, stdout
 from holdfast.cli.text import safe
 from holdfast.delivery.facts import seconds_of
 from holdfast.errors import BadSettings
-from holdfast.settings import QueueSettings, load
+from holdfast.settings import TopicSettings, load
 
 _SIZE: Final = re.compile(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
 _FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
@@ -38,10 +38,10 @@ def settings_command(
     Times may be written as 30s or 1h30m, sizes as 64MiB, and `none` stands for no such limit.
     """
     wanted = dict(_change(change) for change in changes or [])
-    load(QueueSettings, {**msgspec.structs.asdict(QueueSettings()), **wanted})  # unknown names, before anything is made
+    load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})  # unknown names, before anything is made
     with opened(folder, wait=wait, create=create, **wanted) as queue:
         settings = queue.settings
-    values, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(QueueSettings())
+    values, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(TopicSettings())
     differing = {name: value for name, value in values.items() if value != defaults[name]}
     if as_json:
         print_json({"settings": values, "differing": differing})
@@ -63,7 +63,7 @@ def _change(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise BadSettings(f"{text!r} cannot be used: write it like max_attempts=3")
-    defaults = msgspec.structs.asdict(QueueSettings())
+    defaults = msgspec.structs.asdict(TopicSettings())
     if value == "default" and name in defaults:
         return name, defaults[name]
     return name, _value(name, value, defaults.get(name))

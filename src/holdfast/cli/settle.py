@@ -141,7 +141,7 @@ def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[s
     if phase is Phase.DELAYED:
         until = to_datetime(group.waiting[message.offset] * 1_000_000)
     elif phase is Phase.LEASED:
-        until = lease_end(queue, message.offset)
+        until = lease_end(queue, message)
     elif phase is Phase.DONE and verb != "acked":
         name = Phase.DEAD.value  # it has moved to the dead letters by now
     return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": name, **moment("until", until)}

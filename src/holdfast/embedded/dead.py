@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 
 import msgspec
 
+from holdfast.broker.dead import DeadLetter as StoredLetter
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.broker.station import Station
 from holdfast.embedded.listed import DeadLetter
 from holdfast.embedded.listing import Where, check_limit, listed
 from holdfast.embedded.message import Body
@@ -50,7 +52,7 @@ class DeadLetters(Generic[Body]):
 
     def __init__(self, face: Face[Body]) -> None:
         self._face = face
-        self._engine = face._engine
+        self._topic = face.name
 
     def list(self, *, where: Where = None, limit: int | None = None) -> list[DeadLetter[Body]]:
         """The dead letters that the condition chooses, oldest first."""
@@ -58,11 +60,12 @@ class DeadLetters(Generic[Body]):
 
     def show(self, letter_id: str) -> DeadLetter[Body]:
         """One of them."""
-        offset, _ = parse_message_id(letter_id, self._engine.topic + DEAD_SUFFIX)
-        letter = None if offset is None else self._engine.letter(offset)
+        place = parse_message_id(letter_id, self._topic + DEAD_SUFFIX)
+        station = self._face._group.station(place.partition)
+        letter = None if place.offset is None else station.letter(place.offset)
         if letter is None:
             raise InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
-        return DeadLetter(self._face, letter)
+        return DeadLetter(self._face, station, letter)
 
     def groups(self, *, where: Where = None) -> list_[DeadGroup]:
         """The dead letters by reason and kind of error, the most frequent first."""
@@ -101,7 +104,8 @@ class DeadLetters(Generic[Body]):
             return _result(letters, 0)
         done = 0
         for batch in self._paced(letters, rate):
-            done += self._engine.graves().redrive([letter._stored for letter in batch])
+            for station, letters_there in _by_station(batch):
+                done += station.graves().redrive(letters_there)
         return _result(letters, done)
 
     def purge(
@@ -114,7 +118,9 @@ class DeadLetters(Generic[Body]):
     ) -> Redriven:
         """Drop dead letters for good."""
         letters = self._chosen(ids, where, limit)
-        done = 0 if dry_run or not letters else self._engine.graves().purge([letter._stored for letter in letters])
+        done = 0
+        for station, letters_there in () if dry_run else _by_station(letters):
+            done += station.graves().purge(letters_there)
         return _result(letters, done)
 
     def _chosen(self, ids: object, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
@@ -130,14 +136,22 @@ class DeadLetters(Generic[Body]):
 
     def _paced(self, letters: list_[DeadLetter[Body]], rate: float | None) -> Iterator[list_[DeadLetter[Body]]]:
         size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
-        clock, never = self._engine.world.clock, threading.Event()
+        clock, never = self._face._engine.world.clock, threading.Event()
         for i in range(0, len(letters), size):
             if i and rate is not None:
                 until_ns = clock.monotonic_ns() + round(size / rate * 1e9)
                 while (left_ns := until_ns - clock.monotonic_ns()) > 0:
                     clock.wait(never, left_ns / 1e9)  # which may return early
-                    self._engine.check_open()
+                    self._face._check_open()
             yield letters[i : i + size]
+
+
+def _by_station(letters: Iterable[DeadLetter[Any]]) -> list[tuple[Station, list_[StoredLetter]]]:
+    """The letters by the partition that each is of, in their order."""
+    found: dict[int, tuple[Station, list_[StoredLetter]]] = {}
+    for letter in letters:
+        found.setdefault(letter.partition, (letter._home, []))[1].append(letter._stored)
+    return list(found.values())
 
 
 def fingerprint(error: str) -> str:

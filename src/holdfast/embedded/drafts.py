@@ -8,12 +8,20 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.marks import BYTES_HEADERS, CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY
+from holdfast.broker.marks import (
+    BYTES_HEADERS,
+    CORRELATION_ID,
+    DEDUP_ID,
+    PREFIX,
+    TEXT_HEADERS,
+    TEXT_KEY,
+    TOMBSTONE,
+)
 from holdfast.broker.partition import Draft
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.times import due_at_ms, duration_ms
 from holdfast.errors import InvalidRequest
-from holdfast.settings import QueueSettings
+from holdfast.settings import TopicSettings
 
 Seconds: TypeAlias = float | timedelta
 Text: TypeAlias = str | bytes
@@ -39,15 +47,19 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
 class Drafter:
     """Checks messages by a queue's settings and the type of its bodies."""
 
-    def __init__(self, bodies: Bodies, settings: QueueSettings) -> None:
+    def __init__(self, bodies: Bodies, settings: TopicSettings) -> None:
         self._encode = bodies.encode
         self._ttl_ms = settings.ttl_ms or 0
-        self.plain = bodies.plain and not self._ttl_ms
+        self._compacted = settings.cleanup != "delete"
+        self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample
 
     def draft(self, message: NewMessage, now_ms: int) -> Draft:
         """The message as it will be stored; InvalidRequest names what is wrong with it."""
-        value = self._encode(message.body)
         key, flags = _text(message.key, "key"), TEXT_KEY if isinstance(message.key, str) else 0
+        if message.body is None and self._compacted and key is not None:
+            value, flags = b"", flags | TOMBSTONE
+        else:
+            value = self._encode(message.body)
         headers, text_headers = _headers(message.headers)
         priority = message.priority
         if type(priority) is not int or not 0 <= priority <= 9:

@@ -6,46 +6,33 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from os import PathLike
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from holdfast.broker.engine import Compacted, Pending, QueueEngine, QueueStats
+from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.group import Compacted, QueueGroup, QueueStats
 from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import message_id
+from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.metrics import Observer
-from holdfast.broker.partition import Publication
+from holdfast.broker.policy import check_settings
+from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Receipt, Reject
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import Drafter, NewMessage, Seconds
+from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
-from holdfast.errors import Empty, InvalidRequest, OffsetOutOfRange
-from holdfast.model import Appended, CodecName, Durability
-from holdfast.settings import QueueSettings
+from holdfast.errors import Closed, Empty, InvalidRequest, OffsetOutOfRange
+from holdfast.model import Durability
+from holdfast.settings import QueueSettings, TopicSettings
+from holdfast.storage.log import Log
 
 _Face = TypeVar("_Face")
 
 _MOST_AT_ONCE: Final = 100_000
 _USUAL: Final = (None, None, None, False, False)
-_NO_OPTIONS: Final = (None,) * 8
-
-
-class Stored(msgspec.Struct, frozen=True, gc=False):
-    """What `put` answers: the message's id, where it is, and what it survives."""
-
-    topic: str
-    offset: int | None
-    delayed_id: int | None
-    duplicate: bool
-    durability: Durability
-
-    @property
-    def id(self) -> str:
-        """The id of the message; for a duplicate: of the one that came first."""
-        return message_id(self.topic, 0, self.offset, self.delayed_id)
 
 
 class Wanted(msgspec.Struct, frozen=True, gc=False):
@@ -60,103 +47,49 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Face(Generic[Body]):
-    """One opened queue, seen by a user."""
+    """One group of an open topic, seen by a user."""
 
-    def __init__(self, engine: QueueEngine, body_type: Any) -> None:
+    def __init__(self, engine: BrokerEngine, group: QueueGroup, body_type: Any) -> None:
         self._engine = engine
+        self._group = group
+        group.topic.holders.add(self)  # it stays open for us
+        self._closed = False
         self._bodies = Bodies(body_type)
-        self._drafter = Drafter(self._bodies, engine.settings)
-        self._delivery = engine.delivery
-        self._log = engine.partition.log
-        self._mono_ns = engine.world.clock.monotonic_ns
-        self._put_seconds = engine.metrics.put_seconds
-        self._published = engine.metrics.published
-        self._published_bytes = engine.metrics.published_bytes
+        self._stations = group.stations
+        self._station = group.stations[0]
+        self._delivery = self._station.delivery
+        self._log = self._station.partition.log
 
     @property
     def name(self) -> str:
-        """The name of the queue's topic."""
-        return self._engine.topic
+        """The name of the topic."""
+        return self._group.topic.name
 
     @property
     def folder(self) -> str:
         return self._engine.folder
 
     @property
-    def settings(self) -> QueueSettings:
-        return self._engine.settings
+    def settings(self) -> TopicSettings:
+        return self._group.settings
 
     @property
     def closed(self) -> bool:
-        return self._engine.closed
+        return self._closed or self._engine.closed or self._group.topic.closed
+
+    def _check_open(self) -> None:
+        self._engine.check_open()
+        self._group.topic.check_open()
+        if self._closed:
+            raise Closed(f"this view of the group {self._group.name} is closed; take it anew")
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name} in {self.folder}{' (closed)' if self.closed else ''}>"
-
-    def _is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
-        """Whether a message is nothing but its bytes: then it goes the short way."""
-        plain = (
-            type(body) is bytes
-            and self._drafter.plain
-            and options == _NO_OPTIONS
-            and type(priority) is int
-            and not priority
-        )
-        return plain and not self._engine.closed
-
-    def _plain_stored(self, body: Any, appended: Appended, began_ns: int) -> Stored:
-        # A put that waits for no disk is timed now and then only: timing costs a tenth of it.
-        if appended.durability == "fsync" or not appended.offset & 63:
-            self._put_seconds.observe_ns(self._mono_ns() - began_ns)
-        self._published.add()
-        self._published_bytes.add(len(body))
-        if self._delivery.waiters and appended.durability != "fsync":  # otherwise the sync has done it
-            self._engine.partition.wake()
-        return Stored(self._engine.topic, appended.offset, None, False, appended.durability)
-
-    def _all_plain(self, messages: object, codec: object) -> bool:
-        """The same for a list of messages."""
-        plain = self._drafter.plain and isinstance(messages, list) and set(map(type, messages)) == {bytes}
-        return plain and codec is None and not self._engine.closed
-
-    def _plain_many(self, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
-        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
-        self._published.add(len(bodies))
-        self._published_bytes.add(sum(map(len, bodies)))
-        if self._delivery.waiters and appended.durability != "fsync":
-            self._engine.partition.wake(len(bodies))
-        topic, durability = self._engine.topic, appended.durability
-        return [
-            Stored(topic, offset, None, False, durability) for offset in range(appended.offset, appended.next_offset)
-        ]
-
-    def _publish(self, messages: Iterable[Any], durability: Durability | None, codec: Any) -> Publication:
-        """Write bodies or NewMessages, all of them or none."""
-        self._engine.check_open()
-        if isinstance(messages, (bytes, bytearray, str, Mapping)) or not isinstance(messages, Iterable):
-            raise InvalidRequest(f"put_many takes a list of bodies or NewMessages, not {type(messages).__name__}")
-        _check_codec(codec)
-        now_ms = self._engine.world.clock.now_ns() // 1_000_000
-        drafts = [
-            self._drafter.draft(message if isinstance(message, NewMessage) else NewMessage(body=message), now_ms)
-            for message in messages
-        ]
-        publication = self._engine.partition.publish(drafts, durability=durability, codec=codec)
-        fresh = [draft for draft, place in zip(drafts, publication.places, strict=True) if not place.duplicate]
-        self._published.add(len(fresh))
-        self._published_bytes.add(sum(len(draft.value) for draft in fresh))
-        return publication
-
-    def _stored(self, publication: Publication, began_ns: int) -> list[Stored]:
-        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
-        topic, durability = self._engine.topic, publication.durability
-        return [
-            Stored(topic, place.offset, place.delayed_id, place.duplicate, durability) for place in publication.places
-        ]
+        of_group = "" if self._group.name == DEFAULT_GROUP else f" of {self._group.name}"
+        return f"<{type(self).__name__}{of_group} {self.name} in {self.folder}{' (closed)' if self.closed else ''}>"
 
     def _is_usual(self, *options: object) -> bool:
         """Whether a message is asked for without further ado, and the queue is open."""
-        return options == _USUAL and not self._engine.closed
+        return options == _USUAL and not self._closed and not self._engine.closed
 
     def _wanted(
         self,
@@ -178,16 +111,17 @@ class Face(Generic[Body]):
             raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
         return Wanted(count, timeout_s, lease_ms, holder, _switch(renew, "renew"), _switch(detached, "detached"))
 
-    def _take(self, wanted: Wanted) -> list[Delivered]:
-        if self._engine.closed:
-            self._engine.check_open()
-        taken = self._delivery.receive(
+    def _take(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+        if self.closed:
+            self._check_open()
+        found = self._group.receive(
             wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached
         )
         if wanted.renew:
-            for delivered in taken:
-                self._delivery.renew(delivered.receipt, wanted.lease_ms)
-        return taken
+            for station, taken in found:
+                for delivered in taken:
+                    station.delivery.renew(delivered.receipt, wanted.lease_ms)
+        return found
 
     def _deadline_ns(self, wanted: Wanted) -> int | None:
         if wanted.timeout_s is None:
@@ -203,72 +137,82 @@ class Face(Generic[Body]):
         within = "now" if not wanted.timeout_s else f"within {wanted.timeout_s:g} s"
         return Empty(f"no message is ready {within} in {self.folder}")
 
-    def _ack_one(self, delivered: Delivered) -> None:
+    def _ack_one(self, station: Station, delivered: Delivered) -> None:
         """The way of a single ack, without detours."""
-        if self._engine.closed:
-            self._engine.check_open()
-        delivery = self._delivery
+        if self._closed or self._engine.closed:
+            self._check_open()
+        delivery = station.delivery
         if delivery.unhurried:
             refused = delivery.ack_one(delivered.record.offset, delivered.lease.fence)
             if refused is not None:
                 raise refused
         else:
-            self._engine.wait(self._engine.ack([delivered.receipt]))
+            station.wait(station.ack([delivered.receipt]))
 
-    def _ack_all(self, handles: Sequence[Handle[Body]], durability: Durability | None) -> Pending:
+    def _ack_all(self, handles: Sequence[Handle[Body]], durability: Durability | None) -> list[tuple[Station, Pending]]:
         """Ack in one go; each handle is through with its message, whatever comes of it."""
-        handles = self._own(handles, "ack")
-        if not handles:
-            return Pending()
-        taken = [handle._delivered for handle in handles]
-        pending = self._engine.ack([Receipt(one.record.offset, one.lease.fence) for one in taken], durability)
-        for handle in handles:
-            handle._settled = True
+        pending = []
+        for station, own in self._own(handles, "ack"):
+            taken = [handle._delivered for handle in own]
+            receipts = [Receipt(one.record.offset, one.lease.fence) for one in taken]
+            pending.append((station, station.ack(receipts, durability)))
+            for handle in own:
+                handle._settled = True
         return pending
 
-    def _own(self, handles: object, verb: str) -> list[Any]:
-        """The messages, if they are messages of this queue."""
+    def _own(self, handles: object, verb: str) -> list[tuple[Station, list[Any]]]:
+        """The messages, if they are messages of this group, by partition."""
         if isinstance(handles, (str, bytes)) or not isinstance(handles, Iterable):
             raise InvalidRequest(f"{verb}_many takes a list of messages, not {type(handles).__name__}")
         handles = list(handles)
         for kind in set(map(type, handles)):
             if not issubclass(kind, Handle):
                 raise InvalidRequest(f"{verb}_many takes messages, not {kind.__name__}")
-        for engine in {handle._engine for handle in handles}:
-            if engine is not self._engine:
+        found: dict[Station, list[Any]] = {station: [] for station in {handle._home for handle in handles}}
+        for station in found:
+            if station not in self._stations:
                 raise InvalidRequest("a message is of another queue, or of an earlier opening; nothing was changed")
-        return handles
+        if len(found) == 1:
+            return [(next(iter(found)), handles)]
+        for handle in handles:
+            found[handle._home].append(handle)
+        return list(found.items())
 
-    def _nack(self, receipt: Receipt, delay: Seconds | None, error: object) -> Pending:
+    def _nack(self, handle: Handle[Body], delay: Seconds | None, error: object) -> Pending:
         delay_ms = None if delay is None else duration_ms(delay, "delay")
-        pending = self._engine.settle(Nack(receipt, delay_ms, self._error_text(error)))
-        self._engine.metrics.nacked.add()
+        station = handle._home
+        pending = station.settle(Nack(handle._delivered.receipt, delay_ms, self._error_text(error)))
+        station.metrics.nacked.add()
         return pending
 
-    def _nack_all(self, handles: object, delay: Seconds | None, error: object) -> Pending:
+    def _nack_all(self, handles: object, delay: Seconds | None, error: object) -> list[tuple[Station, Pending]]:
         """Nack in one go; each handle is through with its message, whatever comes of it."""
-        own = list(dict.fromkeys(self._own(handles, "nack")))
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         text = self._error_text(error)
-        pending = self._engine.settle_all([Nack(handle._delivered.receipt, delay_ms, text) for handle in own])
-        for handle in own:
-            handle._end()
-        self._engine.metrics.nacked.add(len(own))
+        pending = []
+        for station, given in self._own(handles, "nack"):
+            own = list(dict.fromkeys(given))
+            commands = [Nack(handle._delivered.receipt, delay_ms, text) for handle in own]
+            pending.append((station, station.settle_all(commands)))
+            for handle in own:
+                handle._end()
+            station.metrics.nacked.add(len(own))
         return pending
 
-    def _defer(self, receipt: Receipt, delay: Seconds) -> Pending:
-        pending = self._engine.settle(Nack(receipt, duration_ms(delay, "delay"), why=DEFERRED, counted=False))
-        self._engine.metrics.deferred.add()
+    def _defer(self, handle: Handle[Body], delay: Seconds) -> Pending:
+        command = Nack(handle._delivered.receipt, duration_ms(delay, "delay"), why=DEFERRED, counted=False)
+        pending = handle._home.settle(command)
+        handle._home.metrics.deferred.add()
         return pending
 
-    def _reject(self, receipt: Receipt, reason: object) -> Pending:
-        pending = self._engine.settle(Reject(receipt, self._error_text(reason)))
-        self._engine.metrics.rejected.add()
+    def _reject(self, handle: Handle[Body], reason: object) -> Pending:
+        pending = handle._home.settle(Reject(handle._delivered.receipt, self._error_text(reason)))
+        handle._home.metrics.rejected.add()
         return pending
 
-    def _extend(self, receipts: Sequence[Receipt], lease: Seconds | None) -> Pending:
+    def _extend(self, handle: Handle[Body], lease: Seconds | None) -> Pending:
         lease_ms = self.settings.lease_ms if lease is None else duration_ms(lease, "lease", minimum_ms=1)
-        return self._engine.settle(Extend(receipts, lease_ms))
+        return handle._home.settle(Extend([handle._delivered.receipt], lease_ms))
 
     def _error_text(self, error: object) -> str:
         """An error as it is kept: its own line first, then where it came from, as far as there is room."""
@@ -282,58 +226,69 @@ class Face(Generic[Body]):
             text = str(error)
         return text.encode(errors="backslashreplace").decode()[: self.settings.max_error_chars]
 
-    def _seek(self, to: str | None, offset: int | None, time: datetime | None) -> int:
-        self._engine.check_open()
+    def _seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
+        self._check_open()
         if sum(argument is not None for argument in (to, offset, time)) != 1:
             raise InvalidRequest('seek takes one of "start", "end", offset=... or time=...')
-        start, end = self._log.start, self._log.end
-        if to is not None:
-            if to not in ("start", "end"):
-                raise InvalidRequest(f'seek cannot go to {to!r}; use "start", "end", offset=... or time=...')
-            target = start if to == "start" else end
-        elif time is not None:
-            target = max(self._log.find_time(instant_ns(time, "time")), start)
-        else:
-            if type(offset) is not int:
-                raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
-            target = offset
-        if not start <= target <= end:
-            raise OffsetOutOfRange(
-                f"cannot seek to {target}: the queue keeps {start} to {end}", offset=target, start=start, end=end
+        if to is not None and to not in ("start", "end"):
+            raise InvalidRequest(f'seek cannot go to {to!r}; use "start", "end", offset=... or time=...')
+        if offset is not None and partition is None and len(self._stations) > 1:
+            raise InvalidRequest(
+                f"{self.name} has {len(self._stations)} partitions, each with offsets: give partition=..."
             )
-        self._delivery.seek(target)
-        return target
+        stations = self._stations if partition is None else [self._group.station(partition)]
+        targets = [(station, self._target(station.partition.log, to, offset, time)) for station in stations]
+        for station, target in targets:
+            station.delivery.seek(target)
+        return targets[0][1]
+
+    def _target(self, log: Log, to: str | None, offset: object, time: datetime | None) -> int:
+        start, end = log.start, log.end
+        if to is not None:
+            return start if to == "start" else end
+        if time is not None:
+            return max(log.find_time(instant_ns(time, "time")), start)
+        if type(offset) is not int:
+            raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+        if not start <= offset <= end:
+            raise OffsetOutOfRange(
+                f"cannot seek to {offset}: the queue keeps {start} to {end}", offset=offset, start=start, end=end
+            )
+        return offset
 
     def _peek(self, count: int) -> list[Contents[Body]]:
         wanted = self._wanted(count, 0, None, None, renew=False)
-        self._engine.check_open()
-        return [Contents(self._engine, self._bodies, record) for record in self._delivery.peek(wanted.count)]
+        self._check_open()
+        return [Contents(station, self._bodies, record) for station, record in self._group.peek(wanted.count)]
 
     def _stats(self) -> QueueStats:
-        return self._engine.stats()
+        self._check_open()
+        return self._group.stats()
 
     def _compact(self) -> Compacted:
-        return self._engine.compact()
+        self._check_open()
+        return self._group.compact()
 
     def observe(self, observer: Observer | None) -> None:
         """From now on tell this one of every count and every time; None: nobody."""
-        self._engine.metrics.set_observer(observer)
+        self._group.metrics.set_observer(observer)
 
-    def _let_go(self, delivered: Delivered) -> None:
+    def _let_go(self, station: Station, delivered: Delivered) -> None:
         """A message was dropped unhandled; called by its finalizer."""
-        if self._engine.closed:
+        if self._engine.closed or self._group.topic.closed:
             return
         if delivered.lease.session == NO_SESSION:  # detached: it ends by itself, in its own time
-            self._delivery.renewals.remove(delivered.receipt)
+            station.delivery.renewals.remove(delivered.receipt)
         else:
-            self._delivery.drop(delivered.receipt)
+            station.delivery.drop(delivered.receipt)
 
 
 def open_face(
-    kind: Callable[[QueueEngine, Any], _Face],
+    kind: Callable[[BrokerEngine, QueueGroup, Any], _Face],
     folder: str | PathLike[str],
     *,
     create: bool,
+    topic: str | None,
     durability: Durability | None,
     body_type: Any,
     settings: QueueSettings | None,
@@ -345,19 +300,16 @@ def open_face(
     Bodies(body_type)  # refused before anything is made
     if durability is not None:
         changes = {**changes, "durability": durability}
-    engine = QueueEngine.open(folder, create=create, settings=settings, changes=changes, observer=observer, world=world)
+    check_settings(settings, changes)
+    engine = BrokerEngine.open(folder, create=create, observer=observer, world=world)
     try:
+        group = engine.queue_topic(topic, settings, changes, create=create).group(DEFAULT_GROUP)
         if world is None:
             engine.keep()
-        return kind(engine, body_type)
+        return kind(engine, group, body_type)
     except BaseException:
         engine.close()
         raise
-
-
-def _check_codec(codec: object) -> None:
-    if codec is not None and not (isinstance(codec, str) and codec in get_args(CodecName)):
-        raise InvalidRequest(f"codec={codec!r} is not known; use one of {', '.join(get_args(CodecName))}")
 
 
 def _switch(value: object, name: str) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.broker.engine import Pending
 from holdfast.broker.hands import Delivered
 from holdfast.broker.layout import receipt_text
+from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import Save
 from holdfast.delivery.group import Document
 from holdfast.embedded.message import Body, Contents
@@ -28,10 +28,11 @@ class Handle(Contents[Body]):
     """A delivered message and the facts of its delivery."""
 
     __slots__ = ("_delivered", "_face", "_settled")
+    _home: Station
 
-    def __init__(self, face: Face[Body], delivered: Delivered) -> None:
+    def __init__(self, face: Face[Body], station: Station, delivered: Delivered) -> None:
         # Not by way of the base class: this is the hot path of `get`.
-        self._engine = face._engine
+        self._home = station
         self._bodies = face._bodies
         self._record = delivered.record
         self._face = face
@@ -40,7 +41,7 @@ class Handle(Contents[Body]):
 
     def __del__(self) -> None:
         if not self._settled:
-            self._face._let_go(self._delivered)
+            self._face._let_go(self._home, self._delivered)
 
     @property
     def attempt(self) -> int:
@@ -59,14 +60,14 @@ class Handle(Contents[Body]):
     @property
     def receipt(self) -> str:
         """The proof of this delivery as text, for a later process: see `resume`."""
-        return receipt_text(self._engine.topic, self._delivered.receipt)
+        return receipt_text(self._home.topic, self._home.number, self._delivered.receipt)
 
     @property
     def lost(self) -> bool:
         """Whether the lease has ended meanwhile: then stop, another consumer may have the message."""
         if self._settled:
             return False
-        return self._engine.closed or not self._engine.delivery.holds(self._delivered.receipt)
+        return self._face.closed or not self._home.delivery.holds(self._delivered.receipt)
 
     @property
     def settled(self) -> bool:
@@ -76,7 +77,7 @@ class Handle(Contents[Body]):
     def _last(self, verb: Callable[..., Pending], *arguments: Any) -> Pending:
         """The last thing done with the message; after a call that was refused it is still in hand."""
         try:
-            pending = verb(self._delivered.receipt, *arguments)
+            pending = verb(self, *arguments)
         except LeaseLost:
             self._end()
             raise
@@ -86,7 +87,7 @@ class Handle(Contents[Body]):
     def _end(self) -> None:
         """This handle is through with the message."""
         self._settled = True
-        self._engine.delivery.renewals.remove(self._delivered.receipt)
+        self._home.delivery.renewals.remove(self._delivered.receipt)
 
 
 class StateOf:
@@ -94,13 +95,13 @@ class StateOf:
 
     def __init__(self, handle: Handle[Any]) -> None:
         self._handle = handle
-        self._delivery = handle._engine.delivery
+        self._station = handle._home
         self._offset = handle.offset
         self.version = 0
         self._look()
 
     def _look(self) -> Document | None:
-        document = self._delivery.group.documents.get(self._offset)
+        document = self._station.delivery.group.documents.get(self._offset)
         self.version = 0 if document is None else document.version
         return document
 
@@ -113,6 +114,6 @@ class StateOf:
             content = None if value is None else msgspec.json.encode(value)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
-        pending = self._handle._engine.settle(Save(self._handle._delivered.receipt, self.version, content), durability)
+        pending = self._station.settle(Save(self._handle._delivered.receipt, self.version, content), durability)
         self.version = 0 if content is None else self.version + 1
         return pending

@@ -11,6 +11,7 @@ from holdfast.broker.dead import DeadLetter as StoredLetter
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.marks import CORRELATION_ID, mark
+from holdfast.broker.station import Station
 from holdfast.delivery.group import Failure
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import to_datetime
@@ -27,9 +28,13 @@ class Listed(Contents[Body]):
 
     __slots__ = ("_due_ms", "attempts", "holder", "phase")
 
-    def __init__(self, face: Face[Body], record: Record, phase: PhaseName, *, due_ms: int = 0) -> None:
-        super().__init__(face._engine, face._bodies, record)
-        group = face._delivery.group
+    _home: Station
+
+    def __init__(
+        self, face: Face[Body], station: Station, record: Record, phase: PhaseName, *, due_ms: int = 0
+    ) -> None:
+        super().__init__(station, face._bodies, record)
+        group = station.delivery.group
         lease = group.leases.get(record.offset)
         self._stand(phase, due_ms, group.attempts(record.offset), "" if lease is None else lease.holder)
 
@@ -53,7 +58,7 @@ class Listed(Contents[Body]):
     @property
     def error(self) -> str:
         """What went wrong last."""
-        history = self._engine.delivery.group.histories.get(self._record.offset)
+        history = self._home.delivery.group.histories.get(self._record.offset)
         return history.failures[-1].error if history is not None and history.failures else ""
 
 
@@ -62,13 +67,13 @@ class Waiting(Listed[Body]):
 
     __slots__ = ()
 
-    def __init__(self, face: Face[Body], message: Delayed) -> None:
-        Contents.__init__(self, face._engine, face._bodies, message.record)
+    def __init__(self, face: Face[Body], station: Station, message: Delayed) -> None:
+        Contents.__init__(self, station, face._bodies, message.record)
         self._stand("delayed", message.due_at_ms, 0, "")
 
     @property
     def id(self) -> str:
-        return message_id(self._engine.topic, 0, None, self._record.offset)
+        return message_id(self._home.topic, self._home.number, None, self._record.offset)
 
     @property
     def error(self) -> str:
@@ -80,14 +85,14 @@ class DeadLetter(Listed[Body]):
 
     __slots__ = ("_stored",)
 
-    def __init__(self, face: Face[Body], stored: StoredLetter) -> None:
-        Contents.__init__(self, face._engine, face._bodies, stored.record)
+    def __init__(self, face: Face[Body], station: Station, stored: StoredLetter) -> None:
+        Contents.__init__(self, station, face._bodies, stored.record)
         self._stand("dead", 0, stored.note.attempts, stored.note.holder)
         self._stored = stored
 
     @property
     def id(self) -> str:
-        return message_id(self._engine.topic + DEAD_SUFFIX, 0, self._record.offset, None)
+        return message_id(self._home.topic + DEAD_SUFFIX, self._home.number, self._record.offset, None)
 
     @property
     def reason(self) -> str:

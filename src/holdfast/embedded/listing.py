@@ -6,6 +6,8 @@ from collections.abc import Callable, Container, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
 
+from holdfast.broker.marks import is_for
+from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
 from holdfast.delivery.where import compile_where
 from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
@@ -26,7 +28,7 @@ def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Ite
     if phase not in get_args(PhaseName):
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
     check_limit(limit)
-    face._engine.check_open()
+    face._check_open()
     chosen = compile_where(where, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
     # A function sees what the caller will get; an expression sees the bytes of the body, whatever its type.
     as_seen = _Raw if isinstance(where, str) else _as_it_is
@@ -58,40 +60,44 @@ class _Raw:
 
 
 def _ready(face: Face[Any]) -> Iterator[Listed[Any]]:
-    group, log = face._delivery.group, face._log
-    for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip"):
-        if group.phase(record.offset) is Phase.READY:
-            yield Listed(face, record, "ready")
+    for station in face._stations:
+        group, log = station.delivery.group, station.partition.log
+        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip"):
+            if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
+                yield Listed(face, station, record, "ready")
 
 
 def _leased(face: Face[Any]) -> Iterator[Listed[Any]]:
-    leases = face._delivery.group.leases
-    with face._delivery.lock:
-        offsets = sorted(leases)
-    for record in _records(face, offsets, leases):
-        yield Listed(face, record, "leased")
+    for station in face._stations:
+        leases = station.delivery.group.leases
+        with station.delivery.lock:
+            offsets = sorted(leases)
+        for record in _records(station, offsets, leases):
+            yield Listed(face, station, record, "leased")
 
 
 def _delayed(face: Face[Any]) -> Iterator[Listed[Any]]:
-    with face._delivery.lock:
-        waiting = dict(sorted(face._delivery.group.waiting.items()))
-    for record in _records(face, list(waiting), face._delivery.group.waiting):
-        yield Listed(face, record, "delayed", due_ms=waiting[record.offset])
-    store = face._engine.partition.delayed
-    if store is not None:
-        for message in store.waiting():
-            yield Waiting(face, message)
+    for station in face._stations:
+        with station.delivery.lock:
+            waiting = dict(sorted(station.delivery.group.waiting.items()))
+        for record in _records(station, list(waiting), station.delivery.group.waiting):
+            yield Listed(face, station, record, "delayed", due_ms=waiting[record.offset])
+        store = station.partition.delayed
+        if store is not None:
+            for message in store.waiting():
+                yield Waiting(face, station, message)
 
 
-def _records(face: Face[Any], offsets: list[int], among: Container[int]) -> Iterator[Record]:
+def _records(station: Station, offsets: list[int], among: Container[int]) -> Iterator[Record]:
     """The messages at these offsets, some at a time, without those that have left the phase meanwhile."""
     for i in range(0, len(offsets), _AT_A_TIME):
-        yield from face._delivery.fetch([offset for offset in offsets[i : i + _AT_A_TIME] if offset in among])
+        yield from station.delivery.fetch([offset for offset in offsets[i : i + _AT_A_TIME] if offset in among])
 
 
 def _dead(face: Face[Any]) -> Iterator[Listed[Any]]:
-    for letter in face._engine.letters():
-        yield DeadLetter(face, letter)
+    for station in face._stations:
+        for letter in station.letters():
+            yield DeadLetter(face, station, letter)
 
 
 _SOURCES: dict[str, Callable[[Any], Iterator[Listed[Any]]]] = {

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from holdfast.broker.marks import BYTES_HEADERS, CORRELATION_ID, TEXT_HEADERS, TEXT_KEY, mark, users_headers
+from holdfast.broker.marks import (
+    BYTES_HEADERS,
+    CORRELATION_ID,
+    TEXT_HEADERS,
+    TEXT_KEY,
+    TOMBSTONE,
+    mark,
+    users_headers,
+)
 from holdfast.embedded.times import to_datetime
 from holdfast.model import Record
 
 if TYPE_CHECKING:
-    from holdfast.broker.engine import QueueEngine
     from holdfast.embedded.bodies import Bodies
 
 Body = TypeVar("Body")
@@ -43,19 +50,36 @@ class Headers(Mapping[str, Any]):
         return f"Headers({self.pairs!r})"
 
 
-class Contents(Generic[Body]):
-    """What a stored message says: shared by messages in hand, peeked ones and dead letters."""
+class Home(Protocol):
+    """Where a message is kept: a partition of a topic."""
 
-    __slots__ = ("_bodies", "_engine", "_record")
+    topic: str
+    number: int
 
-    def __init__(self, engine: QueueEngine, bodies: Bodies, record: Record) -> None:
-        self._engine = engine
-        self._bodies = bodies
-        self._record = record
+    def id_of(self, record: Record) -> str:
+        """The message's id."""
+
+
+class Said(Generic[Body]):
+    """What a stored message says, whatever kind of object has it."""
+
+    __slots__ = ()
+
+    _home: Home
+    _bodies: Bodies
+    _record: Record
 
     @property
     def id(self) -> str:
-        return self._engine.id_of(self._record)
+        return self._home.id_of(self._record)
+
+    @property
+    def topic(self) -> str:
+        return self._home.topic
+
+    @property
+    def partition(self) -> int:
+        return self._home.number
 
     @property
     def offset(self) -> int:
@@ -68,7 +92,12 @@ class Contents(Generic[Body]):
 
     @property
     def body(self) -> Body:
-        """The body, of the type that the queue was opened with; BadBody where it does not fit."""
+        """The body, of the type that the queue was opened with; BadBody where it does not fit.
+
+        None for a tombstone: whatever had its key is gone.
+        """
+        if self._record.flags & TOMBSTONE:
+            return None  # type: ignore[return-value]
         body: Body = self._bodies.decode(self._record.value)
         return body
 
@@ -120,3 +149,14 @@ class Contents(Generic[Body]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}: {self.raw[:40]!r}{'…' if len(self.raw) > 40 else ''}>"
+
+
+class Contents(Said[Body]):
+    """What a stored message says: shared by messages in hand, peeked ones and dead letters."""
+
+    __slots__ = ("_bodies", "_home", "_record")
+
+    def __init__(self, home: Home, bodies: Bodies, record: Record) -> None:
+        self._home = home
+        self._bodies = bodies
+        self._record = record

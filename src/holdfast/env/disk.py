@@ -102,6 +102,11 @@ class Disk(Protocol):
 
     def remove(self, path: str) -> None: ...
 
+    def is_folder(self, path: str) -> bool: ...
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+
     def sync_folder(self, folder: str) -> None:
         """Return when the names in it are on stable storage."""
 
@@ -236,6 +241,12 @@ class RealDisk:
 
     def remove(self, path: str) -> None:
         os.unlink(path)
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def remove_folder(self, path: str) -> None:
+        os.rmdir(path)
 
     def sync_folder(self, folder: str) -> None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -97,6 +97,16 @@ class SimulatedDisk:
         self._tree.link(*self._tree.place(path), None)
         self.done("remove")
 
+    def is_folder(self, path: str) -> bool:
+        return self.exists(path) and isinstance(self._tree.node(path), Folder)
+
+    def remove_folder(self, path: str) -> None:
+        self.reach("remove_folder")
+        if self._tree.folder(path).names:
+            raise os_error(errno.ENOTEMPTY, path)
+        self._tree.link(*self._tree.place(path), None)
+        self.done("remove_folder")
+
     def sync_folder(self, folder: str) -> None:
         self.reach("sync_folder")
         self._tree.sync(self._tree.folder(folder))

@@ -78,3 +78,15 @@ def read_file(disk: Disk, path: str) -> bytes | None:
         return file.read(0, file.size())
     finally:
         file.close()
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    """Remove a folder and all in it, as far as it is there: what was begun before a crash is finished by the next try."""
+    if not disk.exists(path):
+        return
+    if not disk.is_folder(path):
+        disk.remove(path)
+        return
+    for name in disk.names(path):
+        remove_tree(disk, join(path, name))
+    disk.remove_folder(path)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from os import PathLike
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from holdfast.errors import Closed
 from holdfast.settings import LogSettings
@@ -37,11 +37,21 @@ def soonest(*due_ms: int | None) -> int | None:
     return min((ms for ms in due_ms if ms is not None), default=None)
 
 
-class Keeper:
+_Kept = TypeVar("_Kept", bound=Kept)
+
+
+def _tick(kept: Kept) -> int | None:
+    return kept.tick()
+
+
+class Keeper(Generic[_Kept]):
     """Ticks one log or queue until it is stopped or that one ends."""
 
-    def __init__(self, kept: Kept, *, at_most_ms: int | None = None) -> None:
+    def __init__(
+        self, kept: _Kept, *, at_most_ms: int | None = None, tick: Callable[[_Kept], int | None] = _tick
+    ) -> None:
         self._at_most_ms = at_most_ms
+        self._tick_it = tick
         # Not an Event: this may be called from a finalizer, at any point of any thread, the keeper's own included.
         self._wake: SimpleQueue[None] = SimpleQueue()
         # Weakly: what nobody holds any more must end, though a thread looks after it.
@@ -79,7 +89,7 @@ class Keeper:
         if kept is None or self._stopping:
             return _OVER
         try:
-            return kept.tick()
+            return self._tick_it(kept)
         except Closed:
             return _OVER
         except Exception as error:  # whatever it was: without its keeper a queue would stand still, and nobody knew

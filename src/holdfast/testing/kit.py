@@ -9,7 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.embedded.aio import AsyncQueue
-from holdfast.embedded.queue import Message, Queue
+from holdfast.embedded.group import Message
+from holdfast.embedded.queue import Queue
 from holdfast.env import SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import Empty
@@ -88,7 +89,7 @@ class QueueKit:
 
     def aio(self) -> AsyncQueue[Any]:
         """The same queue as tasks see it."""
-        return AsyncQueue(self.queue._engine, self._settings.get("body_type"))
+        return AsyncQueue(self.queue._engine, self.queue._group, self._settings.get("body_type"))
 
     def close(self) -> None:
         if not self.queue.closed:

@@ -1,0 +1,363 @@
+"""A data folder and its owner: the topics in it, each opened when it is used and let go when it is idle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from os import PathLike, fspath
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker.catalog import Catalog, TopicFacts
+from holdfast.broker.layout import TOPICS, check_topic_name, topic_folder, topic_for
+from holdfast.broker.metrics import Metrics, Observer
+from holdfast.broker.policy import keep_settings, settings_for
+from holdfast.broker.producers import Producers
+from holdfast.broker.topic import Topic
+from holdfast.env import World, close_in_children, real_world
+from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
+from holdfast.settings import BrokerSettings, QueueSettings
+from holdfast.storage.files import LOCK, join
+from holdfast.storage.keeper import Keeper, soonest
+from holdfast.storage.lock import take_lock
+from holdfast.storage.opening import open_error
+
+_SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
+_LOOK_AT_ALL_NS: Final = 60_000_000_000  # the wall clock may have been set
+
+
+class _User:
+    """Somebody who uses a topic for a moment."""
+
+
+class BrokerEngine:
+    """The owner of a data folder. Safe to use from any thread."""
+
+    def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
+        self.world = world
+        self.folder = folder
+        self.settings = settings
+        self.closed = False
+        self._forked = False
+        self._observer = observer
+        self.on_attention: Callable[[], None] = lambda: None
+        self.before_close: Callable[[], None] = lambda: None
+        self.on_topic: list[Callable[[Topic], None]] = []  # told of each topic that was opened
+        note = world.ids.process_note()
+        self.holder = f"{settings.id or note['host']}:{note['pid']}"
+        self._lock = threading.RLock()
+        self._topics: dict[str, Topic] = {}
+        self._producers: Producers | None = None
+        self._all_at_ns = 0
+        self._swept: dict[str, int] = {}  # cold topic -> when it was last looked at
+        self.catalog = Catalog(world, folder)
+        close_in_children(self)
+        self._closing = ExitStack()
+        self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
+        try:
+            self.catalog.tidy()
+        except BaseException:
+            self._closing.close()
+            raise
+
+    @staticmethod
+    def open(
+        folder: str | PathLike[str],
+        *,
+        create: bool = True,
+        settings: BrokerSettings | None = None,
+        observer: Observer | None = None,
+        world: World | None = None,
+    ) -> BrokerEngine:
+        """Own the data folder, which is made where there is none (unless create=False)."""
+        folder = _path(folder)
+        world = world or real_world()
+        if settings is not None and not isinstance(settings, BrokerSettings):
+            raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
+        try:
+            _check_folder(world, folder, create=create)
+            world.disk.make_folder(folder)
+            return BrokerEngine(world, folder, settings or BrokerSettings(), observer)
+        except OSError as error:
+            raise _open_error(folder, error) from error
+
+    def keep(self) -> None:
+        """Give it a thread that looks after what falls due."""
+        Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        self.check_open()
+        return self.catalog.names()
+
+    def producers(self) -> Producers:
+        """The producers that have a name."""
+        with self._lock:
+            self.check_open()
+            if self._producers is None:
+                # A folder that holds nothing but their names would not be taken for one of ours.
+                self.world.disk.make_folder(join(self.folder, TOPICS))
+                self._producers = Producers.open(self.world, self.folder)
+            return self._producers
+
+    def topic(self, name: str) -> Topic:
+        """The topic, opened; it may be let go again at once where nobody holds it."""
+        topic = self._topics.get(name)
+        if topic is None or topic.closed:
+            topic = self.open_topic(check_topic_name(name))
+        if self.closed:
+            self.check_open()
+        topic.used_ns = self.world.clock.monotonic_ns()
+        return topic
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[Topic]:
+        """The topic, which stays open meanwhile."""
+        user = _User()
+        topic = self.hold(name, user)
+        try:
+            yield topic
+        finally:
+            topic.holders.discard(user)
+
+    def hold(self, name: str, holder: object) -> Topic:
+        """The topic, which stays open for as long as the holder lives, or until it is taken from its holders."""
+        with self._lock:
+            topic = self.topic(name)
+            topic.holders.add(holder)
+            return topic
+
+    def queue_topic(
+        self, name: str | None, given: QueueSettings | None, changes: Mapping[str, Any], *, create: bool
+    ) -> Topic:
+        """The topic of a simple queue: the one that the folder has, or one with the folder's own name."""
+        with self._translated(name or ""):
+            found = self.topics()
+        if name is None and len(found) > 1:
+            raise InvalidRequest(
+                f"{self.folder} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
+            )
+        name = check_topic_name(name) if name is not None else found[0] if found else topic_for(self.folder)
+        if name not in found:
+            if not create:
+                raise NotAQueue(
+                    f"{self.folder} holds no queue{f' {name}' if found else ''}; open it with create=True to make one"
+                )
+            self.create_topic(name, given, changes)
+        return self.open_topic(name, given, changes)
+
+    def create_topic(
+        self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
+    ) -> TopicFacts:
+        """Make a topic; TopicExists where there is one."""
+        name = check_topic_name(name)
+        with self._lock, self._translated(name):
+            self.check_open()
+            settings = settings_for(
+                self.world, "", given, {**self._filed(name), **(changes or {})}, self.settings.topic
+            )
+            return self.catalog.create(name, settings, self.settings.topic)
+
+    def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
+        """Change settings of a topic, open or not; they count at once and are kept."""
+        with self.using(name) as topic, self._lock, self._translated(name):
+            changes = dict(changes)
+            wanted = changes.pop("partitions", len(topic.partitions))
+            if type(wanted) is not int or wanted < len(topic.partitions):
+                raise BadSettings(
+                    f"partitions={wanted!r} cannot be used: {name} has {len(topic.partitions)}, and a partition is "
+                    "never taken away"
+                )
+            folder = topic_folder(self.folder, name)
+            settings = settings_for(self.world, folder, None, {**changes, "partitions": wanted}, self.settings.topic)
+            keep_settings(self.world, folder, settings, self.settings.topic)
+            if wanted > len(topic.partitions):
+                self.catalog.grow(name, wanted)
+                topic.grow(wanted)
+            topic.alter(settings)
+            self._tell(topic)
+            return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Take a topic away with all its messages, groups and dead letters."""
+        name = check_topic_name(name)
+        with self._lock, self._translated(name):
+            self.check_open()
+            self.catalog.facts(name)
+            topic = self._topics.pop(name, None)
+            if topic is not None:
+                topic.close()
+            self.catalog.delete(name)
+
+    def open_topic(
+        self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Topic:
+        """Open a topic that is there; `changes` of its settings are kept once it is open."""
+        with self._lock, self._translated(name):
+            self.check_open()
+            known = self._topics.get(name)
+            if known is not None and not known.closed and given is None and not changes:
+                return known
+            facts = self.catalog.facts(name)
+            folder, base = topic_folder(self.folder, name), self.settings.topic
+            changes = dict(changes or {})
+            grown = changes.pop("partitions", facts.partitions)
+            kept = settings_for(self.world, folder, given, changes, base)
+            if grown != facts.partitions and not (given is None and grown == base.partitions):
+                raise BadSettings(
+                    f"{name} has {facts.partitions} partitions, not {grown}; add some with add_partitions"
+                )
+            settings = settings_for(self.world, folder, given, {**self._filed(name), **changes}, base)
+            settings = msgspec.structs.replace(settings, partitions=facts.partitions)
+            topic = Topic(
+                self.world,
+                self.folder,
+                name,
+                facts,
+                settings,
+                metrics=Metrics(self._observer),
+                holder=self.holder,
+                check_owner=self.check_open,
+                on_attention=self._attention,
+            )
+            self._topics[name] = topic
+            try:
+                if changes or given is not None:
+                    keep_settings(self.world, folder, kept, base)
+                self._tell(topic)
+            except BaseException:
+                del self._topics[name]
+                topic.close()
+                raise
+            self._let_go_idle(topic)
+            return topic
+
+    def _tell(self, topic: Topic) -> None:
+        for told in self.on_topic:
+            told(topic)
+
+    def _filed(self, name: str) -> Mapping[str, Any]:
+        """What the settings file says of this topic."""
+        return self.settings.topics.get(name, {})
+
+    def tick(self) -> int | None:
+        """Do all that is due by now; answers in how many ms more will be due."""
+        self._all_at_ns = 0
+        return self.tick_due()
+
+    def tick_due(self) -> int | None:
+        """The same, without a look at topics of which nothing is expected: the way of a keeper."""
+        self.check_open()
+        now_ns = self.world.clock.monotonic_ns()
+        everything = not self._all_at_ns or now_ns - self._all_at_ns >= _LOOK_AT_ALL_NS
+        if everything:
+            self._all_at_ns = now_ns or 1
+        due: list[int | None] = []
+        for topic in list(self._topics.values()):
+            if not topic.closed:
+                due.append(self._tick_topic(topic, now_ns, everything=everything))
+        return soonest(*due)
+
+    def _tick_topic(self, topic: Topic, now_ns: int, *, everything: bool) -> int | None:
+        if everything or (topic.due_ns is not None and topic.due_ns <= now_ns):
+            topic.due_ns = None  # before its tick: whoever calls for attention meanwhile gets another one
+            try:
+                due_ms = topic.tick()
+            except Closed:
+                if topic.closed:
+                    return None
+                raise
+            again: int | None = topic.due_ns
+            if again is None and due_ms is not None:
+                topic.due_ns = now_ns + due_ms * 1_000_000
+        return None if topic.due_ns is None else max(topic.due_ns - now_ns, 0) // 1_000_000
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        return soonest(*[topic.due_ms() for topic in self._topics.values() if not topic.closed])
+
+    def _let_go_idle(self, but: Topic) -> None:
+        """Close the topics that were not used for longest, as far as there are too many open."""
+        extra = sum(len(topic.partitions) for topic in self._topics.values()) - self.settings.open_partitions
+        for topic in sorted(self._topics.values(), key=lambda topic: topic.used_ns):
+            if extra <= 0:
+                return
+            if topic is not but and not topic.busy:
+                del self._topics[topic.name]
+                topic.close()
+                extra -= len(topic.partitions)
+
+    def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        self.check_open()
+        for topic in list(self._topics.values()):
+            topic.sync()
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent owns the folder, and goes on with it."""
+        self.closed = self._forked = True
+
+    def check_open(self) -> None:
+        if self._forked:
+            raise Closed(
+                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open queues after "
+                "forking, in the one process that is to own them"
+            )
+        if self.closed:
+            raise Closed(f"the queue in {self.folder} is closed; open it again to use it")
+
+    def close(self) -> None:
+        """Sync, save, let go of the folder. Closing twice is fine."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        self.before_close()
+        with self._closing:
+            for topic in list(self._topics.values()):
+                self._closing.callback(topic.close)
+
+    def _attention(self) -> None:
+        self.on_attention()
+
+    @contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _open_error(f"{self.folder}/{TOPICS}/{name}".rstrip("/"), error) from error
+
+
+def _open_error(folder: str, error: OSError) -> HoldfastError:
+    failure = open_error(folder, error)
+    if isinstance(failure, NotALog):
+        return NotAQueue(f"cannot open {folder}: {error.strerror or error}; a queue lives in a folder")
+    return failure
+
+
+def _path(folder: str | PathLike[str]) -> str:
+    try:
+        path: object = fspath(folder)
+    except TypeError:
+        raise InvalidRequest(f"the folder must be a path, not {type(folder).__name__}") from None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequest(f"{path!r} cannot be the path of a folder")
+    return path.rstrip("/") or "/"
+
+
+def _check_folder(world: World, folder: str, *, create: bool) -> None:
+    """Topics are kept in a folder that is new or empty, or has them already: never among somebody's files."""
+    there = world.disk.exists(folder)
+    names = [name for name in world.disk.names(folder) if name != LOCK] if there else []
+    if TOPICS in names:
+        return
+    if not create:
+        raise NotAQueue(
+            f"{folder} {'holds no queue' if there else 'does not exist'}; open it with create=True to make one"
+        )
+    if names:
+        raise NotAQueue(
+            f"{folder} holds other files ({', '.join(names[:3])}, ...) and no queue; choose a new or empty folder"
+        )

@@ -1,0 +1,119 @@
+"""Which topics a data folder has. The folders are the catalog: nothing else could say something different.
+
+A topic comes and goes with a rename, which is all or nothing; what a crash leaves half made or half deleted has a
+name that no topic can have, and is removed at the next opening.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.layout import (
+    DEAD_SUFFIX,
+    SETTINGS,
+    TOPIC,
+    TOPICS,
+    is_users_topic,
+    names_in,
+    topic_folder,
+)
+from holdfast.broker.policy import differing_settings
+from holdfast.env import World
+from holdfast.errors import CorruptData, TopicExists, UnknownTopic
+from holdfast.settings import TopicSettings
+from holdfast.storage.files import durable_replace, join, read_file, remove_tree
+
+_NEW: Final = ".new-"
+_GONE: Final = ".gone-"
+_LEFT: Final = re.compile(r"(\.new-|\.gone-)(.*)-[0-9]+")
+
+
+class TopicFacts(msgspec.Struct, frozen=True):
+    """What a topic is, whatever its settings: another one of the same name has another id."""
+
+    id: int = 0
+    created_ms: int = 0
+    partitions: int = 1
+
+
+_decode = msgspec.json.Decoder(TopicFacts).decode
+
+
+class Catalog:
+    """The topics of one data folder; its owner has the folder's lock."""
+
+    def __init__(self, world: World, root: str) -> None:
+        self._world = world
+        self._root = root
+        self._folder = join(root, TOPICS)
+
+    def names(self) -> list[str]:
+        """The topics that users made."""
+        return [name for name in names_in(self._world, self._folder) if is_users_topic(name)]
+
+    def __contains__(self, name: str) -> bool:
+        return self._world.disk.exists(topic_folder(self._root, name))
+
+    def facts(self, name: str) -> TopicFacts:
+        """What is noted of a topic; of one that was made before anything was noted, the defaults."""
+        if name not in self:
+            known = self.names()
+            there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
+            raise UnknownTopic(f"there is no topic {name} in {self._root}; {there}. Make it with create_topic")
+        path = join(topic_folder(self._root, name), TOPIC)
+        content = read_file(self._world.disk, path)
+        if content is None:
+            return TopicFacts()
+        try:
+            return _decode(content)
+        except msgspec.MsgspecError as error:
+            raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
+
+    def create(self, name: str, settings: TopicSettings, base: TopicSettings) -> TopicFacts:
+        """Make a topic with its settings, wholly or not at all."""
+        if name in self:
+            raise TopicExists(f"there is a topic {name} in {self._root} already; alter it, or choose another name")
+        self.tidy()  # or it would find the dead letters of an earlier one of its name
+        disk = self._world.disk
+        fresh = join(self._folder, f"{_NEW}{name}-0")
+        facts = TopicFacts(self._world.ids.random_u32(), self._world.clock.now_ns() // 1_000_000, settings.partitions)
+        disk.make_folder(fresh)
+        self._note(fresh, facts)
+        kept = differing_settings(settings, base)
+        if kept:
+            durable_replace(disk, fresh, SETTINGS, msgspec.json.format(msgspec.json.encode(kept)))
+        disk.rename(fresh, topic_folder(self._root, name))
+        disk.sync_folder(self._folder)
+        return facts
+
+    def grow(self, name: str, partitions: int) -> TopicFacts:
+        """Note that the topic has so many partitions."""
+        facts = msgspec.structs.replace(self.facts(name), partitions=partitions)
+        self._note(topic_folder(self._root, name), facts)
+        return facts
+
+    def delete(self, name: str) -> None:
+        """Take the topic and its dead letters away. From the first rename on it is gone, whatever happens then."""
+        gone = join(self._folder, f"{_GONE}{name}-{self._world.ids.random_u32()}")
+        self.facts(name)  # or UnknownTopic
+        self._world.disk.rename(topic_folder(self._root, name), gone)
+        self._world.disk.sync_folder(self._folder)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what was left half made or half deleted."""
+        disk = self._world.disk
+        for left in names_in(self._world, self._folder):
+            found = _LEFT.fullmatch(left)
+            if found is None:
+                continue
+            letters = topic_folder(self._root, found[2] + DEAD_SUFFIX)
+            if found[1] == _GONE and found[2] not in self:
+                remove_tree(disk, letters)  # first: without what is left of the topic nobody would look for them
+            remove_tree(disk, join(self._folder, left))
+
+    def _note(self, folder: str, facts: TopicFacts) -> None:
+        durable_replace(self._world.disk, folder, TOPIC, msgspec.json.encode(facts))

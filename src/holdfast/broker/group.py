@@ -1,0 +1,188 @@
+"""A group in queue mode: any number of consumers lease messages from all partitions of a topic, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.broker.hands import Delivered
+from holdfast.broker.layout import MessagePlace, parse_message_id, parse_receipt
+from holdfast.broker.metrics import Metrics, MetricsSnapshot
+from holdfast.broker.station import Station
+from holdfast.broker.waiters import Waiters
+from holdfast.delivery.commands import Receipt
+from holdfast.model import Durability, Record
+from holdfast.settings import TopicSettings
+from holdfast.storage.keeper import soonest
+
+if TYPE_CHECKING:
+    from holdfast.broker.topic import Topic
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue at one moment: how many messages stand where, what they take, and what was counted since opening.
+
+    Over several partitions all of these are sums, `start`, `end` and `floor` too.
+    """
+
+    name: str
+    folder: str
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+    start: int
+    end: int
+    floor: int
+    bytes: int
+    segments: int
+    waiters: int
+    durability: Durability
+    metrics: MetricsSnapshot
+    group: str = "default"
+    partitions: int = 1
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a compaction freed."""
+
+    segments: int
+    bytes: int
+    journal_bytes: int
+
+
+class QueueGroup:
+    """One group of a topic. Safe to use from any thread."""
+
+    def __init__(self, topic: Topic, name: str, settings: TopicSettings, metrics: Metrics) -> None:
+        self.topic = topic
+        self.name = name
+        self.settings = settings
+        self.metrics = metrics
+        self.waiters = Waiters()  # one line for all partitions: whoever waits takes from any of them
+        self.stations: list[Station] = []
+        self._turn = 0
+
+    def add(self, station: Station) -> None:
+        """Serve one more partition."""
+        station.delivery.waiters = self.waiters
+        station.partition.lines.append(self.waiters)
+        self.stations.append(station)  # in place: the faces look at this list
+
+    def change(self, settings: TopicSettings) -> None:
+        """Go on with other settings."""
+        self.settings = settings
+        for station in self.stations:
+            station.settings = settings
+            station.delivery.change(settings)
+
+    def next_in_turn(self) -> Station:
+        """The partition whose turn it is. No lock: two callers that get the same one do no harm."""
+        self._turn = turn = (self._turn + 1) % len(self.stations)
+        return self.stations[turn]
+
+    def receive(
+        self, count: int, *, lease_ms: int, holder: str, detached: bool
+    ) -> list[tuple[Station, list[Delivered]]]:
+        """Up to `count` messages that are ready now, from each partition in turn, leased to the holder."""
+        stations = self.stations
+        if len(stations) == 1:
+            taken = stations[0].delivery.receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
+            return [(stations[0], taken)] if taken else []
+        first = self.next_in_turn().number  # the next call begins with the next partition
+        found: list[tuple[Station, list[Delivered]]] = []
+        waiting = [*stations[first:], *stations[:first]]
+        while waiting and count > 0:
+            share = -(-count // len(waiting))
+            left = []
+            for station in waiting:
+                some = min(share, count)
+                if some == 0:
+                    break
+                taken = station.delivery.receive(some, lease_ms=lease_ms, holder=holder, detached=detached)
+                if taken:
+                    found.append((station, taken))
+                    count -= len(taken)
+                if len(taken) == some:
+                    left.append(station)  # it may have more
+            waiting = left
+        return found
+
+    def peek(self, count: int) -> Iterator[tuple[Station, Record]]:
+        """The messages that would be handed out next, of one partition after the other."""
+        for station in self.stations:
+            for record in station.delivery.peek(count):
+                if count == 0:
+                    return
+                count -= 1
+                yield station, record
+
+    def station(self, number: int) -> Station:
+        """The group on one partition."""
+        self.topic.partition(number)  # or UnknownTopic
+        return self.stations[number]
+
+    def resume(self, receipt: object) -> tuple[Station, Delivered]:
+        """The message that a receipt stands for, if it is still held."""
+        number, parsed = parse_receipt(receipt, self.topic.name)
+        station = self.station(number)
+        return station, station.resume(parsed)
+
+    def place(self, message: object) -> tuple[Station, MessagePlace]:
+        """Where the message with this id is or was."""
+        place = parse_message_id(message, self.topic.name)
+        return self.station(place.partition), place
+
+    def cancel(self, message: object) -> bool:
+        """Take back a message that nobody works on, wherever it waits; False where it is too late."""
+        station, place = self.place(message)
+        return station.cancel(place, message)
+
+    def holds(self, number: int, receipt: Receipt) -> bool:
+        return self.station(number).delivery.holds(receipt)
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        return soonest(*[station.due_ms() for station in self.stations])
+
+    def compact(self) -> Compacted:
+        """Let go of all messages that are done for every group, and of the journals behind new snapshots."""
+        self.topic.check_open()
+        journal_bytes = sum([station.delivery.compact() for station in self.stations])
+        segments, size = self.topic.trim()
+        return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes + self.topic.compact_dead())
+
+    def stats(self) -> QueueStats:
+        """How many messages stand where, what they take, and what was counted since opening."""
+        self.topic.check_open()
+        each = [self._stats(station) for station in self.stations]
+        total = {name: sum(stats[name] for stats in each) for name in each[0]}
+        return QueueStats(
+            name=self.topic.name,
+            folder=self.topic.root,
+            waiters=len(self.waiters),
+            durability=self.settings.durability,
+            metrics=self.metrics.snapshot(),
+            group=self.name,
+            partitions=len(self.stations),
+            **total,
+        )
+
+    @staticmethod
+    def _stats(station: Station) -> dict[str, int]:
+        log, group, delayed = station.partition.log, station.delivery.group, station.partition.delayed
+        segments = log.segments()  # reads indexes from disk: not while consumers wait for the lock
+        with station.delivery.lock:
+            return {
+                "ready": group.ready_count(log.end),
+                "leased": len(group.leases),
+                "delayed": len(group.waiting) + (0 if delayed is None else len(delayed)),
+                "dead": station.dead_count(),
+                "start": log.start,
+                "end": log.end,
+                "floor": group.floor,
+                "bytes": sum(segment.bytes for segment in segments),
+                "segments": len(segments),
+            }

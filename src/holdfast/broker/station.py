@@ -1,0 +1,208 @@
+"""One group on one partition: what it hands out, what its holders say of it, and its dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from holdfast.broker.dead import DeadLetter, DeadPartition, Graveyard
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.hands import Delivered
+from holdfast.broker.layout import MessagePlace, message_id
+from holdfast.broker.marks import DELAYED_ID, mark
+from holdfast.broker.metrics import Metrics
+from holdfast.broker.partition import Partition
+from holdfast.delivery.commands import Cancel, Command, Receipt
+from holdfast.delivery.events import Buried, Event, Interred
+from holdfast.delivery.runs import runs_of
+from holdfast.errors import CorruptData, InvalidRequest, LeaseLost
+from holdfast.model import Appended, Durability, Record
+from holdfast.settings import TopicSettings
+from holdfast.storage.keeper import soonest
+
+logger = logging.getLogger(__name__)
+
+
+class Pending(msgspec.Struct, frozen=True, gc=False):
+    """Something was decided and written; `Station.wait` returns when it is as safe as it should be."""
+
+    events: Sequence[Event] = ()
+    appended: Appended | None = None
+    refused: LeaseLost | None = None  # for some of the messages; the others count
+
+    @property
+    def buried(self) -> bool:
+        """Whether a message died, and has still to be moved."""
+        return any(isinstance(event, Buried) for event in self.events)
+
+
+class Station:
+    """What the faces for threads and for tasks stand on. Calls are short; only the waits wait."""
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        group: str,
+        partition: Partition,
+        delivery: Delivery,
+        *,
+        check_open: Callable[[], None],
+        open_dead: Callable[[int], DeadPartition],
+    ) -> None:
+        self.topic = topic
+        self.number = number
+        self.group = group
+        self.partition = partition
+        self.delivery = delivery
+        self.settings: TopicSettings = delivery.settings
+        self.metrics: Metrics = delivery.metrics
+        self.check_open = check_open
+        self._open_dead = open_dead
+        self._graves_lock = threading.Lock()
+        self._graves: Graveyard | None = None
+        delivery.dead_end = self._dead_end
+
+    def recover(self, *, dead: bool) -> None:
+        """End what a crash cut short; `dead` tells whether the partition has dead letters already."""
+        if dead:
+            self.graves().recover()
+        self.delivery.recover()
+        self.inter()
+
+    def graves(self) -> Graveyard:
+        """The dead letters; their topic is made when first needed."""
+        with self._graves_lock:
+            if self._graves is None:
+                self.check_open()
+                self._graves = Graveyard(
+                    self._open_dead(self.number),
+                    self.delivery,
+                    topic=self.topic,
+                    number=self.number,
+                    group=self.group,
+                    id_of=self.id_of,
+                )
+            return self._graves
+
+    def letters(self) -> Iterator[DeadLetter]:
+        """The dead letters, those on their way included."""
+        self.check_open()
+        self.inter()
+        return iter(()) if self._graves is None else self._graves.all()
+
+    def letter(self, offset: int) -> DeadLetter | None:
+        """The dead letter at an offset of its own log, if there is one."""
+        self.check_open()
+        self.inter()
+        return None if self._graves is None else self._graves.letter(offset)
+
+    def dead_count(self) -> int:
+        """How many dead letters the group has here, those on their way included."""
+        graves, buried = self._graves, len(self.delivery.group.burials)
+        if graves is None:
+            return buried
+        if len(self.partition.deliveries) == 1:  # then all of them are ours
+            return buried + graves.letters.group.ready_count(graves.target.log.end)
+        return buried + sum(1 for _ in graves.all())
+
+    def _dead_end(self) -> int:
+        return 0 if self._graves is None else self._graves.target.log.written_end
+
+    def inter(self) -> None:
+        """Move what died into the dead letters, whose topic is made when the first one does."""
+        burials = self.delivery.group.burials
+        if not burials:
+            return
+        if self.settings.dead_letters:
+            self.graves().inter()
+            return
+        with self.delivery.lock:
+            dropped = sorted(burials)
+            for offset in dropped:
+                logger.warning(
+                    "message dropped: the topic keeps no dead letters",
+                    extra={"topic": self.topic, "offset": offset, "reason": burials[offset].reason},
+                )
+            self.delivery.commit_events([Interred(runs_of(dropped))])
+            self.metrics.buried.add(len(dropped))
+
+    def resume(self, receipt: Receipt) -> Delivered:
+        """The message that a receipt stands for, if it is still held."""
+        self.check_open()
+        if not self.delivery.holds(receipt):
+            raise self.delivery.refusal(receipt)
+        (record,) = self.delivery.fetch([receipt.offset]) or (None,)
+        if record is None:
+            raise CorruptData(
+                f"message {receipt.offset} cannot be read; run `holdfast check` on {self.partition.log.folder}"
+            )
+        group = self.delivery.group
+        return Delivered(record, group.leases[receipt.offset], group.attempts(receipt.offset) + 1)
+
+    def cancel(self, place: MessagePlace, message: object) -> bool:
+        """Take back a message that nobody works on, wherever it waits; False where it is too late."""
+        self.check_open()
+        offset, delayed_id = place.offset, place.delayed_id
+        done = False
+        if delayed_id is not None:
+            if not self.partition.was_delayed(delayed_id):
+                raise InvalidRequest(f"there is no message {message}")
+            done = self.partition.cancel_delayed(delayed_id)
+            offset = None if done else self.partition.find_released(delayed_id, self.delivery.group.floor)
+        if offset is not None:
+            if offset >= self.partition.log.written_end:
+                raise InvalidRequest(f"there is no message {message}")
+            pending = self.settle(Cancel(offset))
+            self.wait(pending)
+            done = bool(pending.events)
+        if done:
+            self.metrics.cancelled.add()
+        return done
+
+    def settle(self, command: Command, durability: Durability | None = None) -> Pending:
+        """Carry out a command of a holder or an operator. Then `wait`."""
+        self.check_open()
+        return Pending(*self.delivery.settle(command, durability))
+
+    def settle_all(self, commands: Sequence[Command]) -> Pending:
+        """Carry out commands for different messages as one; `wait` raises LeaseLost for those that are refused."""
+        self.check_open()
+        return Pending(*self.delivery.settle_all(commands))
+
+    def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
+        """Ack what is still held; `wait` raises LeaseLost for the others."""
+        self.check_open()
+        appended, refused = self.delivery.ack(receipts, durability)
+        return Pending(appended=appended, refused=refused)
+
+    def wait(self, pending: Pending) -> None:
+        """Return when what was decided is as durable as asked, and dead letters are where they belong."""
+        if pending.appended is not None:
+            self.delivery.journal.log.wait(pending.appended)
+        if pending.buried:
+            self.inter()
+        if pending.refused is not None:
+            raise pending.refused
+
+    async def wait_async(self, pending: Pending) -> None:
+        """The same for a task."""
+        if pending.appended is not None:
+            await self.delivery.journal.log.wait_async(pending.appended)
+        if pending.buried:
+            await asyncio.to_thread(self.inter)
+        if pending.refused is not None:
+            raise pending.refused
+
+    def id_of(self, record: Record) -> str:
+        """The message's id: it keeps the one that it had while it was delayed."""
+        delayed_id = mark(record, DELAYED_ID) if record.headers else None
+        return message_id(self.topic, self.number, record.offset, None if delayed_id is None else int(delayed_id))
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        return soonest(self.partition.due_ms(), self.delivery.due_ms())

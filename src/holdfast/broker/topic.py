@@ -1,0 +1,310 @@
+"""A topic that is open: its partitions, its groups in queue mode, its dead letters."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+from weakref import WeakSet
+
+import msgspec
+
+from holdfast.broker.catalog import TopicFacts
+from holdfast.broker.dead import DeadPartition
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.groups import GroupNote, GroupNotes
+from holdfast.broker.layout import (
+    DEAD_SUFFIX,
+    DEFAULT_GROUP,
+    check_name,
+    group_folder,
+    partition_folder,
+    topic_folder,
+)
+from holdfast.broker.metrics import Metrics
+from holdfast.broker.partition import Partition
+from holdfast.broker.policy import NOT_KEPT, dead_settings
+from holdfast.broker.quick import QuickDelivery
+from holdfast.broker.routing import check_partition
+from holdfast.broker.station import Station
+from holdfast.env import World
+from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
+from holdfast.settings import GROUP_FIELDS, TopicSettings, load
+from holdfast.storage.keeper import soonest
+from holdfast.storage.opening import open_error
+
+logger = logging.getLogger(__name__)
+
+_AFTER_ERROR_MS: Final = 1_000
+
+
+class Topic:
+    """All of one topic. Safe to use from any thread; whoever uses it for long holds it, so that it stays open."""
+
+    def __init__(
+        self,
+        world: World,
+        root: str,
+        name: str,
+        facts: TopicFacts,
+        settings: TopicSettings,
+        *,
+        metrics: Metrics,
+        holder: str = "",
+        check_owner: Callable[[], None] = lambda: None,
+        on_attention: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._world = world
+        self.root = root
+        self.name = name
+        self.id = facts.id
+        self.created_ms = facts.created_ms
+        self.settings = settings
+        self.metrics = metrics
+        self.holder = holder
+        self._check_owner = check_owner
+        self.told = ""  # what went wrong in upkeep
+        self.closed = False
+        self.holders: WeakSet[object] = WeakSet()  # who must find it open
+        self.used_ns = world.clock.monotonic_ns()
+        self.due_ns: int | None = 0  # when upkeep is due; None: when somebody calls for attention
+        self.on_attention = on_attention
+        self.partitions: list[Partition] = []
+        self.groups: dict[str, QueueGroup] = {}
+        self._notes = GroupNotes(world, topic_folder(root, name))
+        self._dead: dict[int, DeadPartition] = {}
+        self._lock = threading.RLock()
+        self._closing = ExitStack()  # lets go of everything, in the other order, whatever fails on the way
+        try:
+            self._open(facts.partitions)
+        except BaseException:
+            self.closed = True
+            self._closing.close()
+            raise
+
+    def _open(self, count: int) -> None:
+        self._notes.finish_deletions(count)
+        for number in range(count):
+            self._open_partition(number)
+        for group in self._notes.names(count):
+            note = self._notes.read(group)
+            self._open_group(group, note, self._group_settings(note.settings))
+
+    def _open_partition(self, number: int) -> None:
+        folder = partition_folder(self.root, self.name, number)
+        partition = Partition.open(self._world, folder, self.settings, self.metrics)
+        self._closing.callback(partition.close)
+        partition.on_attention = partition.log.on_attention = self._attend
+        self.partitions.append(partition)  # in place: the faces look at this list
+
+    def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
+        # One set of numbers for the simple queue, which is a topic with one group.
+        group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else Metrics())
+        self._closing.callback(group.waiters.wake_all)
+        for number in range(len(self.partitions)):
+            self._open_station(group, number, note.start(number))
+        self.groups = {**self.groups, name: group}
+        return group
+
+    def _open_station(self, group: QueueGroup, number: int, start: int | None) -> None:
+        partition = self.partitions[number]
+        folder = group_folder(self.root, self.name, number, group.name)
+        delivery = QuickDelivery.open(
+            self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start
+        )
+        self._closing.callback(delivery.close)
+        delivery.holder = self.holder
+        delivery.on_attention = delivery.journal.log.on_attention = self._attend
+        partition.deliveries.append(delivery)
+        station = Station(
+            self.name,
+            number,
+            group.name,
+            partition,
+            delivery,
+            check_open=self.check_open,
+            open_dead=self.dead_partition,
+        )
+        group.add(station)
+        station.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
+
+    def dead_partition(self, number: int) -> DeadPartition:
+        """Where the dead letters of a partition are kept; made when first needed."""
+        with self._lock:
+            if number not in self._dead:
+                self._dead[number] = self._open_dead(number)
+            return self._dead[number]
+
+    def _open_dead(self, number: int) -> DeadPartition:
+        name, settings, metrics = self.name + DEAD_SUFFIX, dead_settings(self.settings), Metrics()
+        try:
+            self._world.disk.make_folder(topic_folder(self.root, name))
+        except OSError as error:
+            raise open_error(topic_folder(self.root, name), error) from error
+        with ExitStack() as opened:
+            target = Partition.open(self._world, partition_folder(self.root, name, number), settings, metrics)
+            opened.callback(target.close)
+            folder = group_folder(self.root, name, number, DEFAULT_GROUP)
+            letters = QuickDelivery.open(self._world, target.log, folder, settings, metrics)
+            opened.callback(letters.close)
+            target.deliveries.append(letters)
+            target.on_attention = target.log.on_attention = self._attend
+            letters.on_attention = letters.journal.log.on_attention = self._attend
+            place = DeadPartition(self.partitions[number], target, letters)
+            place.recover()
+            self._closing.callback(opened.pop_all().close)
+        return place
+
+    def partition(self, number: object) -> Partition:
+        """One partition, by its number."""
+        return self.partitions[check_partition(number, self.name, len(self.partitions))]
+
+    def group(self, name: str, *, start: str = "earliest", changes: Mapping[str, Any] | None = None) -> QueueGroup:
+        """The group of this name, made where there is none: at the oldest message kept, or behind the newest."""
+        check_name(name, "group")
+        with self._lock:
+            self.check_open()
+            known, note = self.groups.get(name), self._notes.read(name)
+            wanted = {**note.settings, **(changes or {})}
+            settings = self._group_settings(wanted)  # refused before anything is made
+            kept = {field: value for field, value in wanted.items() if field not in NOT_KEPT}
+            if known is None:
+                positions = [p.log.written_end for p in self.partitions] if start == "latest" else []
+                note = GroupNote(positions=positions, settings=kept)
+                self._notes.write(name, note, needed=bool(positions or kept))
+                return self._open_group(name, note, settings)
+            if kept != note.settings:
+                self._notes.write(name, msgspec.structs.replace(note, settings=kept))
+            known.change(settings)
+            return known
+
+    def alter(self, settings: TopicSettings) -> None:
+        """Go on with other settings; what is in hand or waits stays so."""
+        with self._lock:
+            self.check_open()
+            self.settings = settings
+            for partition in self.partitions:
+                partition.change(settings)
+            for name, group in self.groups.items():
+                group.change(self._group_settings(self._notes.read(name).settings))
+            for place in self._dead.values():
+                place.target.change(dead_settings(settings))
+        self._attend()
+
+    def _group_settings(self, changes: Mapping[str, Any]) -> TopicSettings:
+        of_topic = sorted(set(changes) - GROUP_FIELDS & set(changes))
+        if of_topic and of_topic[0] in self.settings.__struct_fields__:
+            raise BadSettings(f"{of_topic[0]} is a setting of the topic, for all its groups: use alter_topic")
+        return load(TopicSettings, {**msgspec.structs.asdict(self.settings), **changes})
+
+    def delete_group(self, name: str) -> None:
+        """Forget a group and all it knows; its messages are no longer kept for it."""
+        with self._lock:
+            self.check_open()
+            group = self.groups.get(name)
+            if group is None:
+                raise UnknownGroup(f"{self.name} has no group {name} in queue mode")
+            self._notes.write(name, GroupNote(deleted=True))
+            self.groups = {other: each for other, each in self.groups.items() if other != name}
+            for station in group.stations:
+                station.partition.deliveries.remove(station.delivery)
+                station.partition.lines.remove(group.waiters)
+                station.partition.log.unpin(station.delivery.journal.log.folder)
+                station.delivery.close()
+            self._notes.finish_deletions(len(self.partitions))
+
+    def grow(self, count: int) -> None:
+        """Open the partitions that were added; every group serves them from their first message on."""
+        with self._lock:
+            self.check_open()
+            for number in range(len(self.partitions), count):
+                self._open_partition(number)
+                for group in self.groups.values():
+                    self._open_station(group, number, 0)
+
+    def tick(self) -> int | None:
+        """Do what is due by now; answers in how many ms more will be due."""
+        due: list[int | None] = []
+        failure: Exception | None = None
+        for upkeep in self._upkeep():
+            try:
+                due.append(upkeep())
+            except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
+                failure = failure or error
+                due.append(_AFTER_ERROR_MS)
+        if failure is not None and str(failure) != self.told:  # once, not at every tick
+            self.told = str(failure)
+            logger.error("upkeep failed", extra={"folder": self.root, "topic": self.name, "error": str(failure)})
+        return soonest(*due)
+
+    def _upkeep(self) -> Iterator[Callable[[], int | None]]:
+        for partition in self.partitions:
+            yield partition.tick
+        for group in self.groups.values():
+            for station in group.stations:
+                yield station.delivery.tick
+                yield station.inter
+        for place in list(self._dead.values()):
+            yield place.tick
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        return soonest(
+            *[partition.due_ms() for partition in self.partitions], *[group.due_ms() for group in self.groups.values()]
+        )
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody holds it, has a message in hand or waits for one: then it must stay open."""
+        return bool(self.holders) or any(
+            group.waiters or any(station.delivery.group.leases for station in group.stations)
+            for group in self.groups.values()
+        )
+
+    def trim(self) -> tuple[int, int]:
+        """Drop the segments that every group is through with; answers how many, and their bytes."""
+        segments = size = 0
+        for partition, deliveries in self._parts():
+            partition.save()
+            partition.log.roll()
+            freed = partition.log.trim(min(delivery.group.floor for delivery in deliveries))
+            segments += freed.segments
+            size += freed.bytes
+        return segments, size
+
+    def compact_dead(self) -> int:
+        """Let go of the dead letters' journals behind new snapshots; answers how many bytes that freed."""
+        return sum([place.letters.compact() for place in list(self._dead.values())])
+
+    def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        self.check_open()
+        for partition, deliveries in self._parts():
+            partition.sync()
+            for delivery in deliveries:
+                delivery.journal.log.sync()
+
+    def _parts(self) -> list[tuple[Partition, Sequence[Delivery]]]:
+        dead = [(place.target, place.target.deliveries) for place in self._dead.values()]
+        return [*[(partition, partition.deliveries) for partition in self.partitions], *dead]
+
+    def _attend(self) -> None:
+        """Something is due soon. Called from anywhere, finalizers included: no locks here."""
+        self.due_ns = 0
+        self.on_attention()
+
+    def check_open(self) -> None:
+        self._check_owner()
+        if self.closed:
+            raise Closed(f"the topic {self.name} in {self.root} is closed: it was deleted, or its folder was let go")
+
+    def close(self) -> None:
+        """Sync, save, let go of all files. Closing twice is fine."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        self._closing.close()

@@ -1,0 +1,277 @@
+"""`holdfast trace`: what became of a message, step by step. Reads beside whoever owns the folder, and takes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+import typer
+from rich.table import Table
+
+from holdfast.broker.layout import partition_folder, topic_of_id
+from holdfast.broker.metrics import Times
+from holdfast.broker.trace_log import TRACES, Search, newest, search, trace
+from holdfast.broker.trace_stats import TraceStats, stats
+from holdfast.broker.traces import BURIED, LEASED, PUBLISHED, TraceStep
+from holdfast.cli.lifeline import life_line, time_text
+from holdfast.cli.opened import is_queue, topic_of
+from holdfast.cli.options import AsJson, QueueFolder
+from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.text import iso_time, safe, short_time
+from holdfast.embedded.times import instant_ns, parse_instant
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest, NotAQueue
+from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.finding import count_of
+from holdfast.storage.opening import is_log
+
+app = typer.Typer(help="Traces: what became of messages, step by step.", rich_markup_mode=None)
+
+_SHORT_ID: Final = 12
+# Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
+_MOST_LIVES: Final = 100_000
+
+_Topic: TypeAlias = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
+_Group: TypeAlias = Annotated[str | None, typer.Option("--group", help="Only of this group.")]
+_Since: TypeAlias = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From then on: -1h, 2026-11-16T10:00:00Z.")
+]
+_Until: TypeAlias = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")]
+
+
+@app.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
+
+@app.command("show")
+@command
+def show_command(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message, such as orders-0-42.")],
+    folder: QueueFolder,
+    as_json: AsJson = False,
+) -> int:
+    """Draw the life of one message, from its publication on, through redrives and all."""
+    if is_queue(message_id):  # all other commands take the folder first
+        message_id, folder = folder, message_id
+    topic_of_id(message_id)  # or a mistake in the call
+    steps = trace(_log(folder), message_id)
+    if not steps:
+        raise InvalidRequest(
+            f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
+            "never was, or its trace was dropped since"
+        )
+    if as_json:
+        print_json({"id": message_id, "steps": [_document(step) for step in steps]})
+        return OK
+    console = stdout()
+    console.print(_summary(message_id, steps), soft_wrap=True)
+    console.print()
+    for line in life_line(steps, width=min(console.width, 200), now_ns=real_world().clock.now_ns()):
+        console.print(line, soft_wrap=True)
+    return OK
+
+
+@app.command("search")
+@command
+def search_command(
+    folder: QueueFolder,
+    topic: _Topic = None,
+    group: _Group = None,
+    event: Annotated[str | None, typer.Option("--event", help="Only this step: leased, nacked, buried, ...")] = None,
+    holder: Annotated[str | None, typer.Option("--holder", help="Only of this holder.")] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors with this in them.")] = None,
+    since: _Since = None,
+    until: _Until = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many steps.")] = 100,
+    last: Annotated[bool, typer.Option("--last", help="The newest ones instead of the oldest.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Find steps by topic, group, event, holder, error and time; oldest first."""
+    found = search(_log(folder), _search(topic, group, since, until, event=event, holder=holder, error=error))
+    steps = newest(found, limit) if last else islice(found, limit)
+    if as_json:
+        for step in steps:
+            print_json_line(_document(step))
+    elif not _show_steps(steps):
+        stderr().print("no such step was traced")
+    return OK
+
+
+@app.command("ls")
+@command
+def ls_command(
+    folder: QueueFolder,
+    topic: _Topic = None,
+    since: _Since = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many messages.")] = 20,
+    as_json: AsJson = False,
+) -> int:
+    """List the messages that were traced last, and how they stand; the newest are last."""
+    lives = _lives(search(_log(folder), _search(topic, None, since, None)))
+    chosen = lives[-limit:]
+    if as_json:
+        for life in chosen:
+            print_json_line(life.document)
+    elif not chosen:
+        stderr().print("no message was traced")
+    else:
+        stdout().print(_lives_table(chosen))
+    return OK
+
+
+@app.command("stats")
+@command
+def stats_command(
+    folder: QueueFolder,
+    topic: _Topic = None,
+    group: _Group = None,
+    since: _Since = None,
+    until: _Until = None,
+    as_json: AsJson = False,
+) -> int:
+    """Count the steps, and tell how long messages waited and were worked on."""
+    wanted = _search(topic, None, since, until)
+    found = stats(step for step in search(_log(folder), wanted) if group is None or step.group in ("", group))
+    if as_json:
+        print_json(msgspec.to_builtins(found, str_keys=True))
+    else:
+        stdout().print(_stats_table(found))
+    return OK
+
+
+def _log(folder: str) -> LogReader:
+    world = real_world()
+    place = join(partition_folder(folder, TRACES), "log")
+    if not is_log(world, place):
+        topic_of(folder)  # or there is nothing here at all
+        raise NotAQueue(f"nothing was traced in {folder} yet: give a topic the setting trace_sample, from 0 to 1")
+    return LogReader(place, world=world)
+
+
+def _search(topic: str | None, group: str | None, since: str | None, until: str | None, **more: Any) -> Search:
+    times: dict[str, Any] = {}
+    now_ms = real_world().clock.now_ns() // 1_000_000
+    if since is not None:
+        times["since_ns"] = instant_ns(parse_instant(since, now_ms, "--since"), "--since")
+    if until is not None:
+        times["until_ns"] = instant_ns(parse_instant(until, now_ms, "--until"), "--until")
+    return Search(topic=topic, group=group, **times, **more)
+
+
+def _document(step: TraceStep) -> dict[str, Any]:
+    """A step for scripts, with all that it says and nothing else."""
+    found: dict[str, Any] = msgspec.to_builtins(step)
+    return {"time": iso_time(step.at_ns), **found}
+
+
+def _summary(message_id: str, steps: list[TraceStep]) -> str:
+    life = _Life(steps[0])
+    for step in steps:
+        life.add(step)
+    attempts = f", taken {count_of(life.deliveries, 'time')}" if life.deliveries else ""
+    begun = f"{short_time(steps[0].at_ns)} UTC, {life.last.step} after {time_text(life.ns)}{attempts}"
+    return safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
+
+
+def _show_steps(steps: Iterable[TraceStep]) -> bool:
+    console, shown = stdout(), False
+    for step in steps:
+        facts = [step.group, step.holder, f"attempt {step.attempt}" if step.attempt else "", step.why]
+        error = step.error.split("\n", 1)[0]
+        text = ", ".join(fact for fact in facts if fact) + (f": {error}" if error else "")
+        when = (iso_time(step.at_ns) or "-")[:23].replace("T", " ")
+        console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()), soft_wrap=True)
+        shown = True
+    return shown
+
+
+class _Life:
+    """One message, as far as its steps tell."""
+
+    def __init__(self, first: TraceStep) -> None:
+        self.first = self.last = first
+        self.deliveries = 0
+        self.error = ""
+
+    def add(self, step: TraceStep) -> None:
+        self.last = step
+        self.deliveries += step.step == LEASED
+        if step.error or step.step == BURIED:
+            self.error = step.error.split("\n", 1)[0] or step.why
+
+    @property
+    def ns(self) -> int:
+        return self.last.at_ns - self.first.at_ns
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "id": self.first.id,
+            "trace_id": self.first.trace_id,
+            "begun": iso_time(self.first.at_ns),
+            "last": self.last.step,
+            "last_time": iso_time(self.last.at_ns),
+            "deliveries": self.deliveries,
+            "seconds": self.ns / 1e9,
+            "error": self.error,
+        }
+
+
+def _lives(steps: Iterator[TraceStep]) -> list[_Life]:
+    """What became of each message, the one that was heard of last at the end."""
+    lives: dict[str, _Life] = {}
+    for step in steps:
+        life = lives.pop(step.id, None)
+        if life is None or step.step == PUBLISHED:
+            life = _Life(step)
+        life.add(step)
+        lives[step.id] = life
+        if len(lives) > _MOST_LIVES:
+            del lives[next(iter(lives))]
+    return list(lives.values())
+
+
+def _lives_table(lives: list[_Life]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for title in ("id", "begun (UTC)", "took", "taken", "last", "trace", "error"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis" if title == "error" else "ignore")
+    for life in lives:
+        table.add_row(
+            safe(life.first.id),
+            short_time(life.first.at_ns),
+            time_text(life.ns),
+            str(life.deliveries),
+            safe(life.last.step),
+            safe(life.first.trace_id[:_SHORT_ID]),
+            safe(life.error),
+        )
+    return table
+
+
+def _stats_table(found: TraceStats) -> Table:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("messages", f"{found.messages:,}")
+    for step, count in found.steps.items():
+        facts.add_row(safe(step), f"{count:,}")
+    facts.add_row("first delivery", _times(found.first_delivery))
+    facts.add_row("handling", _times(found.handling))
+    attempts = ", ".join(f"{count:,} after {attempts}" for attempts, count in found.attempts.items())
+    facts.add_row("done or dead", attempts or "none")
+    for error, count in found.errors:
+        facts.add_row(f"{count:,} times", safe(error.split("\n", 1)[0]))
+    return facts
+
+
+def _times(times: Times) -> str:
+    if times.p50 is None or times.p95 is None or times.max is None:
+        return "none"
+    values = {"half": times.p50, "95 %": times.p95, "all": times.max}
+    return ", ".join(f"{part} within {time_text(round(value * 1e9))}" for part, value in values.items())

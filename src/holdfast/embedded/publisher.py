@@ -1,0 +1,197 @@
+"""Publishing to one topic: bodies in, drafts made, partitions chosen; what the faces for threads and tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, get_args
+
+import msgspec
+
+from holdfast.broker.layout import message_id
+from holdfast.broker.partition import Draft, Partition, Publication
+from holdfast.broker.routing import RoundRobin, check_partition, partition_for
+from holdfast.broker.topic import Topic
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.drafts import Drafter, NewMessage
+from holdfast.env import Clock
+from holdfast.errors import InvalidRequest
+from holdfast.model import Appended, CodecName, Durability
+
+_NO_OPTIONS: Final = (None,) * 8
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """What `put` answers: the message's id, where it is, and what it survives."""
+
+    topic: str
+    offset: int | None
+    delayed_id: int | None
+    duplicate: bool
+    durability: Durability
+    partition: int = 0
+
+    @property
+    def id(self) -> str:
+        """The id of the message; for a duplicate: of the one that came first."""
+        return message_id(self.topic, self.partition, self.offset, self.delayed_id)
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """What one partition was given of a call: which of its messages, and what to wait for."""
+
+    number: int
+    partition: Partition
+    publication: Publication
+    indexes: Sequence[int]
+
+
+class Publisher:
+    """Publishes to one topic. Safe to use from any thread."""
+
+    def __init__(self, topic: Topic, bodies: Bodies, clock: Clock) -> None:
+        self.topic = topic
+        self._bodies = bodies
+        self._clock = clock
+        self._mono_ns = clock.monotonic_ns
+        self._partitions = topic.partitions
+        self._first = topic.partitions[0]
+        self.log = self._first.log
+        self._turns = RoundRobin()
+        metrics = topic.metrics
+        self._put_seconds = metrics.put_seconds
+        self._published = metrics.published
+        self._published_bytes = metrics.published_bytes
+        self._look()
+
+    def _look(self) -> None:
+        self._settings = self.topic.settings
+        self._drafter = Drafter(self._bodies, self._settings)
+
+    def is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
+        """Whether a message is nothing but its bytes, for the only partition: then it goes the short way."""
+        return (
+            type(body) is bytes
+            and options == _NO_OPTIONS
+            and type(priority) is int
+            and not priority
+            and len(self._partitions) == 1
+            and self._is_current()
+            and self._drafter.plain
+            and not self.topic.closed
+        )
+
+    def _is_current(self) -> bool:
+        if self._settings is not self.topic.settings:
+            self._look()
+        return True
+
+    def plain_stored(self, body: Any, appended: Appended, began_ns: int) -> Stored:
+        """The answer for a message that went the short way."""
+        # A put that waits for no disk is timed now and then only: timing costs a tenth of it.
+        if appended.durability == "fsync" or not appended.offset & 63:
+            self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+        self._published.add()
+        self._published_bytes.add(len(body))
+        if appended.durability != "fsync":  # otherwise the sync has done it
+            self._first.wake()
+        return Stored(self.topic.name, appended.offset, None, False, appended.durability)
+
+    def all_plain(self, messages: object, codec: object) -> bool:
+        """The same for a list of messages."""
+        plain = isinstance(messages, list) and set(map(type, messages)) == {bytes} and codec is None
+        return (
+            plain
+            and len(self._partitions) == 1
+            and self._is_current()
+            and self._drafter.plain
+            and not self.topic.closed
+        )
+
+    def plain_many(self, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
+        """The answers for messages that went the short way."""
+        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+        self._published.add(len(bodies))
+        self._published_bytes.add(sum(map(len, bodies)))
+        if appended.durability != "fsync":
+            self._first.wake(len(bodies))
+        topic, durability = self.topic.name, appended.durability
+        return [
+            Stored(topic, offset, None, False, durability) for offset in range(appended.offset, appended.next_offset)
+        ]
+
+    def publish(
+        self,
+        messages: Iterable[Any],
+        durability: Durability | None,
+        codec: Any,
+        partition: object = None,
+        *,
+        verb: str = "put_many",
+    ) -> list[Part]:
+        """Write bodies or NewMessages: all that go to one partition, or none of them. Then wait for each part."""
+        self.topic.check_open()
+        drafts = self.drafts(messages, codec, verb)
+        if len(self._partitions) == 1 and partition is None:
+            parts = [self._write(0, drafts, range(len(drafts)), durability, codec)]
+        else:
+            parts = [
+                self._write(number, [drafts[i] for i in indexes], indexes, durability, codec)
+                for number, indexes in self._routed(drafts, partition).items()
+            ]
+        return parts
+
+    def drafts(self, messages: object, codec: object, verb: str) -> list[Draft]:
+        """The messages as they will be stored; InvalidRequest names what is wrong with one."""
+        if isinstance(messages, (bytes, bytearray, str, Mapping)) or not isinstance(messages, Iterable):
+            raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(messages).__name__}")
+        _check_codec(codec)
+        return list(map(self.draft, messages))
+
+    def draft(self, message: Any) -> Draft:
+        """One message as it will be stored."""
+        self._is_current()
+        new = message if isinstance(message, NewMessage) else NewMessage(body=message)
+        return self._drafter.draft(new, self._clock.now_ns() // 1_000_000)
+
+    def _routed(self, drafts: Sequence[Draft], partition: object) -> dict[int, list[int]]:
+        """Which message goes where: by key (or dedup id, so that duplicates meet), in turn, or as the caller says."""
+        count = len(self._partitions)
+        if partition is not None:
+            return {check_partition(partition, self.topic.name, count): list(range(len(drafts)))}
+        routed: dict[int, list[int]] = {}
+        in_turn: int | None = None
+        for i, draft in enumerate(drafts):
+            by = draft.key if draft.key is not None else draft.dedup_id
+            if by is not None:
+                number = partition_for(by, count)
+            else:  # those of one call stay together: they are stored as one
+                in_turn = self._turns.take(count) if in_turn is None else in_turn
+                number = in_turn
+            routed.setdefault(number, []).append(i)
+        return routed
+
+    def _write(
+        self, number: int, drafts: Sequence[Draft], indexes: Sequence[int], durability: Durability | None, codec: Any
+    ) -> Part:
+        partition = self._partitions[number]
+        publication = partition.publish(drafts, durability=durability, codec=codec)
+        fresh = [draft for draft, place in zip(drafts, publication.places, strict=True) if not place.duplicate]
+        self._published.add(len(fresh))
+        self._published_bytes.add(sum(len(draft.value) for draft in fresh))
+        return Part(number, partition, publication, indexes)
+
+    def stored(self, parts: Sequence[Part], began_ns: int) -> list[Stored]:
+        """The answers, in the order of the messages."""
+        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+        topic = self.topic.name
+        found: dict[int, Stored] = {}
+        for part in parts:
+            durability = part.publication.durability
+            for i, place in zip(part.indexes, part.publication.places, strict=True):
+                found[i] = Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, part.number)
+        return [found[i] for i in range(len(found))]
+
+
+def _check_codec(codec: object) -> None:
+    if codec is not None and not (isinstance(codec, str) and codec in get_args(CodecName)):
+        raise InvalidRequest(f"codec={codec!r} is not known; use one of {', '.join(get_args(CodecName))}")
