@@ -3,13 +3,19 @@
 from holdfast import aio
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
+from holdfast.broker.traces import TraceStep
+from holdfast.embedded.broker import Broker, open_broker
+from holdfast.embedded.consumer import Consumer
 from holdfast.embedded.dead import DeadGroup
 from holdfast.embedded.drafts import NewMessage
-from holdfast.embedded.group import Message
+from holdfast.embedded.feeds import StreamMessage
+from holdfast.embedded.group import Group, Message
 from holdfast.embedded.listed import DeadLetter
+from holdfast.embedded.producer import Producer
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.queue import Queue
 from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
+from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.errors import (
     BadBody,
     BadSettings,
@@ -20,31 +26,43 @@ from holdfast.errors import (
     DiskFailed,
     DiskFull,
     Empty,
+    Fenced,
     HoldfastError,
     InvalidRequest,
     LeaseLost,
     MessageTooLarge,
     NotAQueue,
     OffsetOutOfRange,
+    QueueFull,
+    TopicExists,
     Unavailable,
+    UnknownGroup,
+    UnknownTopic,
 )
-from holdfast.settings import QueueSettings
+from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, QueueSettings, TopicSettings
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadBody",
     "BadSettings",
+    "Broker",
+    "BrokerSettings",
     "Busy",
     "Closed",
     "Compacted",
     "Conflict",
+    "Consumer",
+    "ConsumerSettings",
     "CorruptData",
     "DeadGroup",
     "DeadLetter",
     "DiskFailed",
     "DiskFull",
     "Empty",
+    "Fenced",
+    "Group",
+    "GroupInfo",
     "HoldfastError",
     "InvalidRequest",
     "LeaseLost",
@@ -54,11 +72,22 @@ __all__ = [
     "NotAQueue",
     "Observer",
     "OffsetOutOfRange",
+    "Producer",
+    "ProducerSettings",
     "Queue",
+    "QueueFull",
     "QueueSettings",
     "QueueStats",
     "Stored",
+    "StreamMessage",
+    "TopicExists",
+    "TopicInfo",
+    "TopicSettings",
+    "TraceStep",
     "Unavailable",
+    "UnknownGroup",
+    "UnknownTopic",
     "aio",
     "open",
+    "open_broker",
 ]

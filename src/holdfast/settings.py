@@ -225,7 +225,7 @@ def check_fields(settings: msgspec.Struct) -> None:
             raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: {error}{choices}") from None
 
 
-_Settings = TypeVar("_Settings", bound=LogSettings)
+_Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
 def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:

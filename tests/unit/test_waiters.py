@@ -148,7 +148,7 @@ def test_a_wake_up_that_comes_as_the_time_ends_goes_to_the_next_in_line():
     world = World(clock=clock, disk=SimulatedDisk(), ids=SeededIds(1))
     q = holdfast.open("/data/jobs", world=world, min_free_bytes=0)
     behind = Noting()
-    waiters = q._engine.delivery.waiters
+    waiters = q._station.delivery.waiters
 
     def arrive() -> None:
         waiters._line.append(behind)  # another consumer, who came later

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike, fspath
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.broker.catalog import Catalog, TopicFacts
-from holdfast.broker.layout import TOPICS, check_topic_name, topic_folder, topic_for
+from holdfast.broker.layout import (
+    TOPICS,
+    check_topic_name,
+    message_id,
+    parse_message_id,
+    topic_folder,
+    topic_for,
+    topic_of_id,
+)
+from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.policy import keep_settings, settings_for
 from holdfast.broker.producers import Producers
+from holdfast.broker.stream_groups import StreamGroups
 from holdfast.broker.topic import Topic
+from holdfast.broker.traces import TraceStep
+from holdfast.broker.tracing import Traces
 from holdfast.env import World, close_in_children, real_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.settings import BrokerSettings, QueueSettings
@@ -56,9 +68,15 @@ class BrokerEngine:
         close_in_children(self)
         self._closing = ExitStack()
         self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
+        self.traces = Traces(world, folder, settings.trace_retention_ms)
+        self.traces.log.on_attention = self._attention
+        self._closing.callback(self.traces.log.close)  # behind the topics, whose last steps it takes
         try:
             self.catalog.tidy()
+            self.streams = StreamGroups(self)
+            self._closing.callback(self.streams.close)
         except BaseException:
+            self.closed = True
             self._closing.close()
             raise
 
@@ -111,6 +129,11 @@ class BrokerEngine:
             self.check_open()
         topic.used_ns = self.world.clock.monotonic_ns()
         return topic
+
+    def is_open(self, name: str) -> bool:
+        """Whether the topic can be used without a look at the disk."""
+        topic = self._topics.get(name)
+        return topic is not None and not topic.closed
 
     @contextmanager
     def using(self, name: str) -> Iterator[Topic]:
@@ -221,6 +244,7 @@ class BrokerEngine:
                 holder=self.holder,
                 check_owner=self.check_open,
                 on_attention=self._attention,
+                traces=self.traces.log,
             )
             self._topics[name] = topic
             try:
@@ -254,7 +278,7 @@ class BrokerEngine:
         everything = not self._all_at_ns or now_ns - self._all_at_ns >= _LOOK_AT_ALL_NS
         if everything:
             self._all_at_ns = now_ns or 1
-        due: list[int | None] = []
+        due: list[int | None] = [self.traces.tick(), self.streams.tick()]
         for topic in list(self._topics.values()):
             if not topic.closed:
                 due.append(self._tick_topic(topic, now_ns, everything=everything))
@@ -289,11 +313,28 @@ class BrokerEngine:
                 topic.close()
                 extra -= len(topic.partitions)
 
+    def trace(self, message: object) -> list[TraceStep]:
+        """The life of a message, as far as it was sampled; it may be long gone."""
+        self.check_open()
+        name = topic_of_id(message)
+        place = parse_message_id(message, name)
+        known, published_ns = message_id(name, place.partition, place.offset, place.delayed_id), 0
+        if place.offset is not None:
+            with suppress(HoldfastError), self.using(name) as topic:
+                record = next(topic.partition(place.partition).log.records(place.offset), None)
+                delayed_id = None if record is None else mark(record, DELAYED_ID)
+                if delayed_id is not None:
+                    known = message_id(name, place.partition, None, int(delayed_id))
+                elif record is not None:
+                    published_ns = record.timestamp_ns  # no step of it is older
+        return self.traces.trace(known, published_ns)
+
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
         self.check_open()
         for topic in list(self._topics.values()):
             topic.sync()
+        self.streams.sync()
 
     def disown(self) -> None:
         """In a child after a fork: the parent owns the folder, and goes on with it."""
@@ -302,8 +343,8 @@ class BrokerEngine:
     def check_open(self) -> None:
         if self._forked:
             raise Closed(
-                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open queues after "
-                "forking, in the one process that is to own them"
+                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open queues "
+                "after forking, in the one process that is to own them"
             )
         if self.closed:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")

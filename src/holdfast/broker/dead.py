@@ -31,6 +31,7 @@ from holdfast.broker.marks import (
     moved_records,
 )
 from holdfast.broker.partition import Partition
+from holdfast.broker.traces import TRACE
 from holdfast.delivery.commands import Cancel, Nack
 from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
@@ -209,7 +210,7 @@ class Graveyard:
             return 0
         self.letters.journal.log.sync()  # the intent first, as in `inter`
         try:
-            self._source.append_moved(self._revived(moving))
+            appended = self._source.append_moved(self._revived(moving))
         except (DiskFull, InvalidRequest):  # nothing was written; after any other error the next opening must look
             self.letters.settle_all([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
             raise
@@ -217,6 +218,9 @@ class Graveyard:
         # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
         self.letters.journal.log.sync()
         self._delivery.metrics.redriven.add(len(moving))
+        if self._source.tracer is not None:
+            notes = [(delivered.record, note_of(delivered.record)) for delivered in moving]
+            self._source.tracer.redriven(notes, appended.offset)
         return len(moving)
 
     def purge(self, letters: Sequence[DeadLetter]) -> int:
@@ -231,10 +235,12 @@ class Graveyard:
 
     def _revived_headers(self, record: Record) -> tuple[tuple[str, bytes], ...]:
         """The headers of a message that comes back: it is a new one, nobody's duplicate, and for this group only."""
-        kept = _without(record.headers, DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM, ONLY_FOR)
+        kept = _without(record.headers, DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM, ONLY_FOR, TRACE)
         note = note_of(record)
         if note is not None and mark(record, CORRELATION_ID) is None:
             kept.append((CORRELATION_ID, note.id.encode()))  # what it was without one
+        if note is not None and self._source.tracer is not None:
+            kept += self._source.tracer.trace_header(record, note)
         return (*kept, (REDRIVEN_FROM, b"%d" % record.offset), (ONLY_FOR, self._group.encode()))
 
 

@@ -164,7 +164,7 @@ class Delivery:
         out: list[Delivered] = []
         while len(out) < count:
             now = self._moment()
-            chosen = self._supply.choose(count - len(out), now.wall_ms)
+            chosen = self._supply.choose(count - len(out), now)
             if not chosen.offsets:
                 break
             records = self._load(chosen.offsets, now)
@@ -198,7 +198,7 @@ class Delivery:
         with self.lock:
             now = self._moment()
             while True:
-                chosen = self._supply.choose(count, now.wall_ms, look=True)
+                chosen = self._supply.choose(count, now, look=True)
                 before = len(chosen.offsets)
                 records = self._load(chosen.offsets, now)
                 if len(records) == before:

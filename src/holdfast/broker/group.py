@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.broker.hands import Delivered
+from holdfast.broker.keyed import KeyedGroup
 from holdfast.broker.layout import MessagePlace, parse_message_id, parse_receipt
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
 from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiters
 from holdfast.delivery.commands import Receipt
+from holdfast.delivery.limits import KeyPolicy
 from holdfast.model import Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -63,20 +65,28 @@ class QueueGroup:
         self.metrics = metrics
         self.waiters = Waiters()  # one line for all partitions: whoever waits takes from any of them
         self.stations: list[Station] = []
+        self._keyed: KeyedGroup | None = None
         self._turn = 0
 
     def add(self, station: Station) -> None:
         """Serve one more partition."""
-        station.delivery.waiters = self.waiters
+        delivery = station.delivery
+        delivery.waiters = self.waiters
+        if self._keyed is None:
+            self._keyed = KeyedGroup.of(self.settings, now_mono_ms=delivery.mono_ms(), new=delivery.is_new)
+        delivery.follow_keys(self._keyed)
         station.partition.lines.append(self.waiters)
         self.stations.append(station)  # in place: the faces look at this list
 
     def change(self, settings: TopicSettings) -> None:
         """Go on with other settings."""
         self.settings = settings
+        if KeyPolicy.of(settings) != (None if self._keyed is None else self._keyed.policy):
+            now_mono_ms = self.stations[0].delivery.mono_ms()
+            self._keyed = KeyedGroup.of(settings, now_mono_ms=now_mono_ms, new=False)
         for station in self.stations:
             station.settings = settings
-            station.delivery.change(settings)
+            station.delivery.change(settings, self._keyed)
 
     def next_in_turn(self) -> Station:
         """The partition whose turn it is. No lock: two callers that get the same one do no harm."""

@@ -34,6 +34,7 @@ from holdfast.broker.drafts import (
 from holdfast.broker.marks import DELAYED_ID, mark, moved_records
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.sequences import Known, Sequences
+from holdfast.broker.traces import PartitionTracer
 from holdfast.broker.waiters import Waiters
 from holdfast.env import World
 from holdfast.errors import InvalidRequest
@@ -71,6 +72,7 @@ class Partition:
         self.deliveries: list[Delivery] = []
         self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
         self.on_attention: Callable[[], None] = lambda: None
+        self.tracer: PartitionTracer | None = None  # while the topic is sampled
         self.delayed: DelayStore | None = None
         self.dedup: DedupIndex | None = None
         self.sequences: Sequences | None = None
@@ -183,14 +185,14 @@ class Partition:
                     appended = self._write(released_batch(due), "fsync", moved=True)
                     self.log.wait(appended)
                     store.released([message.id for message in due], appended.next_offset)
-                    self._count_released(due, now_ns)
+                    self._released(due, appended.offset, now_ns)
                     total += len(due)
                 if len(due) < _RELEASE_MOST:
                     store.settled(self.log.synced_end)
                     return total
 
-    def _count_released(self, due: Sequence[Delayed], now_ns: int) -> None:
-        """Count those that had to wait; some were due at once and only came along with others."""
+    def _released(self, due: Sequence[Delayed], first: int, now_ns: int) -> None:
+        """They are in the log, from `first` on. Those count that had to wait; some only came along with others."""
         dues_ns = [
             message.due_at_ms * 1_000_000
             for message in due
@@ -200,9 +202,11 @@ class Partition:
         for due_ns in dues_ns:
             self._metrics.lateness_seconds.observe_ns(now_ns - due_ns)
 
-    def append_moved(self, batch: Batch) -> None:
+    def append_moved(self, batch: Batch) -> Appended:
         """Take in messages from another log, which may then forget them."""
-        self.log.wait(self._write(batch, "fsync", moved=True))
+        appended = self._write(batch, "fsync", moved=True)
+        self.log.wait(appended)
+        return appended
 
     def cancel_delayed(self, delayed_id: int) -> bool:
         """Take a message back that waits for its time; False where it does not."""

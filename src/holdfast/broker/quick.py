@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.broker.delivery import Delivery
 from holdfast.broker.hands import Delivered
+from holdfast.broker.keyed import KeyedGroup
+from holdfast.broker.keyed_delivery import KeyedDelivery
 from holdfast.broker.marks import MOVED
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.events import Acked, Leased, encode_event
@@ -18,7 +19,7 @@ from holdfast.errors import DamagedRange, LeaseLost, OffsetOutOfRange
 from holdfast.settings import TopicSettings
 
 
-class QuickDelivery(Delivery):
+class QuickDelivery(KeyedDelivery):
     """A delivery that knows short ways."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -26,8 +27,9 @@ class QuickDelivery(Delivery):
         self._write_event = self.journal.write_one
         self._is_plain = is_plain(self.settings)
 
-    def change(self, settings: TopicSettings) -> None:
-        super().change(settings)
+    def change(self, settings: TopicSettings, keyed: KeyedGroup | None = None) -> None:
+        self._is_plain = False  # before anybody relies on seeing every event
+        super().change(settings, keyed)
         self._is_plain = is_plain(settings)
 
     def receive_next(self) -> Delivered | None:
@@ -74,20 +76,20 @@ class QuickDelivery(Delivery):
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """The fused form of `ack` for one message, where acks need not be synced."""
-        if not self._is_plain:
-            return super().ack_one(offset, fence)
         with self.lock:
-            group = self.group
+            plain, group, now_ns = self._is_plain, self.group, self._now_ns()
             lease = group.leases.get(offset)
             if lease is None or lease.fence != fence:
                 return self._lost([Receipt(offset, fence)])
-            now_ns = self._now_ns()
-            try:
-                self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
-                group.ack_one(offset)
-            except BaseException as error:
-                self._mend(error)
-                raise
+            if plain:
+                try:
+                    self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
+                    group.ack_one(offset)
+                except BaseException as error:
+                    self._mend(error)
+                    raise
+        if not plain:
+            return super().ack_one(offset, fence)
         self._count_acked()
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None

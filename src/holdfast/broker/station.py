@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from holdfast.broker.dead import DeadLetter, DeadPartition, Graveyard
-from holdfast.broker.delivery import Delivery
 from holdfast.broker.hands import Delivered
+from holdfast.broker.keyed_delivery import KeyedDelivery
 from holdfast.broker.layout import MessagePlace, message_id
 from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Metrics
@@ -49,7 +49,7 @@ class Station:
         number: int,
         group: str,
         partition: Partition,
-        delivery: Delivery,
+        delivery: KeyedDelivery,
         *,
         check_open: Callable[[], None],
         open_dead: Callable[[int], DeadPartition],

@@ -10,10 +10,12 @@ from typing import Final
 
 import msgspec
 
+from holdfast.broker.keyed import Keyed
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.marks import is_for
 from holdfast.codec.columns import PRIORITIES
 from holdfast.delivery.choose import Chosen, Turns, choose
+from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import Group
 from holdfast.errors import DamagedRange, OffsetOutOfRange
 from holdfast.model import Record
@@ -50,6 +52,7 @@ class Supply:
         self.record = self._follower.record
         self._aged_at_ms = 0
         self._aged_below = 0
+        self.keyed: Keyed | None = None  # where keys decide who is next
         self.change(settings)
 
     def change(self, settings: TopicSettings) -> None:
@@ -57,10 +60,12 @@ class Supply:
         self._promote_after_ms = settings.promote_after_ms
         self._turns = Turns(settings.priority_weights) if settings.priority_choice == "fair" else None
 
-    def choose(self, count: int, now_ms: int, *, look: bool = False) -> Chosen:
+    def choose(self, count: int, now: Moment, *, look: bool = False) -> Chosen:
         """The next messages; a mere look costs no lane its turn."""
+        if self.keyed is not None:
+            return Chosen(self.keyed.choose(count, now.mono_ms), self._group.cursor)
         turns = self._turns.copy() if look and self._turns is not None else self._turns
-        return choose(self._group, count, self._log.end, aged_below=self._aged(now_ms), turns=turns)
+        return choose(self._group, count, self._log.end, aged_below=self._aged(now.wall_ms), turns=turns)
 
     def load(self, offsets: Sequence[int], now_ms: int) -> Loaded:
         """The messages at these offsets."""

@@ -30,6 +30,8 @@ from holdfast.broker.policy import NOT_KEPT, dead_settings
 from holdfast.broker.quick import QuickDelivery
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
+from holdfast.broker.trace_log import TraceLog
+from holdfast.broker.tracing import TopicTracing
 from holdfast.env import World
 from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
@@ -56,6 +58,7 @@ class Topic:
         holder: str = "",
         check_owner: Callable[[], None] = lambda: None,
         on_attention: Callable[[], None] = lambda: None,
+        traces: TraceLog | None = None,
     ) -> None:
         self._world = world
         self.root = root
@@ -74,6 +77,7 @@ class Topic:
         self.on_attention = on_attention
         self.partitions: list[Partition] = []
         self.groups: dict[str, QueueGroup] = {}
+        self._tracing = None if traces is None else TopicTracing(world.clock.now_ns, traces, name, facts.id)
         self._notes = GroupNotes(world, topic_folder(root, name))
         self._dead: dict[int, DeadPartition] = {}
         self._lock = threading.RLock()
@@ -98,6 +102,8 @@ class Topic:
         partition = Partition.open(self._world, folder, self.settings, self.metrics)
         self._closing.callback(partition.close)
         partition.on_attention = partition.log.on_attention = self._attend
+        if self.settings.trace_sample:
+            self._trace_partition(partition, number)
         self.partitions.append(partition)  # in place: the faces look at this list
 
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
@@ -129,6 +135,8 @@ class Topic:
             open_dead=self.dead_partition,
         )
         group.add(station)
+        if self.settings.trace_sample:
+            self._trace_station(station)
         station.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
 
     def dead_partition(self, number: int) -> DeadPartition:
@@ -190,9 +198,26 @@ class Topic:
                 partition.change(settings)
             for name, group in self.groups.items():
                 group.change(self._group_settings(self._notes.read(name).settings))
+            self._trace_all()
             for place in self._dead.values():
                 place.target.change(dead_settings(settings))
         self._attend()
+
+    def _trace_all(self) -> None:
+        """Trace as the settings say by now."""
+        for number, partition in enumerate(self.partitions):
+            self._trace_partition(partition, number)
+        for group in self.groups.values():
+            for station in group.stations:
+                self._trace_station(station)
+
+    def _trace_partition(self, partition: Partition, number: int) -> None:
+        if self._tracing is not None:
+            self._tracing.follow_partition(partition, number, self.settings.trace_sample)
+
+    def _trace_station(self, station: Station) -> None:
+        if self._tracing is not None:
+            self._tracing.follow_group(station.delivery, station.group, station.number, self.settings.trace_sample)
 
     def _group_settings(self, changes: Mapping[str, Any]) -> TopicSettings:
         of_topic = sorted(set(changes) - GROUP_FIELDS & set(changes))

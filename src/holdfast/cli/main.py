@@ -24,6 +24,7 @@ from holdfast.cli import (
     settle,
     stats,
     tail,
+    trace,
 )
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 
@@ -54,6 +55,7 @@ app.command("settings")(settings.settings_command)
 app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
 app.add_typer(log.app, name="log")
+app.add_typer(trace.app, name="trace")
 app.command("check")(check.check_command)
 app.command("repair")(repair.repair_command)
 app.command("doctor")(doctor.doctor_command)

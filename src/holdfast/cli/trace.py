@@ -266,7 +266,7 @@ def _stats_table(found: TraceStats) -> Table:
     attempts = ", ".join(f"{count:,} after {attempts}" for attempts, count in found.attempts.items())
     facts.add_row("done or dead", attempts or "none")
     for error, count in found.errors:
-        facts.add_row(f"{count:,} times", safe(error.split("\n", 1)[0]))
+        facts.add_row(count_of(count, "time"), safe(error.split("\n", 1)[0]))
     return facts
 
 

@@ -43,12 +43,14 @@ class Accumulator:
         """Take in a message that has no more than a value and a key; None where there is no room for it now."""
         size = len(value) if key is None else len(value) + len(key)
         with self.lock:
+            buffered = self.buffered + size
+            if buffered > self._buffer_bytes and self.buffered:
+                return None
             parcel = lane.open
             if parcel is None or parcel.loose:
                 parcel = self._begin(lane, loose=False)
-            buffered = self.buffered + size
-            if parcel is None or (buffered > self._buffer_bytes and self.buffered):
-                return None
+                if parcel is None:
+                    return None
             values = parcel.values
             index = len(values)
             if key is not None or parcel.keys is not None:
@@ -64,11 +66,13 @@ class Accumulator:
         """The same for a message that has more."""
         size = len(draft.value) + len(draft.key or b"") + sum(len(name) + len(value) for name, value in draft.headers)
         with self.lock:
+            if self.buffered + size > self._buffer_bytes and self.buffered:
+                return None
             parcel = lane.open
             if parcel is None or parcel.loose is not loose:
                 parcel = self._begin(lane, loose=loose)
-            if parcel is None or (self.buffered + size > self._buffer_bytes and self.buffered):
-                return None
+                if parcel is None:
+                    return None
             index = len(parcel.values)
             parcel.add_draft(draft)
             parcel.values.append(draft.value)
@@ -81,11 +85,13 @@ class Accumulator:
     def extend(self, lane: Lane, values: Sequence[bytes], size: int) -> tuple[Parcel, int] | None:
         """The same for values, which are so many bytes: their parcel, and which of it the first one is."""
         with self.lock:
+            if self.buffered + size > self._buffer_bytes and self.buffered:
+                return None
             parcel = lane.open
             if parcel is None or parcel.loose:
                 parcel = self._begin(lane, loose=False)
-            if parcel is None or (self.buffered + size > self._buffer_bytes and self.buffered):
-                return None
+                if parcel is None:
+                    return None
             index, count = len(parcel.values), len(values)
             if parcel.keys is not None:
                 parcel.keys[index:] = [None] * count
@@ -98,23 +104,23 @@ class Accumulator:
                 self._fill(lane, parcel)
         return parcel, index
 
-    def take(self, now_ns: int) -> tuple[list[list[Parcel]], int | None]:
-        """The parcels that may go now, by lane and in order, and when more will: nothing is added to them any more."""
+    def take(self, now_ns: int) -> list[list[Parcel]]:
+        """The parcels that may go now, by lane and in order: nothing is added to them any more."""
         due: list[list[Parcel]] = []
-        later_ns: list[int] = []
         with self.lock:
             for lane in self.active:
-                at_ns = max(lane.queue[0].due_ns, lane.retry_at_ns)
-                if at_ns > now_ns:
-                    later_ns.append(at_ns)
+                if lane.due_ns > now_ns:
                     continue
                 last = lane.open
                 if last is not None and last.due_ns <= now_ns:
                     lane.open = last = None
-                elif last is not None:
-                    later_ns.append(last.due_ns)
                 due.append([parcel for parcel in lane.queue if parcel is not last])
-        return due, min(later_ns, default=None)
+        return due
+
+    def due_ns(self) -> int | None:
+        """When there is something to do next."""
+        with self.lock:
+            return min([lane.due_ns for lane in self.active], default=None)
 
     def settle(self, parcel: Parcel) -> None:
         """The parcel is answered: it leaves its lane, and those who wait for it, or for room, go on."""

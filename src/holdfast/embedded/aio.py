@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from datetime import datetime
 from functools import partial
 from os import PathLike
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import QueueGroup
@@ -21,6 +21,17 @@ from holdfast.embedded.publisher import Publisher, Stored
 from holdfast.env import World
 from holdfast.model import CodecName, Durability
 from holdfast.settings import QueueSettings
+
+
+class Openable(Protocol):
+    """What takes a while to open, and must be closed."""
+
+    _engine: BrokerEngine
+
+    async def close(self) -> None: ...
+
+
+_Face = TypeVar("_Face", bound=Openable)
 
 
 class AsyncQueue(AsyncGroup[Body], Generic[Body]):
@@ -98,37 +109,37 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         await self._aside(self._engine.close)
 
 
-class Opening:
-    """A queue that is being opened: `await` it, or enter it with `async with`."""
+class Opening(Generic[_Face]):
+    """A queue or a broker that is being opened: `await` it, or enter it with `async with`."""
 
-    def __init__(self, open_it: Callable[[], AsyncQueue[Any]]) -> None:
+    def __init__(self, open_it: Callable[[], _Face]) -> None:
         self._open = open_it
-        self._queue: AsyncQueue[Any] | None = None
+        self._face: _Face | None = None
 
-    def __await__(self) -> Generator[Any, None, AsyncQueue[Any]]:
+    def __await__(self) -> Generator[Any, None, _Face]:
         return self._opened().__await__()
 
-    async def __aenter__(self) -> AsyncQueue[Any]:
-        self._queue = await self._opened()
-        return self._queue
+    async def __aenter__(self) -> _Face:
+        self._face = await self._opened()
+        return self._face
 
-    async def _opened(self) -> AsyncQueue[Any]:
+    async def _opened(self) -> _Face:
         """A thread cannot be cancelled: what it opens for nobody is closed again, or its folder would stay locked."""
-        opened: Future[AsyncQueue[Any]] = Future()
+        opened: Future[_Face] = Future()
         try:
             return await asyncio.to_thread(self._open_into, opened)
         except asyncio.CancelledError:
             opened.add_done_callback(lambda done: done.result()._engine.close())
             raise
 
-    def _open_into(self, opened: Future[AsyncQueue[Any]]) -> AsyncQueue[Any]:
-        queue = self._open()
-        opened.set_result(queue)
-        return queue
+    def _open_into(self, opened: Future[_Face]) -> _Face:
+        face = self._open()
+        opened.set_result(face)
+        return face
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._queue is not None:
-            await self._queue.close()
+        if self._face is not None:
+            await self._face.close()
 
 
 def open(  # noqa: A001  the same name as in the module for threads
@@ -142,7 +153,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     observer: Observer | None = None,
     world: World | None = None,
     **changes: Any,
-) -> Opening:
+) -> Opening[AsyncQueue[Any]]:
     """Open the queue in a folder; `holdfast.open` says what the arguments mean."""
     return Opening(
         partial(

@@ -55,6 +55,11 @@ class Lane:
         self.counted = 0  # how many were sent since, those that it had included
         self.loose = 0  # messages that go without sequences
 
+    @property
+    def due_ns(self) -> int:
+        """When the first of its parcels may go."""
+        return max(self.queue[0].due_ns, self.retry_at_ns)
+
 
 class Parcel:
     """Some messages for one partition, as columns; a column that none uses is None."""
@@ -215,6 +220,9 @@ class SentMany(Sequence[Sent]):
     def __init__(self, spans: list[Span], count: int) -> None:
         self._spans = spans
         self._count = count
+
+    def parcels(self) -> list[Parcel]:
+        return [parcel for parcel, _, _ in self._spans]
 
     def done(self) -> bool:
         """Whether all answers are there."""

@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.marks import TEXT_KEY
 from holdfast.broker.partition import Publication
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span
@@ -63,12 +64,18 @@ class Producer(Producing):
         """Send a message; returns at once, or when there is room for it. The answer comes to what is returned."""
         route = self._route(topic)
         options = (headers, delay, at, ttl, dedup_id, correlation_id)
-        # The fused form of `_place` and `_put` for the commonest message.
-        plain = key is None and type(body) is bytes and partition is None and type(priority) is int and not priority
-        plain = plain and options == NO_OPTIONS and route.settings is route.topic.settings
-        if plain and route.plain and len(body) <= route.most_bytes:
-            lane = route.lanes[0] if route.count == 1 else route.next()
-            return self._add(lane, body) or self._insist((lane, body, None, 0, None, False))
+        # The fused form of `_place` and `_put` for the commonest messages.
+        plain = type(body) is bytes and type(priority) is int and not priority and partition is None
+        if plain and options == NO_OPTIONS and route.settings is route.topic.settings and route.plain:
+            if key is None and len(body) <= route.most_bytes:
+                lane = route.lanes[0] if route.count == 1 else route.next()
+                return self._add(lane, body) or self._insist((lane, body, None, 0, None, False))
+            flags = 0
+            if type(key) is str and key.isascii():
+                key, flags = key.encode(), TEXT_KEY
+            if type(key) is bytes and len(body) + len(key) <= route.most_bytes:
+                lane = route.keyed(key)
+                return self._add(lane, body, key, flags) or self._insist((lane, body, key, flags, None, False))
         placed = self._place(route, body, key, priority, options, partition)
         return self._put(placed) or self._insist(placed)
 
@@ -91,9 +98,7 @@ class Producer(Producing):
                     sent = self._put(placed) or self._insist(placed)
                     spans.append((sent._parcel, sent._index, (i,)))
         except HoldfastError as error:
-            taken = sum(len(which) for _, _, which in spans)
-            if taken:
-                error.add_note(f"the first {taken} of {len(messages)} messages were sent")
+            self._note_taken(error, spans, len(messages))
             raise
         return SentMany(spans, len(messages))
 
@@ -164,12 +169,9 @@ class Producer(Producing):
         """Store what is due now; answers when more will be, in ns of the monotonic clock. The way of its thread."""
         with self._round_lock:
             now_ns = self._clock.monotonic_ns()
-            written, later_ns = self._write_due(now_ns)
-            for writing in written:
+            for writing in self._write_due(now_ns):
                 self._finish(writing, now_ns)
-            if written:
-                later_ns = now_ns  # there may be more by now
-            return later_ns if self._accumulator.active else self._let_go(now_ns)
+            return self._next_ns(now_ns)
 
     def _finish(self, writing: Writing, now_ns: int) -> None:
         parcel, waiting = writing
@@ -217,7 +219,8 @@ class Producer(Producing):
             self._open_route(lane.route.name)
             return
         self._room.clear()
-        self._accumulator.hurry()
+        if not self._accumulator.hurry():
+            return  # all was stored just now
         left_s = self._left_s(deadline_ns)
         if left_s is not None and left_s <= 0:
             raise self._full()
@@ -254,12 +257,6 @@ class Producer(Producing):
             target=_run, args=(me, self._clock, work), name="holdfast-producer", daemon=True
         )
         self._thread.start()
-
-    def _deadline_ns(self, timeout_s: float | None) -> int | None:
-        return None if timeout_s is None else self._clock.monotonic_ns() + round(timeout_s * 1e9)
-
-    def _left_s(self, deadline_ns: int | None) -> float | None:
-        return None if deadline_ns is None else (deadline_ns - self._clock.monotonic_ns()) / 1e9
 
 
 def _run(me: weakref.ref[Producer], clock: Clock, work: threading.Event) -> None:

@@ -8,16 +8,17 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.layout import check_topic_name
 from holdfast.broker.marks import TEXT_KEY
 from holdfast.broker.partition import Draft, Publication
 from holdfast.broker.routing import RoundRobin, check_partition
 from holdfast.embedded.accumulator import Accumulator
 from holdfast.embedded.drafts import NewMessage
-from holdfast.embedded.parcels import Callback, Lane, Parcel, Sent
+from holdfast.embedded.parcels import Callback, Lane, Parcel, Sent, Span
 from holdfast.embedded.route import Route
 from holdfast.embedded.sender import Sender
 from holdfast.env import close_in_children
-from holdfast.errors import Closed, InvalidRequest, QueueFull
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
 from holdfast.model import Appended
 from holdfast.settings import ProducerSettings
 
@@ -87,21 +88,17 @@ class Producing:
     def _open_route(self, name: str) -> Route:
         """The lanes to a topic, which is open and held; this may take a while."""
         self._check_open()
-        topic = self._engine.hold(name)
+        topic = self._engine.hold(check_topic_name(name), self)
         with self._accumulator.lock:
             route = self._routes.get(name)
             if route is None:
-                turns = RoundRobin(_NAMED_STICK) if self.name else RoundRobin(self.settings.batch_messages)
+                turns = RoundRobin(_NAMED_STICK if self.name else self.settings.batch_messages)
                 route = self._routes[name] = Route(self, topic, turns)
-                return route
-            if not route.usable:
-                extra, route.topic, route.held = route.topic if route.held else None, topic, True
+            elif not route.usable:
+                topic.holders.add(self)  # once more: it may have been let go just now
+                route.topic, route.held = topic, True
                 route.used_ns = self._clock.monotonic_ns()
                 route.look()
-            else:
-                extra = topic  # somebody else was faster
-        if extra is not None:
-            self._engine.let_go(extra)
         return route
 
     def _place(
@@ -182,24 +179,42 @@ class Producing:
             raise route.too_large(largest)
         return True
 
-    def _full(self, taken: str = "") -> QueueFull:
+    @staticmethod
+    def _note_taken(error: HoldfastError, spans: list[Span], count: int) -> None:
+        """Say how many messages of a call were sent before it failed."""
+        taken = sum(len(which) for _, _, which in spans)
+        if taken:
+            error.add_note(f"the first {taken} of {count} messages were sent")
+
+    def _full(self) -> QueueFull:
         return QueueFull(
-            f"the producer's buffer of {self.settings.buffer_bytes} bytes is full, and nothing was stored within "
-            f"{self.settings.block_ms} ms{taken}. Send more slowly, or raise buffer_bytes or block_ms"
+            f"the producer's buffer of {self.settings.buffer_bytes} bytes is full, and too little was stored within "
+            f"{self.settings.block_ms} ms. The message was not sent; send more slowly, or raise buffer_bytes or "
+            "block_ms"
         )
 
-    def _write_due(self, now_ns: int) -> tuple[list[Writing], int | None]:
-        """Write all parcels that are due; answers what to wait for, and when more will be due."""
-        due, later_ns = self._accumulator.take(now_ns)
+    def _deadline_ns(self, timeout_s: float | None) -> int | None:
+        return None if timeout_s is None else self._clock.monotonic_ns() + round(timeout_s * 1e9)
+
+    def _left_s(self, deadline_ns: int | None) -> float | None:
+        return None if deadline_ns is None else (deadline_ns - self._clock.monotonic_ns()) / 1e9
+
+    def _write_due(self, now_ns: int) -> list[Writing]:
+        """Write all parcels that are due; answers what to wait for."""
         written: list[Writing] = []
-        for parcels in due:
+        for parcels in self._accumulator.take(now_ns):
             for parcel in parcels:
                 try:
                     written.append((parcel, self._sender.write(parcel)))
                 except Exception as error:  # whatever it was: those who wait must hear of it
                     if self._failed_later(parcel, error, now_ns):
                         break
-        return written, later_ns
+        return written
+
+    def _next_ns(self, now_ns: int) -> int | None:
+        """When there is something to do next."""
+        due_ns = self._accumulator.due_ns()
+        return self._let_go(now_ns) if due_ns is None else due_ns
 
     def _failed_later(self, parcel: Parcel, error: Exception, now_ns: int) -> bool:
         """Answer the parcel with an error, or keep it for another attempt; answers whether it is kept."""
@@ -228,14 +243,11 @@ class Producing:
     def _let_go(self, now_ns: int | None = None) -> int | None:
         """Let go of topics that nothing is on its way to; answers when to look again."""
         with self._accumulator.lock:
-            idle = [
-                route for route in self._routes.values() if route.held and (now_ns is None or route.is_idle(now_ns))
-            ]
-            for route in idle:
-                route.held = False
+            for route in self._routes.values():
+                if route.held and (now_ns is None or route.is_idle(now_ns)):
+                    route.held = False
+                    route.topic.holders.discard(self)
             waiting = any(route.held and not route.pending for route in self._routes.values())
-        for route in idle:
-            self._engine.let_go(route.topic)
         return now_ns + _LOOK_AGAIN_NS if waiting and now_ns is not None else None
 
     def await_parcel(self, parcel: Parcel, timeout_s: float | None) -> bool:

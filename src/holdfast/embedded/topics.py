@@ -10,9 +10,10 @@ import msgspec
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.policy import differing_settings
+from holdfast.broker.positions import To
 from holdfast.broker.topic import Topic
-from holdfast.embedded.times import to_datetime
-from holdfast.errors import BadSettings
+from holdfast.embedded.times import instant_ns, to_datetime
+from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.settings import TopicSettings
 
 
@@ -47,16 +48,6 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
         return sum(partition.bytes for partition in self.partitions)
 
 
-class OffsetMove(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a group stands in a partition, and where a reset takes it."""
-
-    topic: str
-    partition: int
-    before: int
-    after: int
-    dry_run: bool
-
-
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A group on one topic: how it reads, and how far it is behind."""
 
@@ -68,7 +59,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     lag_seconds: float | None = None
 
 
-def describe(engine: BrokerEngine, topic: Topic, stream_groups: list[str]) -> TopicInfo:
+def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
     """All that is known of a topic."""
     partitions = []
     for number, partition in enumerate(topic.partitions):
@@ -88,9 +79,43 @@ def describe(engine: BrokerEngine, topic: Topic, stream_groups: list[str]) -> To
         created_at=to_datetime(topic.created_ms * 1_000_000) if topic.created_ms else None,
         partitions=partitions,
         groups=sorted(topic.groups),
-        stream_groups=stream_groups,
+        stream_groups=[group.name for group in engine.streams.on(topic)],
         settings=differing_settings(topic.settings, TopicSettings()),
     )
+
+
+def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
+    """The groups of a topic, in both modes."""
+    found = []
+    for group in topic.groups.values():
+        stats = group.stats()
+        behind = stats.ready + stats.leased + stats.delayed
+        found.append(GroupInfo(name=group.name, topic=topic.name, mode="queue", lag=behind, members=stats.waiters))
+    for stream in engine.streams.on(topic):
+        facts = stream.describe()
+        lags = [lag for lag in facts.lag if lag.topic == topic.name]
+        found.append(
+            GroupInfo(
+                name=stream.name,
+                topic=topic.name,
+                mode="stream",
+                lag=sum(lag.messages for lag in lags),
+                members=sum(topic.name in member.topics for member in facts.members),
+                lag_seconds=max((lag.seconds for lag in lags), default=0.0),
+            )
+        )
+    return found
+
+
+def to_of(to: object) -> To:
+    """Where a reset goes: "earliest", "latest", a time or an offset."""
+    if isinstance(to, str) and to in ("earliest", "latest"):
+        return To(end="earliest" if to == "earliest" else "latest")
+    if isinstance(to, datetime):
+        return To(time_ns=instant_ns(to, "to"))
+    if type(to) is int and to >= 0:
+        return To(offset=to)
+    raise InvalidRequest(f'to={to!r} cannot be used: give "earliest", "latest", a time or an offset')
 
 
 def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,6 +150,14 @@ class Log:
         """Whether it still takes messages: not after it was closed, nor after the disk failed."""
         return self._writer.failure is None
 
+    def change(self, settings: LogSettings) -> None:
+        """Go on with other settings; what is stored stays as it is."""
+        self.settings = settings
+        self._writer.change(settings)
+        self._encoder = Encoder(settings)
+        self._default_durability = settings.durability
+        self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
+
     def segments(self) -> list[SegmentFacts]:
         """The segments, oldest first; the last one is the active one."""
         return self._view.facts()

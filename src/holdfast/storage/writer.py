@@ -245,6 +245,13 @@ class Writer:
             self._unsynced_sealed = []
             self.state.close()
 
+    def change(self, settings: LogSettings) -> None:
+        """Go on with other settings. The segments' limits are looked at with the next message."""
+        with self.lock:
+            self._settings = settings
+            self._limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
+            self._fast_until = 0
+
     def begin_epoch(self, epoch: int, epochs: Epochs) -> None:
         """Frames carry the new epoch from now on. The caller holds the lock."""
         self.epoch, self.epochs = epoch, epochs

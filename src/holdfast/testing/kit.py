@@ -117,10 +117,10 @@ class QueueKit:
 
     def _advance_to_next(self) -> bool:
         stats = self.queue.stats()
-        if not stats.delayed and not stats.leased:
+        if not stats.delayed and not stats.leased and not stats.ready:
             return False
         due_ms = self.clock.settle()
-        if self.queue.stats().ready:
+        if self.queue.peek():
             return True
         if due_ms is None:
             return False

@@ -1,0 +1,291 @@
+"""Idempotent producers: what each of them has written to one partition, so that a batch sent again is stored once.
+
+A producer numbers its messages, for each partition from 0 on, and sends them in order. The partition takes the
+number that follows the last one, knows those behind it, and refuses what would leave a gap:
+
+    epoch older than the known one        Fenced: a newer producer of that name has taken over
+    first sequence follows the last       fresh: written, then recorded, and only when it is written
+    all of it behind the last             known: answered with the offsets of the first time
+    anything else                         OutOfSequence
+    a newer epoch                         begins at 0, or goes on where the last one ended
+
+Numbers have 32 bits and begin anew behind the last. The frames of the log carry all of this, so that it can
+be read from there again; a snapshot in `producers` beside the log spares reading it all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.sequences_file import Entry, Run, Snapshot, load_snapshot, save_snapshot
+from holdfast.env import World
+from holdfast.errors import CorruptData, Fenced, HoldfastError, InvalidRequest, OutOfSequence, TailLost, UnknownFormat
+from holdfast.model import LogPosition, Producer
+from holdfast.storage.log import Log
+from holdfast.storage.opening import open_error
+
+logger = logging.getLogger(__name__)
+
+IDLE_MS: Final = 7 * 24 * 3600 * 1000
+MOST_PRODUCERS: Final = 10_000
+_MOST_RUNS: Final = 16
+_NUMBERS: Final = 2**32
+_MOST_BEHIND: Final = 2**31 - 1  # further back and further ahead cannot be told apart
+_SAVE_EVERY_MS: Final = 3_600_000
+_SAVE_EVERY: Final = 1_000_000
+
+
+class Known(msgspec.Struct, frozen=True):
+    """Messages that the partition has already; no offsets where they were written too long ago to say."""
+
+    offsets: Sequence[int]
+
+
+class Sequences:
+    """What producers have written to one partition.
+
+    Whoever publishes holds `lock` around `check`, the write, and `record`. At most `most` producers are kept,
+    and none that has been idle for `idle_ms`: one that comes back after that must begin with a new epoch.
+    """
+
+    def __init__(self, world: World, folder: str, log: Log, *, idle_ms: int, most: int) -> None:
+        self._world = world
+        self._folder = folder
+        self._log = log
+        self._idle_ms = idle_ms
+        self._most = most
+        self._entries: dict[int, Entry] = {}  # the one that wrote last stands last
+        self._epoch = log.epoch
+        self._unsure_from: int | None = None  # a write may have succeeded without being recorded
+        self._saved_ms = self._mono_ms()
+        self._changed = False
+        self.lock = threading.Lock()
+        self._save_lock = threading.Lock()
+        self.covered = LogPosition(log.epoch, 0)
+
+    @staticmethod
+    def open(world: World, folder: str, log: Log, *, idle_ms: int = IDLE_MS, most: int = MOST_PRODUCERS) -> Sequences:
+        """What the snapshot in the partition's folder says, and what the log holds since; without one, all of the log.
+
+        The log is kept from there on until the next save, which pins it anew.
+        """
+        sequences = Sequences(world, folder, log, idle_ms=idle_ms, most=most)
+        try:
+            snapshot = load_snapshot(world.disk, folder, log.log_id)
+        except UnknownFormat:
+            raise
+        except CorruptData as error:
+            logger.warning("producers are read from the log", extra={"folder": folder, "error": str(error)})
+            snapshot = None
+        except OSError as error:
+            raise open_error(folder, error) from error
+        with sequences.lock:
+            sequences._rebuild(snapshot)
+        return sequences
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def check(self, producer: Producer, count: int) -> Known | None:
+        """None where the messages are new: write them, then `record`. Known ones are there already; others are refused.
+
+        The caller holds the lock until `record`, or until the write has failed.
+        """
+        if not 0 < producer.id < 2**64 or not 0 <= producer.epoch < _NUMBERS or not 0 < count <= _MOST_BEHIND:
+            raise InvalidRequest(f"{count} messages of {producer} cannot be checked: the numbers are out of range")
+        self._settle()
+        first = producer.first_sequence
+        entry = self._entries.get(producer.id)
+        if entry is None or producer.epoch > entry.epoch:
+            expected = 0 if entry is None else entry.next_sequence
+            if first not in (0, expected):
+                raise _gap(producer, expected, known=entry is not None)
+        elif producer.epoch < entry.epoch:
+            raise Fenced(
+                f"producer {producer.id} with epoch {producer.epoch} is fenced: epoch {entry.epoch} has written since. "
+                "Nothing of this batch was kept; only the newest producer of a name may go on"
+            )
+        elif first != entry.next_sequence:
+            return _known(entry, producer, count)
+        self._unsure_from = self._log.written_end
+        return None
+
+    def record(self, producer: Producer, count: int, offset: int) -> None:
+        """The messages are in the log, the first of them at this offset."""
+        self._note(producer, count, offset, self._world.clock.now_ns() // 1_000_000)
+        self._unsure_from = None
+
+    def next_sequence(self, producer_id: int) -> int:
+        """The sequence that the producer's next message will have: how many the partition has, but for wraps."""
+        with self.lock:
+            self._settle()
+            entry = self._entries.get(producer_id)
+            return 0 if entry is None else entry.next_sequence
+
+    def offsets(self, producer_id: int, first: int, count: int) -> Sequence[int]:
+        """Where messages of a producer are; empty where that is forgotten."""
+        with self.lock:
+            entry = self._entries.get(producer_id)
+            return () if entry is None else _offsets(entry.runs, first, count)
+
+    def tick(self) -> None:
+        """Save, where it was long ago or much was written since."""
+        due = self._mono_ms() - self._saved_ms > _SAVE_EVERY_MS
+        if self._changed and (due or self._log.written_end - self.covered.offset > _SAVE_EVERY):
+            self._save_if_possible()
+
+    def save(self) -> None:
+        """Write the snapshot; the log need not keep its messages for it any longer."""
+        with self._save_lock:
+            with self.lock:
+                self._settle()
+                self._forget_idle()
+                position = LogPosition(self._log.epoch, self._log.written_end)
+                entries = {producer: entry.copy() for producer, entry in self._entries.items()}
+                self._changed = False
+            self._saved_ms = self._mono_ms()
+            # First the log: a snapshot must not know of messages that a power cut may take.
+            self._log.sync()
+            try:
+                save_snapshot(self._world.disk, self._folder, Snapshot(self._log.log_id, position, entries))
+            except OSError as error:
+                self._changed = True
+                raise open_error(self._folder, error) from error
+            self.covered = position
+            self._log.pin("producers", position.offset)
+
+    def close(self) -> None:
+        """Save, where there is anything new. Call it before the log is closed."""
+        if self._changed and self._log.usable:
+            self._save_if_possible()
+
+    def _save_if_possible(self) -> None:
+        """The snapshot only spares work: where it cannot be written, the log tells it next time."""
+        try:
+            self.save()
+        except HoldfastError as error:
+            logger.warning("producers not saved", extra={"folder": self._folder, "error": str(error)})
+
+    def _rebuild(self, snapshot: Snapshot | None) -> None:
+        """Begin with the snapshot, as far as it holds, and read on from there."""
+        log = self._log
+        start, kept_below = log.start, 0
+        self._entries = {}
+        if snapshot is not None:
+            kept_below = self._believed_end(snapshot.position)
+            # Whoever wrote behind a point that was lost is read anew, from what is there; the others are as they were.
+            self._entries = {key: entry for key, entry in snapshot.entries.items() if entry.last_offset < kept_below}
+            if kept_below == snapshot.position.offset:
+                start = max(start, kept_below)
+        self._epoch = log.epoch
+        self._unsure_from = None
+        self._read(start, frozenset(self._entries), kept_below)
+        self._entries = dict(sorted(self._entries.items(), key=lambda pair: pair[1].last_ms))
+        self._forget_idle()
+        self.covered = LogPosition(log.epoch, start)
+        log.pin("producers", start)
+
+    def _believed_end(self, position: LogPosition) -> int:
+        """Up to where the log still is what it was at that position."""
+        try:
+            self._log.check_position(position)
+        except TailLost as lost:
+            return lost.epoch_end
+        return min(position.offset, self._log.written_end)
+
+    def _settle(self) -> None:
+        if self._unsure_from is not None or self._log.epoch != self._epoch:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Learn from the log what a write that was interrupted, or a truncation, has made of it."""
+        log = self._log
+        if log.epoch != self._epoch:
+            log.sync()  # what is not synced cannot be read yet
+            self._rebuild(Snapshot(log.log_id, LogPosition(self._epoch, 2**63), self._entries))
+            self._changed = True
+        elif self._unsure_from is not None:
+            if log.written_end > self._unsure_from:
+                log.sync()
+                self._read(self._unsure_from)
+            self._unsure_from = None
+
+    def _read(self, start: int, kept: frozenset[int] = frozenset(), kept_below: int = 0) -> None:
+        """Take in what the frames from `start` on say of producers; of those that are kept, from `kept_below` on."""
+        for frame in self._log.read(start, on_damage="skip"):
+            header = frame.header
+            offset = header.base_offset
+            if header.producer_id and offset >= start and (offset >= kept_below or header.producer_id not in kept):
+                producer = Producer(header.producer_id, header.producer_epoch, header.first_sequence)
+                self._note(producer, header.count, offset, header.max_time_ns // 1_000_000)
+
+    def _note(self, producer: Producer, count: int, offset: int, now_ms: int) -> None:
+        entry = self._entries.pop(producer.id, None)
+        first = producer.first_sequence
+        if entry is None:
+            # What is no longer in the log was written all the same: numbers begin at 0.
+            entry = Entry(producer.epoch, first, first)
+        elif producer.epoch > entry.epoch and first != entry.next_sequence:
+            entry = Entry(producer.epoch, first, 0)
+        entry.epoch = producer.epoch
+        entry.add(first, count, offset, most_runs=_MOST_RUNS, most_behind=_MOST_BEHIND)
+        entry.last_ms = now_ms
+        self._entries[producer.id] = entry
+        self._changed = True
+        if len(self._entries) > self._most:
+            del self._entries[next(iter(self._entries))]
+
+    def _forget_idle(self) -> None:
+        after_ms = self._world.clock.now_ns() // 1_000_000 - self._idle_ms
+        idle = [producer for producer, entry in self._entries.items() if entry.last_ms <= after_ms]
+        for producer in idle:
+            del self._entries[producer]
+        for producer in list(self._entries)[: max(len(self._entries) - self._most, 0)]:
+            del self._entries[producer]
+
+    def _mono_ms(self) -> int:
+        return self._world.clock.monotonic_ns() // 1_000_000
+
+
+def _known(entry: Entry, producer: Producer, count: int) -> Known:
+    """Where messages are that do not follow the last one; refused where they are not all there."""
+    behind = (entry.next_sequence - producer.first_sequence) % _NUMBERS
+    if behind > entry.written:
+        raise _gap(producer, entry.next_sequence)
+    if count > behind:
+        raise OutOfSequence(
+            f"{count} messages from sequence {producer.first_sequence} on of producer {producer.id} are known in part: "
+            f"the first {behind} are stored, the others are not. Nothing of this batch was kept; send those from "
+            f"sequence {entry.next_sequence} on as a batch of their own",
+            expected=entry.next_sequence,
+            given=producer.first_sequence,
+        )
+    return Known(_offsets(entry.runs, producer.first_sequence, count))
+
+
+def _offsets(runs: list[Run], first: int, count: int) -> Sequence[int]:
+    offsets: list[int] = []
+    for run_first, run_count, run_offset in runs:
+        within = (first + len(offsets) - run_first) % _NUMBERS
+        if within < run_count:
+            taken = min(count - len(offsets), run_count - within)
+            offsets += range(run_offset + within, run_offset + within + taken)
+            if len(offsets) == count:
+                return offsets
+    return ()
+
+
+def _gap(producer: Producer, expected: int, *, known: bool = True) -> OutOfSequence:
+    why = "some in between are missing" if known else "the partition has none of it, or has forgotten it"
+    return OutOfSequence(
+        f"producer {producer.id} sent sequence {producer.first_sequence}, expected was {expected}: {why}. Nothing of "
+        f"this batch was kept; go on from sequence {expected}" + ("" if known else ", with a new epoch"),
+        expected=expected,
+        given=producer.first_sequence,
+        known=known,
+    )

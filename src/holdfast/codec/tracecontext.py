@@ -1,0 +1,104 @@
+"""W3C trace context: which trace a message belongs to, as text in two headers.
+
+    traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
+                 |  |                                |                |
+                 |  trace id                         span id          flags: bit 0 says that it is recorded
+                 version
+    tracestate:  vendor=value,other=value
+
+What is not exactly so is no trace context: the message goes its way without one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+
+SAMPLED: Final = 1
+
+TraceState: TypeAlias = tuple[tuple[str, str], ...]
+
+_MOST_MEMBERS: Final = 32
+_MOST_STATE_CHARS: Final = 8_192  # sixteen times what everybody must carry; more is an attack or a mistake
+_PARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII | re.DOTALL)
+_KEY: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}", re.ASCII)
+_VALUE: Final = re.compile(r"[ -+\--<>-~]{0,255}[!-+\--<>-~]", re.ASCII)
+
+
+class TraceContext(msgspec.Struct, frozen=True, gc=False):
+    """A place in a trace: ids in lower-case hex."""
+
+    trace_id: str
+    span_id: str
+    flags: int = 0
+
+    @property
+    def sampled(self) -> bool:
+        """Whether whoever made it records the trace."""
+        return bool(self.flags & SAMPLED)
+
+    @property
+    def traceparent(self) -> str:
+        """The text of the header, in the version that everybody reads."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags & SAMPLED:02x}"
+
+    def child(self, span_id: str) -> TraceContext:
+        """The same trace, one step further."""
+        return TraceContext(self.trace_id, span_id, self.flags)
+
+
+def new_context(random_u32: Callable[[], int], *, sampled: bool = True) -> TraceContext:
+    """The beginning of a trace. The numbers are from 1 on, so no id is all zeros."""
+    trace_id = "".join(f"{random_u32():08x}" for _ in range(4))
+    return TraceContext(trace_id, new_span_id(random_u32), SAMPLED if sampled else 0)
+
+
+def new_span_id(random_u32: Callable[[], int]) -> str:
+    """An id for one more step of a trace."""
+    return f"{random_u32():08x}{random_u32():08x}"
+
+
+def parse_traceparent(value: bytes | str) -> TraceContext | None:
+    """The context that the header names; None for whatever is not valid."""
+    found = _PARENT.fullmatch(_text(value))
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "ff" or (version == "00" and more is not None):
+        return None  # a later version may say more behind what this one knows, version 00 may not
+    if not trace_id.strip("0") or not span_id.strip("0"):
+        return None
+    return TraceContext(trace_id, span_id, int(flags, 16))
+
+
+def parse_tracestate(value: bytes | str) -> TraceState | None:
+    """The members of the list in their order; None where one of them is not valid: then all of it is void."""
+    text = _text(value)
+    if len(text) > _MOST_STATE_CHARS:
+        return None
+    members: dict[str, str] = {}
+    for part in text.split(","):
+        member = part.strip(" \t")
+        if not member:
+            continue
+        key, equals, content = member.partition("=")
+        if not (equals and _KEY.fullmatch(key) and _VALUE.fullmatch(content)) or key in members:
+            return None
+        members[key] = content
+    return None if len(members) > _MOST_MEMBERS else tuple(members.items())
+
+
+def format_tracestate(state: TraceState) -> str:
+    """The text of the header."""
+    return ",".join(f"{key}={value}" for key, value in state)
+
+
+def _text(value: bytes | str) -> str:
+    """Bytes that are no ASCII become characters that no valid header has."""
+    return value if isinstance(value, str) else value.decode("latin-1")

@@ -1,0 +1,471 @@
+"""Who may be next where keys decide: one message of a key at a time, and limits by key group.
+
+    fed from the log ──► ready ──► offered ──► leased ──► settled: its place in the window is free
+                           ▲       (its key is      │
+                           │        idle)           ▼
+                           └──────────────────── waiting for its retry: its key stays busy
+
+The gate knows a window of messages that are not settled, from the group's floor on; those behind it wait until
+there is room. Nothing of it is kept on disk: it follows from the group's state and the keys in the log, and is fed
+anew at every opening and after every seek. Messages without a key are never held back.
+
+A key group that has a message on offer, and is not at one of its limits, stands in line with the oldest of them.
+The line is in order of offsets; where groups share fairly, it goes by rounds, in which each has one turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final, TypeAlias
+
+from pyroaring import BitMap64
+
+from holdfast.delivery.events import (
+    Acked,
+    Buried,
+    Cancelled,
+    Event,
+    Expired,
+    Leased,
+    Lost,
+    Opened,
+    Phase,
+    Released,
+    Replayed,
+    Returned,
+    Skipped,
+)
+from holdfast.delivery.group import Group
+from holdfast.delivery.limits import Limits
+from holdfast.delivery.runs import Runs, each, pairs, run, size
+
+_NOBODY: Final = -1
+_NO_LIMIT: Final = 2**63
+_IN_LINE: Final = -1  # not the messages of one key group, but the heads of several
+
+
+_Next: TypeAlias = tuple[int, int, Iterator[int], int]  # turn, offset, the ones behind it, how many of its group
+
+
+class _KeyGroup:
+    """Keys that share limits, and a turn."""
+
+    __slots__ = ("head", "leased", "name", "offered", "size", "turn")
+
+    def __init__(self, name: bytes | None) -> None:
+        self.name = name  # None: no limits
+        self.offered = BitMap64()
+        self.size = 0  # messages in the window
+        self.leased = 0
+        self.head = _NOBODY  # the offset with which it stands in line
+        self.turn = _NOBODY  # the round in which it is served next; a new one has none yet
+
+
+class _Key:
+    """The messages of one key; where keys have no order, all those of a key group."""
+
+    __slots__ = ("busy", "group", "name", "offered", "ready", "size")
+
+    def __init__(self, name: bytes | None, group: _KeyGroup, *, ordered: bool) -> None:
+        self.name = name
+        self.group = group
+        self.ready = BitMap64() if ordered else None
+        self.busy = 0  # leased, or waiting for a retry
+        self.offered = _NOBODY  # where there is an order: the one message that is on offer
+        self.size = 0
+
+
+class KeyGate:
+    """Chooses for one group on one partition. Pure: time is an argument; whoever uses it holds the group's lock."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.policy = policy = limits.policy
+        separator = policy.key_group_separator
+        self._separator = None if separator is None else separator.encode()
+        self._grouped = policy.limited or policy.key_group_fair
+        self._fair = policy.key_group_fair
+        self._now_ms = limits.since_ms
+        self._round = 0  # the last one in which somebody was served
+        self._groups: dict[bytes | None, _KeyGroup] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all messages: they have to be fed again from the group's floor on. Rates stay as they are."""
+        for name, group in self._groups.items():
+            if name is not None:
+                self.limits.unwatch(name, self)
+                self.limits.give_back(name, group.leased, self)
+        self._groups = {}
+        self.scanned = _NOBODY  # all messages below are known, or settled
+        self._ready: dict[int, _Key] = {}
+        self._leased: dict[int, _Key] = {}
+        self._waiting: dict[int, _Key] = {}
+        self._keys: dict[bytes | None, _Key] = {}
+        self._line: dict[int, BitMap64] = {}  # turn -> the heads of the key groups that have it
+        self._asleep: dict[bytes, int] = {}  # key groups whose rate is used up, until when
+        self._alarms: list[tuple[int, bytes]] = []  # a heap of the same
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._leased) + len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """How many more messages the window takes."""
+        return self.policy.key_lookahead - len(self)
+
+    def begin(self, group: Group, key_of: Callable[[int], bytes | None]) -> None:
+        """Begin anew at the group's floor. Whatever is held keeps its key busy, were it far behind the window."""
+        self.clear()
+        for offset in sorted((*group.leases, *group.waiting)):
+            self._hold(offset, key_of(offset), group.phase(offset))
+        self.scanned = group.floor
+
+    def fill(self, group: Group, end: int, key_of: Callable[[int], bytes | None]) -> None:
+        """Read on in the log, as far as there is room; `end` is where it ends."""
+        if self.scanned == _NOBODY:
+            self.begin(group, key_of)
+        offset = max(self.scanned, group.floor)
+        while offset < end and self.room > 0:
+            phase = group.phase(offset)
+            if phase is not Phase.DONE and phase is not Phase.DEAD:
+                self.feed(offset, key_of(offset), phase)
+            offset += 1
+        self.scanned = offset
+
+    def feed(self, offset: int, key: bytes | None, phase: Phase) -> None:
+        """The next message of the log that is not settled, and where it stands in the group."""
+        if offset not in self._leased and offset not in self._waiting:
+            self._hold(offset, key, phase)
+        self.scanned = offset + 1
+
+    def _hold(self, offset: int, key: bytes | None, phase: Phase) -> None:
+        found = self._key(key)
+        found.size += 1
+        found.group.size += 1
+        if phase is Phase.READY:
+            self._make_ready(offset, found)
+        else:
+            found.busy += 1
+            table = self._leased if phase is Phase.LEASED else self._waiting
+            table[offset] = found
+            if phase is Phase.LEASED:
+                self._count_leased(found.group, None)
+            self._offer(found)
+        self._place(found.group)
+
+    def choose(self, count: int, now_mono_ms: int) -> list[int]:
+        """The next messages, up to `count`, in order of delivery. Nothing is taken before its lease is noted."""
+        self._wake(now_mono_ms)
+        heap: list[_Next] = []
+        for turn, heads in self._line.items():
+            in_line = iter(heads)
+            heap.append((turn, next(in_line), in_line, _IN_LINE))
+        heapify(heap)
+        chosen: list[int] = []
+        while heap and len(chosen) < count:
+            turn, offset, rest, left = heap[0]
+            chosen.append(offset)
+            if left == _IN_LINE:
+                _advance(heap, turn, rest, _IN_LINE)
+                self._add_rest(heap, offset, turn + self._fair)
+            else:
+                _advance(heap, turn + self._fair, rest, left - 1)
+        return chosen
+
+    def _add_rest(self, heap: list[_Next], head: int, turn: int) -> None:
+        """Behind the head of a key group come the others that it has on offer."""
+        group = self._ready[head].group
+        left = _NO_LIMIT if group.name is None else self.limits.left(group.name, self._now_ms) - 1
+        rest = iter(group.offered)
+        next(rest)
+        behind = next(rest, None) if left else None
+        if behind is not None:
+            heappush(heap, (turn, behind, rest, left))
+
+    def any_next(self, now_mono_ms: int) -> bool:
+        """Whether there is anything to choose."""
+        self._wake(now_mono_ms)
+        return bool(self._line)
+
+    def next_ms(self, now_mono_ms: int) -> int | None:
+        """In how many ms a rate lets the next message through; None if nothing waits for that."""
+        self._wake(now_mono_ms)
+        while self._alarms:
+            at_ms, name = self._alarms[0]
+            if self._asleep.get(name) == at_ms:
+                group = self._groups.get(name)
+                if group is not None and group.offered and not self._is_full(group):
+                    return at_ms - self._now_ms
+                del self._asleep[name]
+            heappop(self._alarms)
+        return None
+
+    def note(self, event: Event) -> None:
+        """Something happened in the group."""
+        match event:
+            case Leased():
+                self._note_leased(event)
+            case Acked() | Expired() | Cancelled() | Lost():
+                self._note_settled(event.runs)
+            case Buried():
+                self._note_settled(run(event.offset))
+            case Returned():
+                self._note_returned(event.offset)
+            case Released():
+                self._note_released(event.runs)
+            case Skipped() | Replayed() | Opened():
+                self.clear()
+
+    def check(self) -> list[str]:
+        """What is wrong with the state; nothing, if all is well."""
+        wrong: list[str] = []
+        for name, key in self._keys.items():
+            ready = sorted(offset for offset, of in self._ready.items() if of is key)
+            busy = [offset for table in (self._leased, self._waiting) for offset, of in table.items() if of is key]
+            if (len(busy), len(ready) + len(busy)) != (key.busy, key.size):
+                wrong.append(f"key {name!r}: {len(ready)} ready and {len(busy)} busy are counted otherwise")
+            if key.ready is not None and (
+                list(key.ready) != ready or (key.offered in ready) != (bool(ready) and not busy)
+            ):
+                wrong.append(f"key {name!r}: {ready} are ready, {busy} busy, and {key.offered} is on offer")
+        for group in self._groups.values():
+            wrong += self._wrong_with(group)
+        in_line = {group.head: group.turn for group in self._groups.values() if group.head != _NOBODY}
+        if {head: turn for turn, heads in self._line.items() for head in heads} != in_line:
+            wrong.append(f"those in line are {self._line}, and should be {in_line}")
+        return wrong
+
+    def _wrong_with(self, group: _KeyGroup) -> Iterator[str]:
+        of_group = [key for key in self._keys.values() if key.group is group]
+        offered = {key.offered for key in of_group if key.ready is not None} - {_NOBODY}
+        offered |= {offset for offset, key in self._ready.items() if key.group is group and key.ready is None}
+        leased = sum(key.group is group for key in self._leased.values())
+        if set(group.offered) != offered or group.leased != leased or group.size != sum(key.size for key in of_group):
+            yield f"key group {group.name!r} offers {group.offered}, should offer {offered}; {leased} are leased"
+        open_ = bool(offered) and not self._is_full(group)
+        asleep = group.name in self._asleep and (self._asleep[group.name], group.name) in self._alarms
+        if (group.head == _NOBODY and open_ and not asleep) or (group.head != _NOBODY and not open_):
+            yield f"key group {group.name!r} stands at {group.head}, and offers {offered}"
+        if group.head != _NOBODY and group.name is not None and not self.limits.left(group.name, self._now_ms):
+            yield f"key group {group.name!r} stands in line at its limit"
+
+    def _note_leased(self, event: Leased) -> None:
+        now_ms = event.until_ms - event.lease_ms
+        self._now_ms = max(self._now_ms, now_ms)
+        served: set[_KeyGroup] = set()
+        for offset in each(event.runs):
+            key = self._ready.pop(offset, None)
+            if key is None:
+                continue
+            group = key.group
+            if group not in served:
+                served.add(group)
+                self._step_out(group)
+            key.busy += 1
+            self._withdraw(offset, key)
+            self._leased[offset] = key
+            self._count_leased(group, now_ms)
+            self._round = max(self._round, group.turn)
+            group.turn += self._fair
+        for group in served:
+            self._stand(group, group.turn)
+
+    def _note_settled(self, runs: Runs) -> None:
+        tables = (self._leased, self._ready, self._waiting)
+        for offset in self._known_in(runs):
+            for table in tables:
+                key = table.pop(offset, None)
+                if key is not None:
+                    self._settle(offset, key, table)
+                    break
+
+    def _known_in(self, runs: Runs) -> Iterable[int]:
+        """The messages of the window among them, and maybe others; the shorter way round."""
+        if size(runs) <= len(self):
+            return each(runs)
+        tables = (self._ready, self._leased, self._waiting)
+        return [o for start, stop in pairs(runs) for table in tables for o in table if start <= o < stop]
+
+    def _settle(self, offset: int, key: _Key, table: dict[int, _Key]) -> None:
+        group = key.group
+        key.size -= 1
+        group.size -= 1
+        if table is self._ready:
+            self._withdraw(offset, key)
+        else:
+            key.busy -= 1
+            if table is self._leased:
+                self._count_free(group)
+            self._offer(key)
+        if not key.size:
+            del self._keys[key.name]
+        self._place(group)
+        if not group.size:
+            del self._groups[group.name]
+            if group.name is not None:
+                self.limits.unwatch(group.name, self)
+
+    def _note_returned(self, offset: int) -> None:
+        key = self._leased.pop(offset, None)
+        if key is not None:
+            self._waiting[offset] = key
+            self._count_free(key.group)
+            self._place(key.group)
+
+    def _note_released(self, runs: Runs) -> None:
+        for offset in each(runs):
+            key = self._waiting.pop(offset, None)
+            if key is None:
+                continue
+            if offset >= self.scanned:  # older ones of its key may lie between: it is fed when its turn comes
+                self._settle(offset, key, self._waiting)
+            else:
+                key.busy -= 1
+                self._make_ready(offset, key)
+                self._place(key.group)
+
+    def _key(self, name: bytes | None) -> _Key:
+        """The key, or, where keys have no order, the one that stands for its key group."""
+        group_name = self._group_name(name)
+        ordered = self.policy.key_order and name is not None
+        if not ordered:
+            name = group_name
+        key = self._keys.get(name)
+        if key is None:
+            group = self._groups.get(group_name)
+            if group is None:
+                group = self._groups[group_name] = _KeyGroup(group_name)
+                if group_name is not None:
+                    self.limits.watch(group_name, self)
+            key = self._keys[name] = _Key(name, group, ordered=ordered)
+        return key
+
+    def _group_name(self, key: bytes | None) -> bytes | None:
+        if key is None or not self._grouped:
+            return None
+        return key if self._separator is None else key.partition(self._separator)[0]
+
+    # A message is on offer if nothing but its key group's limits can keep it back.
+
+    def _make_ready(self, offset: int, key: _Key) -> None:
+        self._ready[offset] = key
+        if key.ready is None:
+            key.group.offered.add(offset)
+        else:
+            key.ready.add(offset)
+            self._offer(key)
+
+    def _withdraw(self, offset: int, key: _Key) -> None:
+        """It is ready no more."""
+        if key.ready is None:
+            key.group.offered.discard(offset)
+        else:
+            key.ready.discard(offset)
+            self._offer(key)
+
+    def _offer(self, key: _Key) -> None:
+        """Where there is an order, the oldest message is on offer, if its key is idle."""
+        ready = key.ready
+        if ready is None:
+            return
+        first = ready.min() if ready and not key.busy else _NOBODY
+        if first != key.offered:
+            if key.offered != _NOBODY:
+                key.group.offered.discard(key.offered)
+            if first != _NOBODY:
+                key.group.offered.add(first)
+            key.offered = first
+
+    # Where a key group stands: in line, asleep until its rate allows more, or nowhere.
+
+    def _place(self, group: _KeyGroup) -> None:
+        """What it has on offer, or how many of it are leased, may have changed."""
+        if group.head == _NOBODY:
+            self._stand(group, self._first_turn(group))
+        elif self._is_full(group) or not group.offered or group.offered.min() != group.head:
+            self._leave_line(group)
+            self._stand(group, group.turn)
+
+    def _stand(self, group: _KeyGroup, turn: int) -> None:
+        """Get in line with the oldest on offer, unless a limit is reached."""
+        if not group.offered or self._is_full(group):
+            return
+        if group.name is not None:
+            opens_ms = self.limits.opens_ms(group.name)
+            if opens_ms > self._now_ms:
+                self._sleep(group.name, opens_ms)
+                return
+        group.turn = turn
+        group.head = group.offered.min()
+        heads = self._line.get(turn)
+        if heads is None:
+            heads = self._line[turn] = BitMap64()
+        heads.add(group.head)
+
+    def _step_out(self, group: _KeyGroup) -> None:
+        """It is served, whether or not it stood in line."""
+        if group.head == _NOBODY:
+            group.turn = self._first_turn(group)
+        else:
+            self._leave_line(group)
+
+    def _leave_line(self, group: _KeyGroup) -> None:
+        heads = self._line[group.turn]
+        heads.discard(group.head)
+        if not heads:
+            del self._line[group.turn]
+        group.head = _NOBODY
+
+    def _first_turn(self, group: _KeyGroup) -> int:
+        """The earliest round that it may join. New ones join the next: or many new ones would keep this one going."""
+        if not self._fair:
+            return 0
+        return self._round + 1 if group.turn == _NOBODY else max(group.turn, self._round)
+
+    def _sleep(self, name: bytes, until_ms: int) -> None:
+        if self._asleep.get(name) != until_ms:
+            self._asleep[name] = until_ms
+            heappush(self._alarms, (until_ms, name))
+
+    def _wake(self, now_ms: int) -> None:
+        """Time has passed: key groups whose rate allows more get in line."""
+        self._now_ms = max(self._now_ms, now_ms)
+        while self._alarms and self._alarms[0][0] <= self._now_ms:
+            at_ms, name = heappop(self._alarms)
+            if self._asleep.get(name) == at_ms:
+                del self._asleep[name]
+                group = self._groups.get(name)
+                if group is not None:
+                    self._place(group)
+
+    def limit_changed(self, name: bytes) -> None:
+        """In another partition a message of the key group was leased or let go."""
+        group = self._groups.get(name)
+        if group is not None:
+            if group.head != _NOBODY and self.limits.opens_ms(name) > self._now_ms:
+                self._leave_line(group)
+            self._place(group)
+
+    def _count_leased(self, group: _KeyGroup, now_ms: int | None) -> None:
+        group.leased += 1
+        if group.name is not None:
+            self.limits.take(group.name, now_ms, self)
+
+    def _count_free(self, group: _KeyGroup) -> None:
+        group.leased -= 1
+        if group.name is not None:
+            self.limits.give_back(group.name, 1, self)
+
+    def _is_full(self, group: _KeyGroup) -> bool:
+        return group.name is not None and self.limits.is_full(group.name)
+
+
+def _advance(heap: list[_Next], turn: int, rest: Iterator[int], left: int) -> None:
+    """Put the one behind the first into its place."""
+    behind = next(rest, None) if left else None
+    if behind is None:
+        heappop(heap)
+    else:
+        heapreplace(heap, (turn, behind, rest, left))

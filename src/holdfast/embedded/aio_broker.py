@@ -1,0 +1,211 @@
+"""The broker for tasks: the same names, awaited. The event loop never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+from os import PathLike
+from typing import Any, TypeVar
+
+from holdfast.broker.metrics import Observer
+from holdfast.broker.positions import Reset
+from holdfast.embedded.aio import Opening
+from holdfast.embedded.aio_consumer import AsyncConsumer
+from holdfast.embedded.aio_group import AsyncGroup
+from holdfast.embedded.aio_producer import AsyncProducer
+from holdfast.embedded.broker_face import BrokerFace, open_broker_face
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.message import Contents
+from holdfast.embedded.producing import producer_settings
+from holdfast.embedded.publisher import Stored
+from holdfast.embedded.topics import GroupInfo, TopicInfo
+from holdfast.embedded.traces import AsyncTraceFace
+from holdfast.env import World
+from holdfast.model import CodecName, Durability
+from holdfast.settings import BrokerSettings
+
+_Result = TypeVar("_Result")
+
+
+class AsyncBroker(AsyncTraceFace, BrokerFace):
+    """The topics of a data folder, for the tasks of any event loop."""
+
+    async def create_topic(
+        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
+    ) -> TopicInfo:
+        """Make a topic. `changes` are its settings by name, such as retention_hours=168; TopicExists if it is there."""
+        return await _aside(partial(self._create_topic, exist_ok=exist_ok), name, partitions, changes)
+
+    async def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
+        """Change settings of a topic; they count at once, and are kept. `partitions` can only grow."""
+        return await _aside(self._alter_topic, name, changes)
+
+    async def add_partitions(self, name: str, count: int) -> TopicInfo:
+        """Give the topic so many more partitions. From now on keys may go to other partitions than before."""
+        return await _aside(self._add_partitions, name, count)
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """What a topic is and holds."""
+        return await _aside(self._describe_topic, name)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics."""
+        return await _aside(self._topics)
+
+    async def delete_topic(self, name: str) -> None:
+        """Take a topic away, with all its messages, groups and dead letters."""
+        await _aside(self._delete_topic, name)
+
+    async def publish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        at: datetime | None = None,
+        ttl: Seconds | None = None,
+        dedup_id: Text | None = None,
+        correlation_id: str | None = None,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> Stored:
+        """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            headers=headers,
+            priority=priority,
+            delay=delay,
+            at=at,
+            ttl=ttl,
+            dedup_id=dedup_id,
+            correlation_id=correlation_id,
+        )
+        return (await self.publish_many(topic, [message], partition=partition, durability=durability, codec=codec))[0]
+
+    async def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[Any | NewMessage],
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> list[Stored]:
+        """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
+        began_ns = self._mono_ns()
+        if not self._engine.is_open(topic):
+            await _aside(self._engine.topic, topic)  # opening reads files
+        with self._publisher(topic) as publisher:
+            parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
+            for part in parts:
+                await part.partition.wait_async(part.publication)
+            return publisher.stored(parts, began_ns)
+
+    async def read(
+        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
+    ) -> list[Contents[Any]]:
+        """Messages of a partition from an offset on, whoever has them; nothing changes."""
+        return await _aside(self._read, topic, partition, offset, limit)
+
+    async def group(
+        self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
+    ) -> AsyncGroup[Any]:
+        """The group in queue mode, made where there is none: with all that is kept, or ("latest") with what comes.
+
+        `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
+        """
+        group = await _aside(self._group, topic, name, start, changes)
+        return AsyncGroup(self._engine, group, self._body_type(body_type))
+
+    def producer(self, *, name: str | None = None, resume: bool = False, **changes: Any) -> AsyncProducer:
+        """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
+
+        One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
+        order again after a crash, and stores those that are not stored yet.
+        """
+        settings = producer_settings(self._engine.settings.producer, changes)
+        return AsyncProducer(self._engine, settings, name=name, resume=resume)
+
+    async def consumer(
+        self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
+    ) -> AsyncConsumer[Any]:
+        """A member of a group in stream mode, which is made where there is none.
+
+        `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
+        on_revoked.
+        """
+        return await AsyncConsumer.open(self._engine, topics, group, body_type=self._body_type(body_type), **options)
+
+    async def groups(self, topic: str | None = None) -> list[GroupInfo]:
+        """The groups of a topic, or of all, in both modes."""
+        return await _aside(self._groups, topic)
+
+    async def delete_group(self, name: str, topic: str | None = None) -> None:
+        """Forget a group and all that it knows: on one topic in queue mode, or a group in stream mode as a whole."""
+        await _aside(self._delete_group, name, topic)
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: str | int | datetime,
+        partition: int | None = None,
+        dry_run: bool = False,
+    ) -> list[Reset]:
+        """Let a group go on from "earliest", "latest", a time or an offset; with `dry_run` only say what would be."""
+        return await _aside(partial(self._reset_offsets, dry_run=dry_run), group, topic, to, partition)
+
+    async def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        await _aside(self._engine.sync)
+
+    async def close(self) -> None:
+        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine."""
+        await _aside(self._close)
+
+    async def __aenter__(self) -> AsyncBroker:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+async def _aside(call: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Something that may wait for the disk, on a thread."""
+    return await asyncio.to_thread(call, *arguments)
+
+
+def open_broker(
+    folder: str | PathLike[str] | None = None,
+    *,
+    create: bool = True,
+    durability: Durability | None = None,
+    body_type: Any = None,
+    settings: BrokerSettings | None = None,
+    settings_file: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    world: World | None = None,
+) -> Opening[AsyncBroker]:
+    """Own the topics in a data folder; `holdfast.open_broker` says what the arguments mean."""
+    return Opening(
+        partial(
+            open_broker_face,
+            AsyncBroker,
+            folder,
+            create=create,
+            durability=durability,
+            body_type=body_type,
+            settings=settings,
+            settings_file=settings_file,
+            observer=observer,
+            world=world,
+        )
+    )

@@ -1,0 +1,122 @@
+"""A consumer for tasks: the same names, awaited. The event loop never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from inspect import isawaitable
+from typing import Any, Generic, Self
+
+from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.waiters import TaskWaiter
+from holdfast.embedded.consuming import Consuming
+from holdfast.embedded.drafts import Seconds
+from holdfast.embedded.feeds import StreamMessage
+from holdfast.embedded.message import Body
+from holdfast.errors import Closed
+from holdfast.membership.wishes import TopicPartition
+from holdfast.model import Durability
+
+
+class AsyncConsumer(Consuming[Body], Generic[Body]):
+    """Reads the partitions that its group gives it. For one task at a time: give each a consumer of its own.
+
+    What `poll` answered counts as handled with the next `poll`; in a loop over the consumer, with the next message.
+    """
+
+    @classmethod
+    async def open(cls, engine: BrokerEngine, topics: str | Iterable[str], group: str, **options: Any) -> Self:
+        """Join the group, which is made where there is none."""
+        consumer = await asyncio.to_thread(lambda: cls._open(engine, topics, group, **options))
+        await consumer._follow()
+        return consumer
+
+    async def poll(self, timeout: Seconds | None = None, max_records: int | None = None) -> list[StreamMessage[Body]]:
+        """What is there, up to `max_records`, from all our partitions; waits for at least one, [] after the time."""
+        count, until_ns = self._begin_poll(max_records, timeout)
+        found = await self._next(count, until_ns)
+        self._hand_out()
+        return found
+
+    async def __aiter__(self) -> AsyncIterator[StreamMessage[Body]]:
+        """Every message as it comes, until the consumer is closed."""
+        while True:
+            try:
+                message = self._pull()
+                if message is None:
+                    count, until_ns = self._begin_poll(None, None)
+                    self._ahead.extend(await self._next(count, until_ns))
+                    continue
+            except Closed:
+                if self.closed:
+                    return
+                raise
+            yield message
+
+    async def commit(
+        self,
+        messages: Iterable[StreamMessage[Body]] | None = None,
+        *,
+        offsets: Mapping[TopicPartition, int] | None = None,
+        durability: Durability | None = None,
+    ) -> None:
+        """Note that all we got is handled; or only these messages and all before them; or these offsets.
+
+        Fenced if a partition is not ours any more: then somebody else goes on from the commit before.
+        """
+        appended = self._commit(messages, offsets, durability)
+        if appended is not None:
+            await self._group.offsets.wait_async(appended)
+
+    async def close(self) -> None:
+        """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends."""
+        await self._close(failed=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._close(failed=kind is not None)
+
+    async def _close(self, *, failed: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._line.wake_all()
+        if self._feeds and self._on_revoked is not None and not self._engine.closed:
+            await _told(self._on_revoked(self.assignment()))
+        await asyncio.to_thread(self._leave, failed=failed)
+
+    async def _follow(self) -> None:
+        """Do what the group says: give back, take over, join again."""
+        steps = self._steps()
+        while (step := await asyncio.to_thread(next, steps, None)) is not None:
+            told, places = step
+            await _told(told(places))
+
+    async def _next(self, count: int, until_ns: int | None) -> list[StreamMessage[Body]]:
+        """Messages that are there, or come in time; [] otherwise."""
+        waiter = TaskWaiter(self._clock)
+        self._polling = True
+        try:
+            while True:
+                if self._must_follow:
+                    await self._follow()
+                with self._line.in_line(waiter):
+                    found = self._fetch(count)  # what came before we stood in line would wake nobody
+                    if found or self._is_over(until_ns):
+                        return found
+                    if not self._must_follow:
+                        await waiter.wait(self._wait_s(until_ns))
+                self._check_open()
+                if self.settings.auto_commit:
+                    self._auto_commit_if_due()
+        finally:
+            self._polling = False
+            self._polled_ms = self._now_ms()
+
+
+async def _told(answer: Any) -> None:
+    """What the user was told may be told to a coroutine."""
+    if isawaitable(answer):
+        await answer

@@ -1,0 +1,199 @@
+"""The broker for threads: topics, and the many ways to them, in one data folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from os import PathLike
+from typing import Any
+
+from holdfast.broker.metrics import Observer
+from holdfast.broker.positions import Reset
+from holdfast.embedded.broker_face import BrokerFace, open_broker_face
+from holdfast.embedded.consumer import Consumer
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.group import Group
+from holdfast.embedded.message import Contents
+from holdfast.embedded.producer import Producer
+from holdfast.embedded.producing import producer_settings
+from holdfast.embedded.publisher import Stored
+from holdfast.embedded.topics import GroupInfo, TopicInfo
+from holdfast.embedded.traces import TraceFace
+from holdfast.env import World
+from holdfast.model import CodecName, Durability
+from holdfast.settings import BrokerSettings
+
+
+class Broker(TraceFace, BrokerFace):
+    """The topics of a data folder. Safe to use from any thread."""
+
+    def create_topic(
+        self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
+    ) -> TopicInfo:
+        """Make a topic. `changes` are its settings by name, such as retention_hours=168; TopicExists if it is there."""
+        return self._create_topic(name, partitions, changes, exist_ok=exist_ok)
+
+    def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
+        """Change settings of a topic; they count at once, and are kept. `partitions` can only grow."""
+        return self._alter_topic(name, changes)
+
+    def add_partitions(self, name: str, count: int) -> TopicInfo:
+        """Give the topic so many more partitions. From now on keys may go to other partitions than before."""
+        return self._add_partitions(name, count)
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """What a topic is and holds."""
+        return self._describe_topic(name)
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return self._topics()
+
+    def delete_topic(self, name: str) -> None:
+        """Take a topic away, with all its messages, groups and dead letters."""
+        self._delete_topic(name)
+
+    def publish(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        at: datetime | None = None,
+        ttl: Seconds | None = None,
+        dedup_id: Text | None = None,
+        correlation_id: str | None = None,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> Stored:
+        """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
+        message = NewMessage(
+            body=body,
+            key=key,
+            headers=headers,
+            priority=priority,
+            delay=delay,
+            at=at,
+            ttl=ttl,
+            dedup_id=dedup_id,
+            correlation_id=correlation_id,
+        )
+        return self.publish_many(topic, [message], partition=partition, durability=durability, codec=codec)[0]
+
+    def publish_many(
+        self,
+        topic: str,
+        messages: Iterable[Any | NewMessage],
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> list[Stored]:
+        """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
+        began_ns = self._mono_ns()
+        with self._publisher(topic) as publisher:
+            parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
+            for part in parts:
+                part.partition.wait(part.publication)
+            return publisher.stored(parts, began_ns)
+
+    def read(
+        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
+    ) -> list[Contents[Any]]:
+        """Messages of a partition from an offset on, whoever has them; nothing changes."""
+        return self._read(topic, partition, offset, limit)
+
+    def group(
+        self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
+    ) -> Group[Any]:
+        """The group in queue mode, made where there is none: with all that is kept, or ("latest") with what comes.
+
+        `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
+        """
+        return Group(self._engine, self._group(topic, name, start, changes), self._body_type(body_type))
+
+    def producer(self, *, name: str | None = None, resume: bool = False, **changes: Any) -> Producer:
+        """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
+
+        One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
+        order again after a crash, and stores those that are not stored yet.
+        """
+        settings = producer_settings(self._engine.settings.producer, changes)
+        return Producer(self._engine, settings, name=name, resume=resume, thread=self._with_threads)
+
+    def consumer(
+        self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
+    ) -> Consumer[Any]:
+        """A member of a group in stream mode, which is made where there is none.
+
+        `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
+        on_revoked.
+        """
+        return Consumer.open(self._engine, topics, group, body_type=self._body_type(body_type), **options)
+
+    def groups(self, topic: str | None = None) -> list[GroupInfo]:
+        """The groups of a topic, or of all, in both modes."""
+        return self._groups(topic)
+
+    def delete_group(self, name: str, topic: str | None = None) -> None:
+        """Forget a group and all that it knows: on one topic in queue mode, or a group in stream mode as a whole."""
+        self._delete_group(name, topic)
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        *,
+        to: str | int | datetime,
+        partition: int | None = None,
+        dry_run: bool = False,
+    ) -> list[Reset]:
+        """Let a group go on from "earliest", "latest", a time or an offset; with `dry_run` only say what would be."""
+        return self._reset_offsets(group, topic, to, partition, dry_run=dry_run)
+
+    def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        self._engine.sync()
+
+    def close(self) -> None:
+        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine."""
+        self._close()
+
+    def __enter__(self) -> Broker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def open_broker(
+    folder: str | PathLike[str] | None = None,
+    *,
+    create: bool = True,
+    durability: Durability | None = None,
+    body_type: Any = None,
+    settings: BrokerSettings | None = None,
+    settings_file: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    world: World | None = None,
+) -> Broker:
+    """Own the topics in a data folder, which is made where there is none (unless create=False).
+
+    `settings_file` is a TOML file; where none is given, the one that HOLDFAST_CONFIG names. Its data_dir is used
+    where no folder is given. `durability` is what topics promise by default.
+    """
+    return open_broker_face(
+        Broker,
+        folder,
+        create=create,
+        durability=durability,
+        body_type=body_type,
+        settings=settings,
+        settings_file=settings_file,
+        observer=observer,
+        world=world,
+    )

@@ -1,0 +1,214 @@
+"""What the brokers for threads and for tasks share: arguments in, engine called, answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike, fspath
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.layout import message_id
+from holdfast.broker.marks import DELAYED_ID, mark
+from holdfast.broker.metrics import Observer
+from holdfast.broker.positions import Reset
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.message import Contents
+from holdfast.embedded.publisher import Publisher
+from holdfast.embedded.settings_file import read_settings
+from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe, groups_on, to_of
+from holdfast.env import World, real_world
+from holdfast.env.environ import environment
+from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
+from holdfast.model import Durability, Record
+from holdfast.settings import BrokerSettings
+
+_Face = TypeVar("_Face", bound="BrokerFace")
+
+_MOST_AT_ONCE: Final = 100_000
+
+
+class Place:
+    """A partition as the home of messages that nobody has in hand."""
+
+    def __init__(self, topic: str, number: int) -> None:
+        self.topic = topic
+        self.number = number
+
+    def id_of(self, record: Record) -> str:
+        """The message's id: it keeps the one that it had while it was delayed."""
+        delayed_id = mark(record, DELAYED_ID) if record.headers else None
+        return message_id(self.topic, self.number, record.offset, None if delayed_id is None else int(delayed_id))
+
+
+class BrokerFace:
+    """One opened data folder, seen by a user."""
+
+    def __init__(self, engine: BrokerEngine, body_type: Any, *, with_threads: bool = True) -> None:
+        self._engine = engine
+        self._with_threads = with_threads  # not where time does not run by itself
+        self._bodies_type = body_type
+        self._bodies = Bodies(body_type)
+        self._mono_ns = engine.world.clock.monotonic_ns
+        self._publishers: dict[str, Publisher] = {}
+
+    @property
+    def folder(self) -> str:
+        return self._engine.folder
+
+    @property
+    def settings(self) -> BrokerSettings:
+        return self._engine.settings
+
+    @property
+    def closed(self) -> bool:
+        return self._engine.closed
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.folder}{' (closed)' if self.closed else ''}>"
+
+    def _body_type(self, given: Any) -> Any:
+        return self._bodies_type if given is None else given
+
+    def _create_topic(
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+    ) -> TopicInfo:
+        changes = changes_of(changes)
+        if partitions is not None:
+            changes["partitions"] = partitions
+        try:
+            self._engine.create_topic(name, None, changes)
+        except TopicExists:
+            if not exist_ok:
+                raise
+        return self._describe_topic(name)
+
+    def _alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+        if not changes:
+            raise BadSettings("alter_topic changes settings: give at least one, such as max_attempts=3")
+        self._engine.alter_topic(name, changes_of(changes))
+        return self._describe_topic(name)
+
+    def _add_partitions(self, name: str, count: int) -> TopicInfo:
+        if type(count) is not int or count < 1:
+            raise InvalidRequest(f"count={count!r} cannot be used: give how many partitions to add, 1 or more")
+        with self._engine.using(name) as topic:
+            self._engine.alter_topic(name, {"partitions": len(topic.partitions) + count})
+        return self._describe_topic(name)
+
+    def _describe_topic(self, name: str) -> TopicInfo:
+        with self._engine.using(name) as topic:
+            return describe(self._engine, topic)
+
+    def _topics(self) -> list[str]:
+        return self._engine.topics()
+
+    def _delete_topic(self, name: str) -> None:
+        self._engine.delete_topic(name)
+        self._publishers.pop(name, None)
+
+    @contextmanager
+    def _publisher(self, name: str) -> Iterator[Publisher]:
+        with self._engine.using(name) as topic:
+            publisher = self._publishers.get(name)
+            if publisher is None or publisher.topic is not topic:
+                publisher = self._publishers[name] = Publisher(topic, self._bodies, self._engine.world.clock)
+            yield publisher
+
+    def _read(self, name: str, number: int, offset: int | None, limit: int) -> list[Contents[Any]]:
+        if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
+            raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+        with self._engine.using(name) as topic:
+            log = topic.partition(number).log
+            if offset is not None and type(offset) is not int:
+                raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
+            home = Place(name, number)
+            found: list[Contents[Any]] = []
+            for record in log.records(log.start if offset is None else offset, on_damage="skip"):
+                found.append(Contents(home, self._bodies, record))
+                if len(found) == limit:
+                    break
+            return found
+
+    def _group(self, topic: str, name: str, start: str, changes: Mapping[str, Any]) -> QueueGroup:
+        if start not in ("earliest", "latest"):
+            raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
+        with self._engine.using(topic) as opened:
+            self._engine.streams.check_free(name, opened)
+            return opened.group(name, start=start, changes=changes)
+
+    def _groups(self, name: str | None) -> list[GroupInfo]:
+        found: list[GroupInfo] = []
+        for each in self._engine.topics() if name is None else [name]:
+            with self._engine.using(each) as topic:
+                found += groups_on(self._engine, topic)
+        return sorted(found, key=lambda info: (info.name, info.topic))
+
+    def _delete_group(self, name: str, topic: str | None) -> None:
+        if topic is not None:
+            with self._engine.using(topic) as opened:
+                if name in opened.groups:
+                    opened.delete_group(name)
+                    return
+        if name in self._engine.streams.names():
+            self._engine.streams.delete(name)
+            return
+        where = "" if topic is None else f" on {topic}"
+        raise UnknownGroup(f"there is no group {name}{where}; one in queue mode is deleted with its topic's name")
+
+    def _reset_offsets(self, group: str, name: str, to: object, number: int | None, *, dry_run: bool) -> list[Reset]:
+        where = to_of(to)
+        with self._engine.using(name) as topic:
+            known = topic.groups.get(group)
+            if known is None:
+                return self._engine.streams.group(group).reset(name, where, partition=number, dry_run=dry_run)
+            found = []
+            for station in known.stations if number is None else [known.station(number)]:
+                before, after = station.delivery.group.floor, where.find(station.partition.log)
+                if not dry_run:
+                    station.delivery.seek(after)
+                found.append(Reset(topic=name, partition=station.number, before=before, after=after))
+            return found
+
+    def _close(self) -> None:
+        self._engine.close()
+
+
+def open_broker_face(
+    kind: type[_Face],
+    folder: str | PathLike[str] | None,
+    *,
+    create: bool,
+    durability: Durability | None,
+    body_type: Any,
+    settings: BrokerSettings | None,
+    settings_file: str | PathLike[str] | None,
+    observer: Observer | None,
+    world: World | None,
+) -> _Face:
+    """A face of the data folder, with a thread that looks after it where time runs by itself."""
+    Bodies(body_type)  # refused before anything is made
+    if settings is not None and settings_file is not None:
+        raise InvalidRequest("give settings or settings_file, not both")
+    if settings is None:
+        path = None if settings_file is None else fspath(settings_file)
+        effective = read_settings(world or real_world(), environment() if world is None else {}, path)
+        settings, folder = effective.broker, folder if folder is not None else effective.data_dir
+    if folder is None:
+        raise InvalidRequest("give the data folder, or a settings file that names it: data_dir in [broker]")
+    if not isinstance(settings, BrokerSettings):
+        raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
+    if durability is not None:
+        topic = msgspec.structs.replace(settings.topic, durability=durability)
+        settings = msgspec.structs.replace(settings, topic=topic)
+    engine = BrokerEngine.open(folder, create=create, settings=settings, observer=observer, world=world)
+    try:
+        if world is None:
+            engine.keep()
+        return kind(engine, body_type, with_threads=world is None)
+    except BaseException:
+        engine.close()
+        raise

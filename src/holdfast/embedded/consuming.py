@@ -1,0 +1,480 @@
+"""What the consumers for threads and for tasks share: joining, reading, committing; no waiting."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Generic, Self, TypeAlias
+from weakref import WeakMethod
+
+import msgspec
+
+from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.coordinator import StreamGroup
+from holdfast.broker.layout import check_topic_name
+from holdfast.broker.positions import PartitionLag, Reset, To, check_offset, lag_of
+from holdfast.broker.waiters import Waiters
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.drafts import Seconds
+from holdfast.embedded.feeds import Feed, StreamMessage
+from holdfast.embedded.message import Body
+from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
+from holdfast.membership.wishes import TopicPartition
+from holdfast.model import Appended, Durability
+from holdfast.settings import ConsumerSettings, load
+
+logger = logging.getLogger(__name__)
+
+Told: TypeAlias = Callable[[list[TopicPartition]], Any]
+
+_MOST_AT_ONCE: Final = 1_000_000
+_MOST_TEXT: Final = 200
+
+
+class Consuming(Generic[Body]):
+    """One member of a group in stream mode, as one thread or task uses it."""
+
+    def __init__(
+        self,
+        engine: BrokerEngine,
+        group: StreamGroup,
+        topics: Sequence[str],
+        settings: ConsumerSettings,
+        *,
+        bodies: Bodies,
+        instance_id: str = "",
+        holder: str = "",
+        on_assigned: Told | None = None,
+        on_revoked: Told | None = None,
+    ) -> None:
+        self._engine = engine
+        self._group = group
+        self._clock = engine.world.clock
+        self.topics = tuple(topics)
+        self.settings = settings
+        self.instance_id = instance_id
+        self._holder = holder or engine.holder
+        self._bodies = bodies
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._member: str | None = None
+        self._epoch = 0
+        self._line = Waiters()
+        self._seen = -1  # the group's version that we know
+        self._feeds: dict[TopicPartition, Feed[Body]] = {}
+        self._turn = 0
+        self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
+        self._polling = False
+        self._polled_ms = self._committed_ms = self._now_ms()
+        self._closed = False
+
+    @classmethod
+    def _open(
+        cls,
+        engine: BrokerEngine,
+        topics: str | Iterable[str],
+        group: str,
+        *,
+        body_type: Any = None,
+        instance_id: str | None = None,
+        holder: str | None = None,
+        on_assigned: Told | None = None,
+        on_revoked: Told | None = None,
+        settings: ConsumerSettings | None = None,
+        **changes: Any,
+    ) -> Self:
+        """A consumer that has not joined yet, of arguments that are all checked."""
+        for name, told in (("on_assigned", on_assigned), ("on_revoked", on_revoked)):
+            if told is not None and not callable(told):
+                raise InvalidRequest(f"{name}={told!r} cannot be used: give a function that takes a list of partitions")
+        base = msgspec.structs.asdict(settings or engine.settings.consumer)
+        chosen = load(ConsumerSettings, {**base, **changes})
+        names = _topic_names(topics)
+        for name in names:
+            engine.catalog.facts(name)  # or UnknownTopic, before a group is made
+        told_of = {"instance_id": _text(instance_id, "instance_id"), "holder": _text(holder, "holder")}
+        bodies = Bodies(body_type)
+        made = engine.streams.group(group, create=True)
+        return cls(
+            engine, made, names, chosen, bodies=bodies, on_assigned=on_assigned, on_revoked=on_revoked, **told_of
+        )
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._group.name
+
+    @property
+    def member_id(self) -> str | None:
+        """The name under which the group knows this consumer; another one after each time that it joins."""
+        return self._member
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._engine.closed
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._feeds)} partitions"
+        return f"<{type(self).__name__} of {self.group} on {', '.join(self.topics)} ({state})>"
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are ours now, as (topic, partition)."""
+        return sorted(self._feeds)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next message that we will get there."""
+        return self._feed(topic, partition).given
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """The offset at which the group goes on after a restart, None before it began there."""
+        with self._engine.using(topic) as found:
+            found.partition(partition)  # or UnknownTopic
+            return self._group.committed(found, partition)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at the offset."""
+        feed = self._feed(topic, partition)
+        self._move(feed, check_offset(feed.log, offset, feed.place))
+
+    def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
+        for feed in self._chosen(topic, partition):
+            self._move(feed, feed.log.start)
+
+    def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
+        for feed in self._chosen(topic, partition):
+            self._move(feed, feed.log.end)
+
+    def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the first message of this time or later."""
+        time_ns = instant_ns(time, "time")
+        for feed in self._chosen(topic, partition):
+            self._move(feed, feed.log.find_time(time_ns))
+
+    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Get nothing from there until `resume`; it stays ours."""
+        self._rewind()
+        for feed in self._chosen(topic, partition):
+            feed.paused = True
+
+    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Get messages from there again."""
+        for feed in self._chosen(topic, partition):
+            feed.paused = False
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that are paused."""
+        return sorted(place for place, feed in self._feeds.items() if feed.paused)
+
+    def lag(self) -> list[PartitionLag]:
+        """How far behind we are in each partition that is ours, in messages and seconds."""
+        self._check_open()
+        now_ns = self._clock.now_ns()
+        return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in sorted(self._feeds.items())]
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent is the member."""
+        self._closed = True
+
+    def _begin_poll(self, max_records: int | None, timeout: Seconds | None) -> tuple[int, int | None]:
+        """How many messages, and until when (None: as long as it takes). All handed out before is handled now."""
+        self._check_open()
+        count = self.settings.max_records if max_records is None else max_records
+        if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
+            raise InvalidRequest(f"max_records={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+        now_ns = self._clock.monotonic_ns()
+        until_ns = None if timeout is None else now_ns + duration_ms(timeout, "timeout") * 1_000_000
+        if self._polling:
+            raise InvalidRequest("this consumer is polling already: give each thread or task a consumer of its own")
+        self._rewind()
+        self._polled_ms = now_ns // 1_000_000
+        for feed in self._feeds.values():
+            feed.handled = feed.given
+        if self.settings.auto_commit:
+            self._auto_commit_if_due()
+        return count, until_ns
+
+    @property
+    def _must_follow(self) -> bool:
+        """Whether the group has something to tell us."""
+        return self._member is None or self._group.changed(self._seen)
+
+    def _fetch(self, count: int) -> list[StreamMessage[Body]]:
+        """What is there, up to `count`, from each partition in turn."""
+        feeds = list(self._feeds.values())
+        if len(feeds) <= 1:
+            return feeds[0].take(count) if feeds else []
+        self._turn = first = (self._turn + 1) % len(feeds)
+        found: list[StreamMessage[Body]] = []
+        waiting = [*feeds[first:], *feeds[:first]]
+        while waiting and count > 0:
+            share = -(-count // len(waiting))
+            left = []
+            for feed in waiting:
+                some = feed.take(min(share, count))
+                found += some
+                count -= len(some)
+                if len(some) == share:
+                    left.append(feed)  # it may have more
+                if count == 0:
+                    break
+            waiting = left
+        return found
+
+    def _hand_out(self) -> None:
+        """What was read is in the user's hands."""
+        for feed in self._feeds.values():
+            feed.given = feed.position
+
+    def _wait_s(self, until_ns: int | None) -> float | None:
+        """How long to wait for messages at most: until the call's time is over, or the next commit is due."""
+        now_ns = self._clock.monotonic_ns()
+        times = [] if until_ns is None else [(until_ns - now_ns) / 1e9]
+        if self.settings.auto_commit and any(feed.handled != feed.kept for feed in self._feeds.values()):
+            times.append(max(self._committed_ms + self.settings.auto_commit_ms - now_ns // 1_000_000, 0) / 1e3)
+        return min(times, default=None)
+
+    def _is_over(self, until_ns: int | None) -> bool:
+        return until_ns is not None and self._clock.monotonic_ns() >= until_ns
+
+    def _pull(self) -> StreamMessage[Body] | None:
+        """The next message of an iteration, None where more must be read first. The one before it is handled."""
+        self._check_open()
+        self._polled_ms = self._now_ms()
+        if not self._ahead:
+            return None
+        if self._must_follow:
+            self._rewind()
+            return None
+        message = self._ahead.popleft()
+        feed = self._feeds[message.topic, message.partition]
+        feed.handled = feed.given
+        feed.given = message.offset + 1 if self._ahead else feed.position
+        return message
+
+    def _rewind(self) -> None:
+        """What an iteration has read and not handed out is to be read again."""
+        if self._ahead:
+            self._ahead.clear()
+            for feed in self._feeds.values():
+                feed.position = feed.given
+
+    def _steps(self) -> Iterator[tuple[Told, list[TopicPartition]]]:
+        """Follow the group, step by step: each is what to tell the user before going on."""
+        while not self._closed:
+            if self._member is None:
+                self._join()
+            self._seen = self._group.version
+            try:
+                share = self._group.heartbeat(self._member or "", self._epoch, self._feeds)
+            except Fenced as error:
+                logger.warning("put out of the group: joining again", extra={"group": self.group, "why": str(error)})
+                lost = sorted(self._feeds)
+                self._member = None
+                self._drop(lost)
+                if lost and self._on_revoked is not None:
+                    yield self._on_revoked, lost
+                continue
+            self._epoch = share.epoch
+            revoked = sorted(place for place in self._feeds if place not in share.partitions)
+            assigned = [place for place in share.partitions if place not in self._feeds]
+            if revoked:
+                if self.settings.auto_commit:
+                    self._auto_commit(revoked)
+                if self._on_revoked is not None:
+                    yield self._on_revoked, revoked
+                self._drop(revoked)
+            elif assigned:
+                self._take_over(assigned)
+                if self._on_assigned is not None:
+                    yield self._on_assigned, assigned
+            else:
+                return
+
+    def _join(self) -> None:
+        self._member, self._line = self._group.join(
+            self.topics,
+            self.settings,
+            instance_id=self.instance_id,
+            holder=self._holder,
+            alive=_weakly(self._is_alive),
+        )
+        self._epoch = self._group.epoch_of(self._member)
+
+    def _is_alive(self) -> bool:
+        return not self._closed and (self._polling or self._now_ms() - self._polled_ms < self.settings.max_poll_ms)
+
+    def _take_over(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            topic, _, position = self._group.listen(place, self._line)
+            self._feeds[place] = Feed(
+                topic, place[1], position, group=self.group, bodies=self._bodies, clock=self._clock
+            )
+
+    def _drop(self, places: Iterable[TopicPartition]) -> None:
+        for place in places:
+            del self._feeds[place]
+            self._group.silence(place, self._line)
+        self._ahead.clear()
+
+    def _commit(
+        self,
+        messages: Iterable[StreamMessage[Body]] | None,
+        offsets: Mapping[TopicPartition, int] | None,
+        durability: Durability | None,
+    ) -> Appended | None:
+        self._check_open()
+        if messages is not None and offsets is not None:
+            raise InvalidRequest("messages and offsets are both given: choose one of them")
+        if messages is not None:
+            offsets = self._behind(messages)
+        elif offsets is None:
+            offsets = {place: feed.given for place, feed in self._feeds.items() if feed.given != feed.kept}
+        return self._write(_checked(offsets), durability)
+
+    def _write(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> Appended | None:
+        if not offsets:
+            return None
+        appended = self._group.commit(self._member or "", self._epoch, offsets, durability)
+        for place, offset in offsets.items():
+            self._feeds[place].kept = offset
+        return appended
+
+    def _behind(self, messages: Iterable[StreamMessage[Body]]) -> dict[TopicPartition, int]:
+        """Where each partition goes on behind the last of these messages."""
+        offsets: dict[TopicPartition, int] = {}
+        for message in messages:
+            if not isinstance(message, StreamMessage):
+                raise InvalidRequest(f"{message!r} is no message of a consumer")
+            place = message.topic, message.partition
+            feed = self._feeds.get(place)
+            if feed is None or feed.home is not message._home:
+                raise Fenced(
+                    f"{message.id} came when partition {place[1]} of {place[0]} was this consumer's, which it was not "
+                    "all the time since: others may have handled it. Nothing was committed; poll, and go on from there"
+                )
+            offsets[place] = max(message.offset + 1, offsets.get(place, 0))
+        return offsets
+
+    def _auto_commit_if_due(self) -> None:
+        if self._now_ms() - self._committed_ms >= self.settings.auto_commit_ms:
+            self._auto_commit(self._feeds)
+
+    def _auto_commit(self, places: Iterable[TopicPartition]) -> None:
+        """Commit what is handled; if that is refused, the group will tell why."""
+        self._committed_ms = self._now_ms()
+        feeds = [self._feeds[place] for place in places]
+        try:
+            self._write({feed.place: feed.handled for feed in feeds if feed.handled != feed.kept})
+        except HoldfastError as error:
+            logger.warning("not committed", extra={"group": self.group, "why": str(error)})
+
+    def _leave(self, *, failed: bool) -> None:
+        """Commit what is handled and go; a static member stays one until its session ends."""
+        if not failed:
+            for feed in self._feeds.values():
+                feed.handled = feed.given
+        if self.settings.auto_commit:
+            self._auto_commit(self._feeds)
+        member, self._member = self._member, None
+        self._drop(sorted(self._feeds))
+        if member is not None and not self.instance_id:
+            try:
+                self._group.leave(member, self._epoch)
+            except Closed as error:  # put out already, or the broker is closed
+                logger.debug("left without saying so", extra={"group": self.group, "why": str(error)})
+
+    def _feed(self, topic: object, partition: object) -> Feed[Body]:
+        self._check_open()
+        feed = self._feeds.get((topic, partition))  # type: ignore[arg-type]
+        if feed is None:
+            ours = ", ".join(f"{name}-{number}" for name, number in self.assignment()[:10]) or "none"
+            raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
+        return feed
+
+    def _chosen(self, topic: str | None, partition: int | None) -> list[Feed[Body]]:
+        self._check_open()
+        if partition is not None:
+            return [self._feed(topic, partition)]
+        if topic is not None and topic not in self.topics:
+            raise InvalidRequest(f"this consumer reads {', '.join(self.topics)}, not {topic!r}")
+        return [feed for place, feed in sorted(self._feeds.items()) if topic in (None, place[0])]
+
+    def _move(self, feed: Feed[Body], position: int) -> None:
+        self._rewind()
+        feed.move(position)
+
+    def _check_open(self) -> None:
+        self._engine.check_open()
+        if self._closed:
+            raise Closed(f"this consumer of {self.group} is closed; make a new one")
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000
+
+
+def reset_offsets(
+    engine: BrokerEngine,
+    group: str,
+    topic: str,
+    to: str | int | datetime,
+    *,
+    partition: int | None = None,
+    dry_run: bool = False,
+) -> list[Reset]:
+    """Let a group without consumers go on at "earliest", "latest", a time or an offset; a new one begins there."""
+    if isinstance(to, datetime):
+        target = To(time_ns=instant_ns(to, "to"))
+    elif type(to) is int and to >= 0:
+        target = To(offset=to)
+    elif to in ("earliest", "latest"):
+        target = To(end=to)  # type: ignore[arg-type]
+    else:
+        raise InvalidRequest(f"to={to!r} cannot be used: give 'earliest', 'latest', an aware datetime or an offset")
+    if not isinstance(dry_run, bool):
+        raise InvalidRequest(f"dry_run={dry_run!r} cannot be used: give True or False")
+    name = check_topic_name(topic)
+    engine.catalog.facts(name)
+    return engine.streams.group(group, create=not dry_run).reset(name, target, partition=partition, dry_run=dry_run)
+
+
+def _weakly(method: Callable[[], bool]) -> Callable[[], bool | None]:
+    """The method's answer while its object lives, then None: the group must not keep a consumer alive."""
+    reference = WeakMethod(method)
+
+    def ask() -> bool | None:
+        found = reference()
+        return None if found is None else found()
+
+    return ask
+
+
+def _topic_names(topics: object) -> list[str]:
+    if isinstance(topics, str):
+        return [check_topic_name(topics)]
+    if not isinstance(topics, Iterable):
+        raise InvalidRequest(f"topics={topics!r} cannot be used: give a list of names")
+    names = list(dict.fromkeys(check_topic_name(name) for name in topics))
+    if not names:
+        raise InvalidRequest("a consumer needs at least one topic")
+    return names
+
+
+def _text(value: object, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value or len(value) > _MOST_TEXT or not value.isprintable():
+        raise InvalidRequest(f"{name}={value!r} cannot be used: give a short text")
+    return value
+
+
+def _checked(offsets: object) -> Mapping[TopicPartition, int]:
+    if not isinstance(offsets, Mapping) or not all(
+        isinstance(place, tuple) and len(place) == 2 and type(offset) is int for place, offset in offsets.items()
+    ):
+        raise InvalidRequest(f"offsets={offsets!r} cannot be used: give {{(topic, partition): offset}}")
+    return offsets

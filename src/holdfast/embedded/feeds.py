@@ -1,0 +1,117 @@
+"""Reading on in one partition: the messages that a consumer of a stream group gets, and how far it came."""
+
+from __future__ import annotations
+
+import logging
+from typing import Generic
+
+import msgspec
+
+from holdfast.broker.layout import message_id
+from holdfast.broker.marks import DELAYED_ID, MOVED, is_for, mark
+from holdfast.broker.partition import Partition
+from holdfast.broker.topic import Topic
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.message import Body, Home, Said
+from holdfast.env import Clock
+from holdfast.errors import DamagedRange, OffsetOutOfRange
+from holdfast.membership.wishes import TopicPartition
+from holdfast.model import Record
+
+logger = logging.getLogger(__name__)
+
+
+class StreamHome:
+    """One partition, as long as one consumer has it without a break: commits of what came before do not count."""
+
+    def __init__(self, topic: str, number: int) -> None:
+        self.topic = topic
+        self.number = number
+
+    def id_of(self, record: Record) -> str:
+        """The message's id: it keeps the one that it had while it was delayed."""
+        delayed_id = mark(record, DELAYED_ID) if record.headers else None
+        return message_id(self.topic, self.number, record.offset, None if delayed_id is None else int(delayed_id))
+
+
+# A struct: made more than a million times a second, and in C four times as fast as other objects.
+class StreamMessage(
+    Said[Body], msgspec.Struct, Generic[Body], frozen=True, gc=False, eq=False, repr_omit_defaults=True
+):
+    """A message of a stream: what it says, and where it stands."""
+
+    _home: Home
+    _bodies: Bodies
+    _record: Record
+
+    __repr__ = Said.__repr__
+
+
+class Feed(Generic[Body]):
+    """One partition in the hands of a consumer.
+
+    `position` is where it reads on; everything below `given` was handed to the user, below `handled` it is dealt
+    with, and below `kept` committed.
+    """
+
+    def __init__(self, topic: Topic, number: int, position: int, *, group: str, bodies: Bodies, clock: Clock) -> None:
+        self.topic = topic
+        self.place: TopicPartition = topic.name, number
+        self.partition: Partition = topic.partitions[number]
+        self.log = self.partition.log
+        self.home = StreamHome(topic.name, number)
+        self.position = self.given = self.handled = self.kept = position
+        self.paused = False
+        self._follower = self.log.follower()
+        self._group = group.encode()
+        self._bodies = bodies
+        self._now_ns = clock.now_ns
+
+    def move(self, position: int) -> None:
+        """Read on there; what was handed out before counts as before, but the next commit is for this place."""
+        self.position = self.given = self.handled = position
+
+    def take(self, count: int) -> list[StreamMessage[Body]]:
+        """The next messages, at most so many; none at the end, or while paused."""
+        while self.position < self.log.end and not self.paused and not self.topic.closed:
+            records = self._read(count)
+            home, bodies = self.home, self._bodies
+            found: list[StreamMessage[Body]] = [
+                StreamMessage(home, bodies, record)
+                for record in records
+                if not (record.flags & MOVED or record.expires_at_ms)
+            ]
+            if len(found) < len(records):  # some need a closer look
+                found = [StreamMessage(home, bodies, record) for record in records if self._is_meant(record)]
+            if found:
+                return found
+        return []
+
+    def _read(self, count: int) -> list[Record]:
+        """The records of the next offsets; fewer, or none, where some are gone."""
+        start = self.position
+        stop = min(start + count, self.log.end)
+        try:
+            records = self._follower.records(start, stop)
+        except DamagedRange as damage:
+            if damage.first_offset > start:
+                return self._read(damage.first_offset - start)
+            self._pass_over("messages damaged", damage.next_offset)
+            return []
+        except OffsetOutOfRange as trimmed:
+            if trimmed.start <= start:
+                raise
+            self._pass_over("messages were trimmed before they were read", trimmed.start)
+            return []
+        self.position = stop
+        return records
+
+    def _is_meant(self, record: Record) -> bool:
+        """Not for another group only, and not too late."""
+        expires_ms = record.expires_at_ms
+        return is_for(record, self._group) and not (expires_ms and expires_ms * 1_000_000 <= self._now_ns())
+
+    def _pass_over(self, why: str, to: int) -> None:
+        topic, number = self.place
+        logger.error(why, extra={"topic": topic, "partition": number, "first": self.position, "next": to})
+        self.position = to
