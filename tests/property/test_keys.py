@@ -348,6 +348,7 @@ def test_partitions_share_their_limits(data: st.DataObject) -> None:
                     phase = Phase.LEASED if offset in leased[at] else Phase.READY
                     gate.feed(offset, b"%s/%d" % (name, (offset + 1) % 3), phase)
         held = Counter(names[number][offset] for number in range(3) for offset in leased[number])
+        assert not policy.limited or limits._leased == held
         assert most is None or not held or max(held.values()) <= most
         for number, each in enumerate(gates):
             assert each.check() == []

@@ -12,6 +12,7 @@ import holdfast
 from holdfast.broker.trace_log import TraceLog
 from holdfast.broker.traces import TraceStep
 from holdfast.cli.lifeline import life_line, time_text
+from holdfast.cli.trace import _lives
 from holdfast.env import real_world
 from tests.unit.commands import Done, Run, ended, everything
 
@@ -89,6 +90,16 @@ def test_a_lease_whose_end_nobody_wrote_down_is_no_lease_that_runs():
     )
     assert "200 ms" in lines[-1]
     assert lines[-1].index("✓") > 40
+
+
+def test_two_groups_hold_a_message_side_by_side():
+    first, second, _, _ = drawn(
+        at(0, "leased", group="a", span_id="1"),
+        at(0, "leased", group="b", span_id="2"),
+        at(500, "acked", group="b", span_id="2"),
+        at(1_000, "acked", group="a", span_id="1"),
+    )
+    assert first.count("─") > second.count("─") + 5
 
 
 def test_a_life_of_one_moment_and_none_at_all():
@@ -215,6 +226,12 @@ def test_ls_tells_how_each_message_stands(run, jobs):
     (last,) = run("trace", "ls", jobs, "--limit", 1, "--json").lines
     assert (last["id"], last["last"], last["deliveries"], last["seconds"]) == ("jobs-0-1", "buried", 0, 0.5)
     assert run("trace", "ls", jobs, "--topic", "others").err == "no message was traced\n"
+
+
+def test_an_earlier_message_of_the_same_name_is_another_life():
+    steps = [at(0, "published"), at(10, "leased"), at(20, "acked"), at(90, "published"), at(100, "leased")]
+    (life,) = _lives(iter(steps))
+    assert (life.deliveries, life.ns, life.last.step) == (1, 10 * MS, "leased")
 
 
 def test_stats_in_numbers(run, jobs):

@@ -226,6 +226,20 @@ def test_a_message_of_a_loop_that_failed_comes_again():
         assert drain(consumer) == ["b", "c"]
 
 
+def test_in_a_loop_a_message_counts_as_handled_with_the_next_also_of_another_partition():
+    streams = Streams(partitions=2)
+    streams.put("a", partition=0)
+    streams.put("b", partition=1)
+    seen = []
+    with pytest.raises(ZeroDivisionError), streams.consumer() as consumer:
+        for message in consumer:
+            seen.append(message.raw.decode())
+            if len(seen) == 2:
+                raise ZeroDivisionError
+    with streams.consumer() as consumer:
+        assert drain(consumer) == [seen[1]]
+
+
 def test_a_loop_notices_a_rebalance_between_two_messages():
     streams = Streams(partitions=2)
     streams.fill(3, partitions=2)
@@ -419,6 +433,33 @@ def test_a_consumer_lives_through_the_end_of_its_topic():
     streams.put("y")
     streams.after(seconds=3)
     assert drain(consumer) == ["y"]
+
+
+def test_a_topic_that_was_made_anew_is_read_from_its_start_by_those_who_had_the_old_one():
+    streams = Streams(partitions=2)
+    streams.fill(3, partitions=2)
+    first, second = streams.consumer(), streams.consumer()
+    assert len(settle(first, second)) == 6
+    streams.engine.delete_topic("orders")
+    streams.engine.create_topic("orders", changes={"partitions": 2})
+    streams.fill(1, partitions=2)
+    settle(first, second)
+    streams.after(seconds=3)
+    for consumer in (first, second):
+        consumer.seek_to_start()
+    assert sorted(settle(first, second)) == ["0-0", "1-0"]
+    assert len(first.assignment()) == len(second.assignment()) == 1
+
+
+def test_a_commit_for_a_topic_that_is_gone_is_refused():
+    streams = Streams(partitions=1)
+    streams.put("a")
+    consumer = streams.consumer(auto_commit=False)
+    messages = consumer.poll(0)
+    streams.engine.delete_topic("orders")
+    with pytest.raises(UnknownTopic, match="is gone"):
+        consumer.commit(messages)
+    assert consumer.poll(0) == []
 
 
 def test_seeking_and_positions():

@@ -368,6 +368,30 @@ def test_a_policy_can_be_changed_while_the_group_is_at_work():
     engine.close()
 
 
+def test_a_group_keeps_the_order_of_each_key_over_all_partitions_and_restarts():
+    world = World(clock=ManualClock(), disk=SimulatedDisk(), ids=SeededIds(1))
+    broker = holdfast.open_broker("/data", world=world, body_type=int)
+    broker.create_topic("orders", partitions=3, min_free_bytes=0)
+    broker.group("orders", "billing", key_order=True)
+    broker.publish_many("orders", [holdfast.NewMessage(body=n, key=f"key {n % 5}") for n in range(40)])
+    seen: list[list[int]] = [[] for _ in range(5)]
+    for turn in range(200):
+        workers = broker.group("orders", "billing")
+        taken = workers.receive_many(4, timeout=0)
+        assert len({message.key for message in taken}) == len(taken)
+        for message in taken:
+            if message.body % 7 == 0 and message.attempt == 1:
+                message.nack(delay=0)
+            else:
+                seen[message.body % 5].append(message.body)
+                message.ack()
+        if turn == 3:
+            broker.close()
+            broker = holdfast.open_broker("/data", world=world, body_type=int)
+    assert seen == [list(range(key, 40, 5)) for key in range(5)]
+    broker.close()
+
+
 def test_one_group_has_an_order_and_another_has_none():
     engine, group = shared()
     ordered = group.topic.group("ordered", changes={"key_order": True})
@@ -375,6 +399,41 @@ def test_one_group_has_an_order_and_another_has_none():
     assert len(receive(group)) == 3
     assert len(receive(ordered)) == 1
     engine.close()
+
+
+def test_somebody_looks_again_when_the_rate_allows_more():
+    place = Place(body_type=str, key_group_rate=1.0)
+    delivery = place.q._station.delivery
+    put(place.q, "a1", "a2")
+    place.tick()
+    take(place.q)
+    assert delivery._due_mono_ms - delivery.mono_ms() == 1_000
+
+
+def test_somebody_looks_again_for_a_message_that_came_too_early():
+    place = Place(body_type=str, key_group_rate=1.0)
+    delivery = place.q._station.delivery
+    put(place.q, "a1")
+    take(place.q)
+    place.after(ms=100)
+    put(place.q, "a2")
+    assert take(place.q) == {}
+    assert delivery._due_mono_ms - delivery.mono_ms() == 900
+
+
+def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch):
+    place = Place(**ORDER)
+    put(place.q, "a1", "a2")
+    message = take(place.q)["a1"]
+
+    def interrupted(_events: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.q._station.delivery._supply.keyed, "note", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            message.ack()
+    assert list(take(place.q)) == ["a2"]
 
 
 def test_whoever_waits_is_woken_when_the_rate_allows_more():

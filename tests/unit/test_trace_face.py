@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -109,6 +110,21 @@ def test_errors_retries_and_the_way_to_the_dead_and_back():
     assert len({step.trace_id for step in steps}) == 1
     assert life(place, message.id) == steps
     assert message.headers == {}  # our own note is no header of the user's
+
+
+def test_a_message_that_is_redriven_again_and_again_carries_one_note_of_its_trace():
+    place = traced()
+    place.q.put(b"a")
+    for _ in range(3):
+        place.q.get().reject("no")
+        place.q.dead.redrive()
+    (record,) = place.q._log.records(3)
+    assert [name for name, _ in record.headers].count("holdfast.trace") == 1
+    steps = life(place, "jobs-0-3")
+    assert [step.id for step in steps if step.step == "published"] == [f"jobs-0-{n}" for n in range(4)]
+    assert len({step.trace_id for step in steps}) == 1
+    for before, after in pairwise([step for step in steps if step.step == "published"]):
+        assert after.parent_id == before.span_id
 
 
 def test_a_delayed_message_from_put_to_ack_and_by_its_offset():
@@ -378,3 +394,69 @@ def test_old_traces_are_dropped_by_upkeep():
     place.q.put(b"b")
     place.after(seconds=6 * 86_400)
     assert [step.offset for step in found(place)] == [1]
+
+
+def broker_on(place: Place) -> holdfast.Broker:
+    """A broker in a folder of its own on the same disk, with a traced topic of three partitions."""
+    broker = holdfast.open_broker("/data/shop", world=place.world)
+    broker.create_topic("orders", partitions=3, trace_sample=1.0, min_free_bytes=0)
+    return broker
+
+
+def test_a_broker_tells_the_lives_of_messages_in_every_partition():
+    broker = broker_on(Place())
+    stored = [broker.publish("orders", b"a", partition=number) for number in range(3)]
+    assert [one.id for one in stored] == ["orders-0-0", "orders-1-0", "orders-2-0"]
+    billing = broker.group("orders", "billing")
+    for message in billing.receive_many(3):
+        message.ack()
+    for one in stored:
+        assert [step.step for step in broker.trace(one.id)] == ["published", "leased", "acked"]
+    assert len({broker.trace(one.id)[0].trace_id for one in stored}) == 3
+    assert {step.partition for step in broker.search_traces(topic="orders", event="acked")} == {0, 1, 2}
+    assert broker.trace_stats(topic="orders").messages == 3
+    assert "__traces" not in broker.topics()
+    broker.close()
+
+
+def test_what_a_producer_sends_is_traced_once():
+    broker = broker_on(Place())
+    with broker.producer(linger_ms=0) as producer:
+        sent = [producer.send("orders", b"%d" % n, key=f"k{n}") for n in range(20)]
+        plain = producer.send("orders", b"x", headers={"traceparent": PARENT}, partition=1)
+        producer.flush()
+        ids = {future.result().id for future in sent}
+        assert broker.trace(plain.result().id)[0].parent_id == "00f067aa0ba902b7"
+    published = [step.id for step in broker.search_traces(event="published", limit=1_000)]
+    assert sorted(published) == sorted({*ids, plain.result().id})
+    broker.close()
+
+
+def test_a_group_with_ordering_keys_and_added_partitions_are_traced():
+    broker = broker_on(Place())
+    ordered = broker.group("orders", "ordered", key_order=True)
+    broker.publish_many("orders", [holdfast.NewMessage(body=b"%d" % n, key="k") for n in range(3)])
+    for _ in range(3):
+        (message,) = ordered.receive_many(5)
+        message.ack()
+    assert len(broker.search_traces(group="ordered", event="acked")) == 3
+    broker.add_partitions("orders", 1)
+    stored = broker.publish("orders", b"new", partition=3)
+    (message,) = ordered.receive_many(5)
+    message.ack()
+    assert [step.step for step in broker.trace(stored.id)] == ["published", "leased", "acked"]
+    broker.close()
+
+
+def test_a_topic_that_is_made_again_begins_other_lives():
+    broker = broker_on(Place())
+    first = broker.publish("orders", b"a", partition=0)
+    before = broker.trace(first.id)
+    broker.delete_topic("orders")
+    assert broker.trace(first.id) == before
+    broker.create_topic("orders", trace_sample=1.0, min_free_bytes=0)
+    again = broker.publish("orders", b"a")
+    assert again.id == first.id
+    (step,) = broker.trace(first.id)
+    assert step.trace_id != before[0].trace_id
+    broker.close()

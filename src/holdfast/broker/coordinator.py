@@ -85,6 +85,7 @@ class StreamGroup:
         self.lock = threading.RLock()
         # Held, as long as a member wants them; never changed in place: `changed` looks at it without the lock.
         self._topics: dict[str, Topic] = {}
+        self._gone: set[str] = set()  # topics that were deleted while members had them
         self._pulses: dict[str, Pulse] = {}
         self._bells: dict[TopicPartition, Bell] = {}
         self._pinned_at = -1
@@ -110,6 +111,7 @@ class StreamGroup:
             try:
                 for topic in wanted:
                     self._hold(topic)
+                    self._check_mode(self._topics[topic])
                 for topic in wanted:
                     self._begin(self._topics[topic], settings.start)
                 self._recount()
@@ -162,7 +164,7 @@ class StreamGroup:
             entries = []
             for place, offset in offsets.items():
                 self.members.may_commit(member, epoch, *place)
-                topic = self._topics[place[0]]
+                topic = self._topic(place[0])
                 check_offset(topic.partitions[place[1]].log, offset, place)
                 entries.append(self._entry(topic, place[1], offset))
             return self.offsets.commit(entries, durability) if entries else None
@@ -175,8 +177,8 @@ class StreamGroup:
     def listen(self, place: TopicPartition, line: Waiters | None) -> tuple[Topic, Partition, int]:
         """Let arrivals in the partition wake this line from now on; answers where to go on reading."""
         with self.lock:
-            topic = self._topics[place[0]]
-            partition = topic.partitions[place[1]]
+            topic = self._topic(place[0])
+            partition = topic.partition(place[1])
             bell = self._bells.get(place)
             if bell is None or bell.partition is not partition:
                 bell = self._bells[place] = Bell(partition)
@@ -316,10 +318,14 @@ class StreamGroup:
         for partition in topic.partitions:
             partition.log.unpin(f"stream:{self.name}")
 
-    def close(self) -> None:
-        """Keep what was committed, and wake all who wait: they find the group closed."""
+    def nudge(self) -> None:
+        """Wake all who wait: something has changed. Takes no lock of the group."""
         for pulse in list(self._pulses.values()):
             pulse.line.wake_all()
+
+    def close(self) -> None:
+        """Keep what was committed, and wake all who wait: they find the group closed."""
+        self.nudge()
         self.offsets.close()
 
     def _feel(self, member: str, pulse: Pulse) -> None:
@@ -345,8 +351,7 @@ class StreamGroup:
         if any(not isinstance(event, Heard) for event in events):
             self.version += 1
             self.offsets.remember(statics_of(self.members), self.members.counts)
-            for pulse in list(self._pulses.values()):
-                pulse.line.wake_all()
+            self.nudge()
 
     def _note(self, event: Event) -> None:
         if isinstance(event, Left):
@@ -364,11 +369,21 @@ class StreamGroup:
                 f"rebalance={members.rebalance!r}: use the same, or close its other consumers first"
             )
 
+    def _check_mode(self, topic: Topic) -> None:
+        if self.name in topic.groups:
+            raise InvalidRequest(
+                f"the group {self.name} takes from {topic.name} in queue mode; choose another name for this one"
+            )
+
     def _hold(self, name: str) -> None:
+        if name not in self._topics:
+            self._topics = {**self._topics, name: self._engine.hold(name, self)}  # or UnknownTopic
+
+    def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
         if topic is None or topic.closed:
-            fresh = self._engine.hold(name, self)  # or UnknownTopic
-            self._topics = {**self._topics, name: fresh}
+            raise UnknownTopic(f"the topic {name} is gone, and group {self.name} can do nothing there any more")
+        return topic
 
     def _drop(self, name: str) -> None:
         self._topics[name].holders.discard(self)
@@ -383,18 +398,30 @@ class StreamGroup:
         """See whether topics have grown, came or went."""
         members = self.members
         for name in {topic for member in members.members.values() for topic in member.topics}:
-            topic = self._topics.get(name)
-            if topic is None or topic.closed:
-                try:
-                    self._hold(name)
-                except (UnknownTopic, Closed):
-                    if topic is not None:
-                        self._drop(name)
+            self._look_after(name)
         counts = {name: len(topic.partitions) for name, topic in self._topics.items()}
         if counts != members.counts:
             for topic in self._topics.values():
                 self._begin(topic, "earliest")
             self._do(Partitions(counts))
+
+    def _look_after(self, name: str) -> None:
+        """Hold a topic that is there; one that is gone must be given back before another of its name is shared out."""
+        topic = self._topics.get(name)
+        if topic is not None and topic.closed:
+            self._drop(name)
+            self._gone.add(name)
+        if name in self._gone and any(place[0] == name for place in self.members.owners):
+            return
+        if name not in self._topics:
+            try:
+                self._hold(name)
+            except UnknownTopic:
+                if any(entry.topic == name for entry in self.offsets.entries()):
+                    self.offsets.forget(name)
+            except Closed:
+                return
+            self._gone.discard(name)
 
     def _begin(self, topic: Topic, start: str) -> None:
         """Note where the group begins in partitions that are new to it: then it is sure to go on there.

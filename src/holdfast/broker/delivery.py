@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import Final
+from typing import Final, Self
 
 from holdfast.broker.hands import Delivered, Dropped
 from holdfast.broker.journal import Journal, Snapshot
@@ -44,7 +44,7 @@ from holdfast.delivery.events import (
     Released,
     Skipped,
 )
-from holdfast.delivery.group import FAR, Group
+from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
@@ -116,7 +116,7 @@ class Delivery:
         *,
         name: str = DEFAULT_GROUP,
         start: int | None = None,
-    ) -> Delivery:
+    ) -> Self:
         """The group whose journal is in the folder, brought up to the log as it is now; a new one begins at `start`."""
         journal, group = Journal.open(world, folder, settings, log.start if start is None else start)
         try:
@@ -176,7 +176,10 @@ class Delivery:
             group = self.group
             self._expect_tick(now.mono_ms + lease_ms)
             lease = group.leases[offsets[0]]
-            out += [Delivered(record, lease, group.attempts(record.offset) + 1) for record in records]
+            if group.histories:
+                out += [Delivered(record, lease, group.attempts(record.offset) + 1) for record in records]
+            else:
+                out += [Delivered(record, lease, 1) for record in records]
             self._count_all(records)
         return out
 
@@ -240,15 +243,34 @@ class Delivery:
                 offsets = set(map(_OFFSET, good))
             appended = None
             if good:
-                times = Counter(map(_LEASED_AT, filter(None, held_by)))
-                appended = self.commit_events([Acked(runs_of(offsets))], durability)
-                self._count_acked(len(offsets))
-                now_ns = self._now_ns()
-                for at_ms, count in times.items():
-                    self._observe_handle(now_ns - at_ms * 1_000_000, count)
+                appended = self._ack(offsets, list(filter(None, held_by)), durability)
             if len(good) == len(receipts):
                 return appended, None
             return appended, self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
+
+    def ack_taken(
+        self, taken: Sequence[Delivered], durability: Durability | None = None
+    ) -> tuple[Appended | None, LeaseLost | None]:
+        """The same for messages in hand, whose leases mostly are as they were given."""
+        offsets = [one.record.offset for one in taken]
+        leases = [one.lease for one in taken]
+        in_order = range(offsets[0], offsets[0] + len(offsets))
+        if offsets == list(in_order):
+            with self.lock:
+                if list(map(self.group.leases.get, offsets)) == leases:
+                    return self._ack(in_order, leases, durability or self.settings.ack_durability), None
+        return self.ack([one.receipt for one in taken], durability)
+
+    def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
+        appended = self.commit_events([Acked(runs_of(offsets))], durability)
+        self._count_acked(len(offsets))
+        now_ns = self._now_ns()
+        first = leases[0]
+        together = leases.count(first) == len(leases)
+        times = {first.at_ms: len(leases)} if together else Counter(map(_LEASED_AT, leases))
+        for at_ms, count in times.items():
+            self._observe_handle(now_ns - at_ms * 1_000_000, count)
+        return appended
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """The same for one message, where acks need not be synced."""
@@ -471,5 +493,7 @@ class Delivery:
     def _count_all(self, records: Sequence[Record]) -> None:
         now_ns = self._now_ns()
         self._count_delivered(len(records))
-        for timestamp_ns, times in Counter(map(_TIMESTAMP, records)).items():
+        published = list(map(_TIMESTAMP, records))
+        together = published.count(published[0]) == len(published)
+        for timestamp_ns, times in ({published[0]: len(published)} if together else Counter(published)).items():
             self._observe_wait(now_ns - timestamp_ns, times)

@@ -76,7 +76,12 @@ class Keyed:
             return any(gate.any_next(now_mono_ms) for gate in self._gates)
 
     def next_ms(self, now_mono_ms: int) -> int | None:
-        """In how many ms a rate lets the next message through."""
+        """In how many ms a rate lets the next message of this partition through."""
+        with self.lock:
+            return self._gate.next_ms(now_mono_ms)
+
+    def next_anywhere_ms(self, now_mono_ms: int) -> int | None:
+        """The same for all partitions: what is taken from one may make the others wait."""
         with self.lock:
             return soonest(*[gate.next_ms(now_mono_ms) for gate in self._gates])
 

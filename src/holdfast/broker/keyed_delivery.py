@@ -72,8 +72,9 @@ class KeyedDelivery(Delivery):
             return super()._receive(count, lease_ms, holder, session)
         with keyed.lock:
             taken = super()._receive(count, lease_ms, holder, session)
-        if not taken:
-            self._look_at_keys(keyed)  # it may be that only time is missing
+        if not taken:  # it may be that only time is missing
+            mono_ms = self.mono_ms()
+            self._expect_within(keyed.next_ms(mono_ms), mono_ms)
         return taken
 
     def _mend(self, error: BaseException) -> None:
@@ -90,6 +91,8 @@ class KeyedDelivery(Delivery):
         mono_ms = self.mono_ms()
         if self.waiters and keyed.any_next(mono_ms):
             self.waiters.wake()  # one: whoever takes something comes here again
-        due_ms = keyed.next_ms(mono_ms)
+        self._expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
+
+    def _expect_within(self, due_ms: int | None, mono_ms: int) -> None:
         if due_ms is not None:
             self._expect_tick(mono_ms + due_ms)

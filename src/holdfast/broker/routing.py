@@ -52,13 +52,14 @@ class RoundRobin:
 
     def take(self, partitions: int) -> int:
         """The partition of the next message."""
-        if not self._left:
-            self._partition += 1
-            self._left = self._stick
-        if self._partition >= partitions:
-            self._partition = 0
-        self._left -= 1
-        return self._partition
+        # With names of its own: threads that take turns at once may get the same one, never one that is not there.
+        partition, left = self._partition, self._left
+        if not left:
+            partition, left = partition + 1, self._stick
+        if partition >= partitions:
+            partition = 0
+        self._partition, self._left = partition, left - 1
+        return partition
 
     def spread(self, count: int, partitions: int) -> Iterator[tuple[int, int, int]]:
         """The next `count` messages as runs: (partition, first, behind the last)."""
@@ -66,6 +67,6 @@ class RoundRobin:
         while first < count:
             partition = self.take(partitions)
             end = min(count, first + 1 + self._left)
-            self._left -= end - first - 1
+            self._left = max(self._left - (end - first - 1), 0)
             yield partition, first, end
             first = end

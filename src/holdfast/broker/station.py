@@ -180,6 +180,12 @@ class Station:
         appended, refused = self.delivery.ack(receipts, durability)
         return Pending(appended=appended, refused=refused)
 
+    def ack_taken(self, taken: Sequence[Delivered], durability: Durability | None = None) -> Pending:
+        """The same for messages in hand."""
+        self.check_open()
+        appended, refused = self.delivery.ack_taken(taken, durability)
+        return Pending(appended=appended, refused=refused)
+
     def wait(self, pending: Pending) -> None:
         """Return when what was decided is as durable as asked, and dead letters are where they belong."""
         if pending.appended is not None:

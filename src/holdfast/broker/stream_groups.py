@@ -131,6 +131,7 @@ class StreamGroups:
     def _pin(self, topic: Topic) -> None:
         for group in list(self._groups.values()):
             group.pin(topic)
+            group.nudge()  # it may have grown
 
     def _open(self, name: str) -> StreamGroup:
         folder = stream_group_folder(self._engine.folder, name)

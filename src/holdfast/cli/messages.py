@@ -19,11 +19,11 @@ from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.listed import DeadLetter, Listed, Waiting
-from holdfast.embedded.message import Contents
+from holdfast.embedded.message import Contents, Said
 from holdfast.embedded.times import to_datetime
 from holdfast.model import Record
 
-AnyMessage: TypeAlias = Contents[Any]
+AnyMessage: TypeAlias = Said[Any]
 
 PAGE_ROWS: Final = 100
 _SPACE: Final = 2

@@ -11,6 +11,7 @@ State changes by `apply` only, live and at replay alike, so the two cannot diffe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -227,9 +228,7 @@ class Group:
             if stop > self.cursor:
                 self.ahead.add_range(max(start, self.cursor), stop)
             return
-        table = self._table(phase)
-        for offset in range(start, stop):
-            del table[offset]
+        deque(map(self._table(phase).__delitem__, range(start, stop)), maxlen=0)  # a loop without Python in it
 
     def _enter(self, phase: Phase, start: int, stop: int, value: Any) -> None:
         if phase is Phase.DONE:

@@ -133,6 +133,7 @@ class Accumulator:
             self.buffered -= parcel.bytes + MESSAGE_COST * len(parcel.values)
             if not self.active:
                 self.buffered = 0
+            parcel.empty()  # whoever keeps an answer need not keep the messages
             parcel.done = True
             event = parcel.event
         if event is not None:

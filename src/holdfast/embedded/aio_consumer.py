@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from inspect import isawaitable
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypeVar
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.waiters import TaskWaiter
@@ -17,6 +17,8 @@ from holdfast.errors import Closed
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Durability
 
+_Result = TypeVar("_Result")
+
 
 class AsyncConsumer(Consuming[Body], Generic[Body]):
     """Reads the partitions that its group gives it. For one task at a time: give each a consumer of its own.
@@ -27,7 +29,7 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
     @classmethod
     async def open(cls, engine: BrokerEngine, topics: str | Iterable[str], group: str, **options: Any) -> Self:
         """Join the group, which is made where there is none."""
-        consumer = await asyncio.to_thread(lambda: cls._open(engine, topics, group, **options))
+        consumer = await _aside(lambda: cls._open(engine, topics, group, **options))
         await consumer._follow()
         return consumer
 
@@ -85,12 +87,12 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         self._line.wake_all()
         if self._feeds and self._on_revoked is not None and not self._engine.closed:
             await _told(self._on_revoked(self.assignment()))
-        await asyncio.to_thread(self._leave, failed=failed)
+        await _aside(lambda: self._leave(failed=failed))
 
     async def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""
         steps = self._steps()
-        while (step := await asyncio.to_thread(next, steps, None)) is not None:
+        while (step := await _aside(lambda: next(steps, None))) is not None:
             told, places = step
             await _told(told(places))
 
@@ -120,3 +122,13 @@ async def _told(answer: Any) -> None:
     """What the user was told may be told to a coroutine."""
     if isawaitable(answer):
         await answer
+
+
+async def _aside(call: Callable[[], _Result]) -> _Result:
+    """Something that may wait for the disk, on a thread. It is never left half done: who is cancelled waits for it."""
+    done = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(done)
+    except asyncio.CancelledError:
+        await asyncio.wait([done])
+        raise

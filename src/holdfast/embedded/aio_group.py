@@ -40,11 +40,8 @@ class AsyncState(StateOf):
         await self._station.wait_async(self._save(value, durability))
 
 
-class AsyncMessage(Handle[Body]):
+class AsyncMessage(Handle[Body], Generic[Body], eq=False):
     """A message in hand. As a context manager: ack on success, nack with the error on an exception."""
-
-    __slots__ = ("_state",)
-    _state: AsyncState
 
     async def ack(self, *, durability: Durability | None = None) -> None:
         """It is handled and never comes back."""
@@ -68,11 +65,10 @@ class AsyncMessage(Handle[Body]):
 
     @property
     def state(self) -> AsyncState:
-        try:
-            return self._state
-        except AttributeError:
+        if self._state is None:
             self._state = AsyncState(self)
-            return self._state
+        state: AsyncState = self._state
+        return state
 
     async def __aenter__(self) -> AsyncMessage[Body]:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -216,9 +217,12 @@ class AsyncProducer(Producing):
     async def _open_sequences(self, now_ns: int) -> None:
         """Read what partitions know of producers before they are written to, and not in the loop's time."""
         for lane in list(self._accumulator.active):
-            if lane.queue and lane.queue[0].due_ns <= now_ns and self._sender.must_open(lane.queue[0]):
+            if lane.queue and lane.queue[0].due_ns <= now_ns:
                 partition = lane.route.topic.partitions[lane.number]
-                await asyncio.to_thread(partition.open_sequences)
+                if not self.settings.idempotent or partition.sequences is not None:
+                    continue
+                with suppress(Exception):  # then writing meets it again, and answers with it
+                    await asyncio.to_thread(partition.open_sequences)
 
     async def _finish(self, writing: Writing, now_ns: int) -> None:
         parcel, waiting = writing

@@ -14,13 +14,14 @@ import msgspec
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.coordinator import StreamGroup
 from holdfast.broker.layout import check_topic_name
-from holdfast.broker.positions import PartitionLag, Reset, To, check_offset, lag_of
+from holdfast.broker.positions import PartitionLag, check_offset, lag_of
 from holdfast.broker.waiters import Waiters
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.feeds import Feed, StreamMessage
 from holdfast.embedded.message import Body
 from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.env import close_in_children
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Appended, Durability
@@ -67,9 +68,11 @@ class Consuming(Generic[Body]):
         self._feeds: dict[TopicPartition, Feed[Body]] = {}
         self._turn = 0
         self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
+        self._out: Feed[Body] | None = None  # where the message comes from that an iteration handed out last
         self._polling = False
         self._polled_ms = self._committed_ms = self._now_ms()
         self._closed = False
+        close_in_children(self)
 
     @classmethod
     def _open(
@@ -251,9 +254,10 @@ class Consuming(Generic[Body]):
             self._rewind()
             return None
         message = self._ahead.popleft()
-        feed = self._feeds[message.topic, message.partition]
-        feed.handled = feed.given
-        feed.given = message.offset + 1 if self._ahead else feed.position
+        if self._out is not None:
+            self._out.handled = self._out.given
+        self._out = feed = self._feeds[message.topic, message.partition]
+        feed.given = message.offset + 1
         return message
 
     def _rewind(self) -> None:
@@ -268,7 +272,7 @@ class Consuming(Generic[Body]):
         while not self._closed:
             if self._member is None:
                 self._join()
-            self._seen = self._group.version
+            version = self._group.version
             try:
                 share = self._group.heartbeat(self._member or "", self._epoch, self._feeds)
             except Fenced as error:
@@ -293,6 +297,7 @@ class Consuming(Generic[Body]):
                 if self._on_assigned is not None:
                     yield self._on_assigned, assigned
             else:
+                self._seen = version  # not before: a callback may fail, and must be asked again
                 return
 
     def _join(self) -> None:
@@ -415,31 +420,6 @@ class Consuming(Generic[Body]):
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000
-
-
-def reset_offsets(
-    engine: BrokerEngine,
-    group: str,
-    topic: str,
-    to: str | int | datetime,
-    *,
-    partition: int | None = None,
-    dry_run: bool = False,
-) -> list[Reset]:
-    """Let a group without consumers go on at "earliest", "latest", a time or an offset; a new one begins there."""
-    if isinstance(to, datetime):
-        target = To(time_ns=instant_ns(to, "to"))
-    elif type(to) is int and to >= 0:
-        target = To(offset=to)
-    elif to in ("earliest", "latest"):
-        target = To(end=to)  # type: ignore[arg-type]
-    else:
-        raise InvalidRequest(f"to={to!r} cannot be used: give 'earliest', 'latest', an aware datetime or an offset")
-    if not isinstance(dry_run, bool):
-        raise InvalidRequest(f"dry_run={dry_run!r} cannot be used: give True or False")
-    name = check_topic_name(topic)
-    engine.catalog.facts(name)
-    return engine.streams.group(group, create=not dry_run).reset(name, target, partition=partition, dry_run=dry_run)
 
 
 def _weakly(method: Callable[[], bool]) -> Callable[[], bool | None]:

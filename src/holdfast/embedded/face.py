@@ -17,7 +17,7 @@ from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import check_settings
 from holdfast.broker.station import Pending, Station
-from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Receipt, Reject
+from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Reject
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.handle import Handle
@@ -153,9 +153,7 @@ class Face(Generic[Body]):
         """Ack in one go; each handle is through with its message, whatever comes of it."""
         pending = []
         for station, own in self._own(handles, "ack"):
-            taken = [handle._delivered for handle in own]
-            receipts = [Receipt(one.record.offset, one.lease.fence) for one in taken]
-            pending.append((station, station.ack(receipts, durability)))
+            pending.append((station, station.ack_taken([handle._delivered for handle in own], durability)))
             for handle in own:
                 handle._settled = True
         return pending

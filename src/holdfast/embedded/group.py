@@ -34,11 +34,8 @@ class State(StateOf):
         self._station.wait(self._save(value, durability))
 
 
-class Message(Handle[Body]):
+class Message(Handle[Body], Generic[Body], eq=False):
     """A message in hand. As a context manager: ack on success, nack with the error on an exception."""
-
-    __slots__ = ("_state",)
-    _state: State
 
     def ack(self, *, durability: Durability | None = None) -> None:
         """It is handled and never comes back."""
@@ -70,11 +67,10 @@ class Message(Handle[Body]):
 
     @property
     def state(self) -> State:
-        try:
-            return self._state
-        except AttributeError:
+        if self._state is None:
             self._state = State(self)
-            return self._state
+        state: State = self._state
+        return state
 
     def __enter__(self) -> Message[Body]:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Generic
 
 import msgspec
 
@@ -13,31 +13,36 @@ from holdfast.broker.layout import receipt_text
 from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import Save
 from holdfast.delivery.group import Document
-from holdfast.embedded.message import Body, Contents
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.message import Body, Said
 from holdfast.errors import InvalidRequest, LeaseLost
-
-if TYPE_CHECKING:
-    from holdfast.embedded.face import Face
+from holdfast.model import Record
 
 
 # Not the handler's fault: these give the message back as if it had not been touched.
 INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
-class Handle(Contents[Body]):
+# A struct: made in C, in half the time of another object.
+class Handle(Said[Body], msgspec.Struct, Generic[Body], eq=False):
     """A delivered message and the facts of its delivery."""
 
-    __slots__ = ("_delivered", "_face", "_settled")
+    _face: Any
     _home: Station
+    _delivered: Delivered
+    _settled: bool = False
+    _state: Any = None
 
-    def __init__(self, face: Face[Body], station: Station, delivered: Delivered) -> None:
-        # Not by way of the base class: this is the hot path of `get`.
-        self._home = station
-        self._bodies = face._bodies
-        self._record = delivered.record
-        self._face = face
-        self._delivered = delivered
-        self._settled = False
+    __repr__ = Said.__repr__
+
+    @property
+    def _record(self) -> Record:  # type: ignore[override]
+        return self._delivered.record
+
+    @property
+    def _bodies(self) -> Bodies:  # type: ignore[override]
+        bodies: Bodies = self._face._bodies
+        return bodies
 
     def __del__(self) -> None:
         if not self._settled:

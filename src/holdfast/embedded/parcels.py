@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,7 @@ class Lane:
         self.sequence: int | None = None  # of the next message; None: the partition must say
         self.known = 0  # how many of the producer's messages the partition had when this one began
         self.counted = 0  # how many were sent since, those that it had included
-        self.loose = 0  # messages that go without sequences
+        self.loose = itertools.count()  # numbers of messages that go without sequences; safe for threads
 
     @property
     def due_ns(self) -> int:
@@ -162,6 +163,10 @@ class Parcel:
             return Stored(name, offset, None, True, self.durability, number)
         return Stored(name, self.offset + index - self.skipped, None, False, self.durability, number)
 
+    def empty(self) -> None:
+        """Let go of the messages."""
+        self.values, self.keys, self.flags, self.rest = [], None, None, {}
+
     def run_callbacks(self) -> None:
         """Tell those who asked; what they raise is theirs."""
         for callback in self.callbacks:
@@ -198,7 +203,7 @@ class Sent(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         return None if parcel.unheeded else parcel.error
 
     def add_done_callback(self, callback: Callable[[Sent], object]) -> None:
-        """Call with this object when the answer is there: in the sender's thread, or at once where it is."""
+        """Call with this object when the answer is there, in the sender's thread, or at once; it must not wait itself."""
         self._parcel.seen = True
         if self.done():
             callback(self)

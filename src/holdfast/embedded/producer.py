@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Iterable
 from datetime import datetime
 from types import TracebackType
+from typing import Final
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.marks import TEXT_KEY
@@ -19,6 +21,10 @@ from holdfast.embedded.times import duration_ms
 from holdfast.env import Clock
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
+
+_AFTER_ERROR_NS: Final = 1_000_000_000
 
 
 class Producer(Producing):
@@ -114,6 +120,7 @@ class Producer(Producing):
         """
         if self._closed:
             return
+        self._check_outside()
         timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
         self._closed = True
         try:
@@ -150,6 +157,7 @@ class Producer(Producing):
 
     def await_parcel(self, parcel: Parcel, timeout_s: float | None) -> bool:
         """Return when it is answered, or when the time is over; answers whether it is."""
+        self._check_outside()
         with self._accumulator.lock:
             if parcel.event is None and not parcel.done:
                 parcel.event = threading.Event()
@@ -168,10 +176,14 @@ class Producer(Producing):
     def round(self) -> int | None:
         """Store what is due now; answers when more will be, in ns of the monotonic clock. The way of its thread."""
         with self._round_lock:
-            now_ns = self._clock.monotonic_ns()
-            for writing in self._write_due(now_ns):
-                self._finish(writing, now_ns)
-            return self._next_ns(now_ns)
+            self._rounding = threading.get_ident()
+            try:
+                now_ns = self._clock.monotonic_ns()
+                for writing in self._write_due(now_ns):
+                    self._finish(writing, now_ns)
+                return self._next_ns(now_ns)
+            finally:
+                self._rounding = None
 
     def _finish(self, writing: Writing, now_ns: int) -> None:
         parcel, waiting = writing
@@ -262,7 +274,11 @@ class Producer(Producing):
 def _run(me: weakref.ref[Producer], clock: Clock, work: threading.Event) -> None:
     while (producer := me()) is not None and not producer._stopping:
         work.clear()
-        later_ns = producer.round()
+        try:
+            later_ns = producer.round()
+        except Exception:  # whatever it was: without its thread a producer would stand still, and nobody knew
+            logger.exception("a round failed", extra={"folder": producer._engine.folder})
+            later_ns = clock.monotonic_ns() + _AFTER_ERROR_NS
         left_s = None if later_ns is None else max(later_ns - clock.monotonic_ns(), 0) / 1e9
         if not producer._accumulator.active:
             del producer

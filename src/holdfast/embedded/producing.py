@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -64,6 +65,7 @@ class Producing:
         self._routes: dict[str, Route] = {}
         self._failed: list[Parcel] = []
         self._closed = False
+        self._rounding: int | None = None  # the thread that stores what is due
         close_in_children(self)
 
     @property
@@ -192,6 +194,13 @@ class Producing:
             f"{self.settings.block_ms} ms. The message was not sent; send more slowly, or raise buffer_bytes or "
             "block_ms"
         )
+
+    def _check_outside(self) -> None:
+        """Refuse to wait inside a callback: the one who calls it is the one who would be waited for."""
+        if self._rounding == threading.get_ident():
+            raise InvalidRequest(
+                "a callback of a producer must not wait for it, nor close it; let another thread do so"
+            )
 
     def _deadline_ns(self, timeout_s: float | None) -> int | None:
         return None if timeout_s is None else self._clock.monotonic_ns() + round(timeout_s * 1e9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -31,12 +32,16 @@ class Route:
         self.used_ns = topic.used_ns
         self.lanes: list[Lane] = []
         self._topic_id = topic.id
+        self._lock = threading.Lock()
         self.look()
 
     def look(self) -> None:
         """See the topic's settings and partitions anew."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         settings = self.topic.settings
-        self.settings = settings
         if self.topic.id != self._topic_id:  # another topic of the same name: it has nothing of this producer
             self._topic_id = self.topic.id
             for lane in self.lanes:
@@ -48,6 +53,7 @@ class Route:
         for number in range(len(self.lanes), len(self.topic.partitions)):
             self.lanes.append(Lane(self._owner, self, number))
         self.count = len(self.lanes)
+        self.settings = settings  # last: whoever sees these sees the others
 
     @property
     def usable(self) -> bool:

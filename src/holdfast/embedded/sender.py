@@ -43,16 +43,11 @@ class Sender:
 
     def loose(self, lane: Lane, draft: Draft) -> Draft:
         """A message that goes without a sequence, with a dedup id that makes it known when it is sent again."""
-        number, lane.loose = lane.loose, lane.loose + 1
         if self.identity is None or draft.dedup_id is not None:
             return draft
-        dedup_id = b"%s%x-%x-%d" % (b"producer-", self.identity.id, self.identity.since, number)
+        dedup_id = b"producer-%x-%x-%d" % (self.identity.id, self.identity.since, next(lane.loose))
         headers = (*draft.headers, (DEDUP_ID, dedup_id))
         return msgspec.structs.replace(draft, dedup_id=dedup_id, headers=headers)
-
-    def must_open(self, parcel: Parcel) -> bool:
-        """Whether the next write reads what the partition knows of producers, which may take a while."""
-        return self.identity is not None and self._partition(parcel).sequences is None
 
     def write(self, parcel: Parcel) -> Publication | Appended:
         """Put it into its partition; answers what to wait for."""
@@ -99,7 +94,7 @@ class Sender:
         return False
 
     def _partition(self, parcel: Parcel) -> Partition:
-        return parcel.lane.route.topic.partitions[parcel.lane.number]
+        return parcel.lane.route.topic.partition(parcel.lane.number)
 
     def _check_usable(self) -> None:
         self._engine.check_open()
