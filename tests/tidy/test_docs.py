@@ -76,11 +76,11 @@ def test_every_error_code_is_in_the_reference():
 
 def test_every_metric_is_in_the_reference():
     metrics = importlib.import_module("holdfast.broker.metrics")
-    engine = importlib.import_module("holdfast.broker.engine")
+    group = importlib.import_module("holdfast.broker.group")
     written = markdown.code(reference("metrics.md"))
     instruments = [instrument.name for instrument in metrics.Metrics()._instruments]
     faults = [name for name in instruments if not names(written, name)]
-    for struct in (metrics.MetricsSnapshot, metrics.Times, engine.QueueStats):
+    for struct in (metrics.MetricsSnapshot, metrics.Times, group.QueueStats):
         faults += [f"{struct.__name__}.{field}" for field in struct.__struct_fields__ if not names(written, field)]
     assert_none(faults, "Add each of these, as code, to docs/reference/metrics.md.")
 

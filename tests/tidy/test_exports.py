@@ -19,31 +19,57 @@ ERRORS = {
     "DiskFailed",
     "DiskFull",
     "Empty",
+    "Fenced",
     "HoldfastError",
     "InvalidRequest",
     "LeaseLost",
     "MessageTooLarge",
     "NotAQueue",
     "OffsetOutOfRange",
+    "QueueFull",
+    "TopicExists",
     "Unavailable",
+    "UnknownGroup",
+    "UnknownTopic",
 }
 VALUES = {
+    "Broker",
+    "BrokerSettings",
     "Compacted",
+    "Consumer",
+    "ConsumerSettings",
     "DeadGroup",
     "DeadLetter",
+    "Group",
+    "GroupInfo",
     "Message",
     "NewMessage",
     "Observer",
+    "Producer",
+    "ProducerSettings",
     "Queue",
     "QueueSettings",
     "QueueStats",
     "Stored",
+    "StreamMessage",
+    "TopicInfo",
+    "TopicSettings",
+    "TraceStep",
 }
 
 
 def test_holdfast_exports_what_it_promised():
-    assert set(holdfast.__all__) == ERRORS | VALUES | {"aio", "open"}
-    assert set(holdfast.aio.__all__) == {"AsyncMessage", "AsyncQueue", "open"}
+    assert set(holdfast.__all__) == ERRORS | VALUES | {"aio", "open", "open_broker"}
+    assert set(holdfast.aio.__all__) == {
+        "AsyncBroker",
+        "AsyncConsumer",
+        "AsyncGroup",
+        "AsyncMessage",
+        "AsyncProducer",
+        "AsyncQueue",
+        "open",
+        "open_broker",
+    }
     assert set(holdfast.testing.__all__) == {"Drained", "QueueKit", "VirtualClock"}
 
 

@@ -44,7 +44,7 @@ WORDS = {
 }
 
 # Names that everybody expects, in the layer that is to have them: the command `holdfast config show`.
-EXPECTED = frozenset({("cli", "config")})
+EXPECTED = frozenset({("cli", "config"), ("embedded", "flush")})
 
 # Folders of somebody's machine, at the start of a path.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(?:root|work)/")

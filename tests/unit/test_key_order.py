@@ -327,6 +327,31 @@ def test_an_ack_in_one_partition_wakes_whoever_waits_for_another():
     engine.close()
 
 
+def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch: pytest.MonkeyPatch):
+    engine, group = shared(key_group_separator=":", key_group_concurrency=1)
+    append(group, 0, "x:1")
+    append(group, 1, "x:2")
+    first, second = group.stations[0].delivery, group.stations[1].delivery
+    load, others = first._load, []
+
+    def meanwhile() -> None:
+        others.extend(second.receive(1, lease_ms=1_000, holder="bob"))
+
+    thread = threading.Thread(target=meanwhile)
+
+    def load_slowly(*what: Any) -> Any:
+        """Between the choice and the lease the other partition is asked, and has to wait."""
+        thread.start()
+        thread.join(0.1)
+        return load(*what)
+
+    monkeypatch.setattr(first, "_load", load_slowly)
+    taken = first.receive(1, lease_ms=1_000, holder="ann")
+    thread.join()
+    assert (len(taken), others) == (1, [])
+    engine.close()
+
+
 def test_a_seek_in_one_partition_frees_no_limit():
     engine, group = shared(key_group_separator=":", key_group_concurrency=1)
     append(group, 0, "x:1")

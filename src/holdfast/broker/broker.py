@@ -25,6 +25,7 @@ from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.policy import keep_settings, settings_for
 from holdfast.broker.producers import Producers
 from holdfast.broker.stream_groups import StreamGroups
+from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic import Topic
 from holdfast.broker.traces import TraceStep
 from holdfast.broker.tracing import Traces
@@ -63,7 +64,6 @@ class BrokerEngine:
         self._topics: dict[str, Topic] = {}
         self._producers: Producers | None = None
         self._all_at_ns = 0
-        self._swept: dict[str, int] = {}  # cold topic -> when it was last looked at
         self.catalog = Catalog(world, folder)
         close_in_children(self)
         self._closing = ExitStack()
@@ -73,6 +73,7 @@ class BrokerEngine:
         self._closing.callback(self.traces.log.close)  # behind the topics, whose last steps it takes
         try:
             self.catalog.tidy()
+            self._sweep = Sweep(self)
             self.streams = StreamGroups(self)
             self._closing.callback(self.streams.close)
         except BaseException:
@@ -282,6 +283,7 @@ class BrokerEngine:
         for topic in list(self._topics.values()):
             if not topic.closed:
                 due.append(self._tick_topic(topic, now_ns, everything=everything))
+        due.append(self._sweep.tick(now_ns))
         return soonest(*due)
 
     def _tick_topic(self, topic: Topic, now_ns: int, *, everything: bool) -> int | None:
@@ -302,8 +304,12 @@ class BrokerEngine:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
         return soonest(*[topic.due_ms() for topic in self._topics.values() if not topic.closed])
 
-    def _let_go_idle(self, but: Topic) -> None:
+    def let_go_idle(self, but: Topic | None = None) -> None:
         """Close the topics that were not used for longest, as far as there are too many open."""
+        with self._lock:
+            self._let_go_idle(but)
+
+    def _let_go_idle(self, but: Topic | None) -> None:
         extra = sum(len(topic.partitions) for topic in self._topics.values()) - self.settings.open_partitions
         for topic in sorted(self._topics.values(), key=lambda topic: topic.used_ns):
             if extra <= 0:

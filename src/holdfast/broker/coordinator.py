@@ -85,7 +85,6 @@ class StreamGroup:
         self.lock = threading.RLock()
         # Held, as long as a member wants them; never changed in place: `changed` looks at it without the lock.
         self._topics: dict[str, Topic] = {}
-        self._gone: set[str] = set()  # topics that were deleted while members had them
         self._pulses: dict[str, Pulse] = {}
         self._bells: dict[TopicPartition, Bell] = {}
         self._pinned_at = -1
@@ -110,7 +109,8 @@ class StreamGroup:
             self._agree(settings)
             try:
                 for topic in wanted:
-                    self._hold(topic)
+                    self._look_after(topic)
+                    self._hold(topic)  # or UnknownTopic
                     self._check_mode(self._topics[topic])
                 for topic in wanted:
                     self._begin(self._topics[topic], settings.start)
@@ -377,7 +377,7 @@ class StreamGroup:
 
     def _hold(self, name: str) -> None:
         if name not in self._topics:
-            self._topics = {**self._topics, name: self._engine.hold(name, self)}  # or UnknownTopic
+            self._topics = {**self._topics, name: self._engine.hold(name, self)}
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -406,13 +406,12 @@ class StreamGroup:
             self._do(Partitions(counts))
 
     def _look_after(self, name: str) -> None:
-        """Hold a topic that is there; one that is gone must be given back before another of its name is shared out."""
+        """Hold the topic of this name; one that is closed was deleted, and there may be another one by now."""
         topic = self._topics.get(name)
         if topic is not None and topic.closed:
             self._drop(name)
-            self._gone.add(name)
-        if name in self._gone and any(place[0] == name for place in self.members.owners):
-            return
+            self.version += 1  # whoever had partitions there must let go of them
+            self.nudge()
         if name not in self._topics:
             try:
                 self._hold(name)
@@ -421,7 +420,6 @@ class StreamGroup:
                     self.offsets.forget(name)
             except Closed:
                 return
-            self._gone.discard(name)
 
     def _begin(self, topic: Topic, start: str) -> None:
         """Note where the group begins in partitions that are new to it: then it is sure to go on there.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import singledispatchmethod
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from pyroaring import BitMap64
 
@@ -84,7 +83,9 @@ class GroupTracer:
         steps: list[TraceStep] = []
         try:
             for event in events:
-                steps += self._steps(event)
+                meant = _STEPS.get(type(event))
+                if meant is not None:
+                    steps += meant(self, event)
             if len(events) > 1:
                 return _without_short_waits(steps)
         except Exception as error:  # whatever is wrong with a trace, the message must not feel it
@@ -100,78 +101,63 @@ class GroupTracer:
         if steps:
             self._sink.record(steps)
 
-    @singledispatchmethod
-    def _steps(self, event: Event) -> Iterator[TraceStep]:
-        return iter(())  # no step of a message's life: a document saved, the second half of a burial, an opening
-
-    @_steps.register
-    def _(self, event: Leased) -> Iterator[TraceStep]:
+    def _leased(self, event: Leased) -> Iterator[TraceStep]:
         lease = Lease(event.fence, event.session, event.lease_ms, event.until_ms, event.at_ms, event.holder)
         for offset, traced in self._read(each(event.runs)):
             self._known[offset] = traced
             yield self._step(LEASED, traced, offset, lease, until_ms=event.at_ms + event.lease_ms)
 
-    @_steps.register
-    def _(self, event: Acked) -> Iterator[TraceStep]:
+    def _acked(self, event: Acked) -> Iterator[TraceStep]:
         for offset, traced in self._held(each(event.runs)):
             self._gone.append(offset)
             yield self._step(ACKED, traced, offset, self._group.leases.get(offset))
 
-    @_steps.register
-    def _(self, event: Extended) -> Iterator[TraceStep]:
+    def _extended(self, event: Extended) -> Iterator[TraceStep]:
         until_ms = self._at_ns // 1_000_000 + event.lease_ms
         for offset, traced in self._held(each(event.runs)):
             yield self._step(EXTENDED, traced, offset, self._group.leases.get(offset), until_ms=until_ms)
 
-    @_steps.register
-    def _(self, event: Returned) -> Iterator[TraceStep]:
+    def _returned(self, event: Returned) -> Iterator[TraceStep]:
         name, why = (NACKED_STEP, "") if event.why == NACKED else (RETURNED, event.why)
         for offset, traced in self._held([event.offset]):
             lease = self._group.leases.get(offset)
             due_ms = event.due_ms if event.due_ms > event.at_ms else 0
             yield self._step(name, traced, offset, lease, why=why, error=event.error, due_ms=due_ms)
 
-    @_steps.register
-    def _(self, event: Released) -> Iterator[TraceStep]:
+    def _released(self, event: Released) -> Iterator[TraceStep]:
         for offset, traced in self._held(each(event.runs)):
             self._gone.append(offset)
             yield self._step(RELEASED, traced, offset, None)
 
-    @_steps.register
-    def _(self, event: Buried) -> Iterator[TraceStep]:
+    def _buried(self, event: Buried) -> Iterator[TraceStep]:
         for offset, traced in self._either([event.offset]):
             self._gone.append(offset)
             lease = self._group.leases.get(offset)
             yield self._step(BURIED, traced, offset, lease, why=event.reason, error=event.error)
 
-    @_steps.register
-    def _(self, event: Expired) -> Iterator[TraceStep]:
+    def _expired(self, event: Expired) -> Iterator[TraceStep]:
         for offset, traced in self._read(each(event.runs)):
             yield self._step(EXPIRED, traced, offset, None)
 
-    @_steps.register
-    def _(self, event: Cancelled) -> Iterator[TraceStep]:
+    def _cancelled(self, event: Cancelled) -> Iterator[TraceStep]:
         for offset, traced in self._either(each(event.runs)):
             self._gone.append(offset)
             yield self._step(CANCELLED, traced, offset, None)
 
-    @_steps.register
-    def _(self, event: Lost) -> Iterator[TraceStep]:
+    def _lost(self, event: Lost) -> Iterator[TraceStep]:
         # Nobody can read what they said of themselves; the share is chosen by the place alone.
         for offset in each(event.runs):
             traced = self._sampler.message((), offset)
             if traced is not None:
                 yield self._step(LOST, traced, offset, None)
 
-    @_steps.register
-    def _(self, event: Skipped) -> Iterator[TraceStep]:
+    def _skipped(self, event: Skipped) -> Iterator[TraceStep]:
         """Only of those that waited for a retry: a seek may pass over millions that nobody has ever looked at."""
         for offset, traced in self._held([offset for offset in self._group.waiting if offset < event.to]):
             self._gone.append(offset)
             yield self._step(SKIPPED, traced, offset, None)
 
-    @_steps.register
-    def _(self, event: Replayed) -> Iterator[TraceStep]:
+    def _replayed(self, event: Replayed) -> Iterator[TraceStep]:
         self._gone += [offset for offset in self._known if offset >= event.to and offset in self._group.waiting]
         return iter(())
 
@@ -242,3 +228,19 @@ def _without_short_waits(steps: list[TraceStep]) -> list[TraceStep]:
     """Whatever comes back to be ready at once has not waited: its release is no step of its own."""
     back = {step.offset for step in steps if step.step in (NACKED_STEP, RETURNED)}
     return [step for step in steps if step.step != RELEASED or step.offset not in back]
+
+
+# All others are no steps of a message's life: a document saved, the second half of a burial, an opening.
+_STEPS: Final[dict[type, Callable[[GroupTracer, Any], Iterator[TraceStep]]]] = {
+    Leased: GroupTracer._leased,
+    Acked: GroupTracer._acked,
+    Extended: GroupTracer._extended,
+    Returned: GroupTracer._returned,
+    Released: GroupTracer._released,
+    Buried: GroupTracer._buried,
+    Expired: GroupTracer._expired,
+    Cancelled: GroupTracer._cancelled,
+    Lost: GroupTracer._lost,
+    Skipped: GroupTracer._skipped,
+    Replayed: GroupTracer._replayed,
+}

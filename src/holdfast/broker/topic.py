@@ -289,6 +289,11 @@ class Topic:
             for group in self.groups.values()
         )
 
+    def retain(self) -> None:
+        """Apply the retention settings to every partition now."""
+        for partition, _ in self._parts():
+            partition.log.retain()
+
     def trim(self) -> tuple[int, int]:
         """Drop the segments that every group is through with; answers how many, and their bytes."""
         segments = size = 0

@@ -22,7 +22,7 @@ from holdfast.embedded.feeds import Feed, StreamMessage
 from holdfast.embedded.message import Body
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import close_in_children
-from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
+from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest, UnknownTopic
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Appended, Durability
 from holdfast.settings import ConsumerSettings, load
@@ -273,6 +273,11 @@ class Consuming(Generic[Body]):
             if self._member is None:
                 self._join()
             version = self._group.version
+            ended = sorted(place for place, feed in self._feeds.items() if feed.topic.closed)
+            if ended:  # the topic was deleted; should there be another of its name, its partitions come anew
+                self._drop(ended)
+                if self._on_revoked is not None:
+                    yield self._on_revoked, ended
             try:
                 share = self._group.heartbeat(self._member or "", self._epoch, self._feeds)
             except Fenced as error:
@@ -344,6 +349,9 @@ class Consuming(Generic[Body]):
     def _write(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> Appended | None:
         if not offsets:
             return None
+        for place in offsets:
+            if place in self._feeds and self._feeds[place].topic.closed:
+                raise UnknownTopic(f"the topic {place[0]} was deleted, and nothing can be committed there any more")
         appended = self._group.commit(self._member or "", self._epoch, offsets, durability)
         for place, offset in offsets.items():
             self._feeds[place].kept = offset

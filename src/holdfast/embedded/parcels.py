@@ -203,7 +203,7 @@ class Sent(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         return None if parcel.unheeded else parcel.error
 
     def add_done_callback(self, callback: Callable[[Sent], object]) -> None:
-        """Call with this object when the answer is there, in the sender's thread, or at once; it must not wait itself."""
+        """Call with this object when the answer is there: in the sender's thread, or at once. It must not wait."""
         self._parcel.seen = True
         if self.done():
             callback(self)

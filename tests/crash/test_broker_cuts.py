@@ -1,0 +1,198 @@
+"""Power cuts, kills and faults in the life of a broker: at random disk calls, and at every call of its operations."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.errors import HoldfastError
+from tests.crash.broker_histories import BrokerHistory
+from tests.crash.broker_promises import check_after_cut
+
+SLICES = 2
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+@pytest.mark.parametrize("part", range(SLICES))
+def test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut(durability, part, scale):
+    wanted = scale(80, 40_000) // SLICES
+    states, seed = 0, part * 1_000_000
+    while states < wanted:
+        states += stop_here_and_there(seed, durability, killed=False)
+        seed += 1
+
+
+def test_nothing_that_was_answered_is_undone_wherever_the_process_is_killed(scale):
+    states, seed = 0, 0
+    while states < scale(60, 20_000):
+        states += stop_here_and_there(seed, "os", killed=True)
+        seed += 1
+
+
+def stop_here_and_there(seed: int, durability: str, *, killed: bool) -> int:
+    """Run one history, and look at one possible disk after some of its write points."""
+    rng = random.Random(seed)
+    states = 0
+
+    def stop(history: BrokerHistory, call: str) -> None:
+        nonlocal states
+        if rng.random() < 0.01:
+            states += 1
+            check_after_cut(history, history.disk.kill() if killed else history.disk.cut(rng), killed=killed)
+
+    try:
+        history = BrokerHistory(seed, durability=durability, maps=seed % 2 == 0, on_cut_point=stop)
+        history.run(steps=rng.choice([10, 40, 100]), without="power_cut" if killed else None)
+    except BaseException as error:
+        error.add_note(f"history seed {seed}, {durability}, killed={killed}, state {states}")
+        raise
+    return states
+
+
+# Inside one operation, at every call
+
+
+def nothing(history: BrokerHistory) -> None:
+    history.create_topic("mails", 2)
+
+
+def busy(history: BrokerHistory) -> None:
+    """A topic with two groups in queue mode, messages in hand, dead letters, a consumer that committed."""
+    history.create_topic("orders", 2)
+    history.make_group("earliest")
+    for _ in range(3):
+        history.publish_many()
+    history.make_group("earliest", 2)
+    for _ in range(4):
+        history.receive(3)
+    history.ack()
+    history.join()
+    history.poll()
+    history.commit()
+    history.publish_many()
+
+
+def buried(history: BrokerHistory) -> None:
+    busy(history)
+    history.reject()
+    history.reject()
+
+
+def one_group(history: BrokerHistory) -> None:
+    history.create_topic("orders", 2)
+    history.publish_many()
+    history.publish_many()
+    history.make_group("earliest")
+
+
+def create_again(history: BrokerHistory) -> None:
+    """A topic of the same name as one that was deleted, with groups of the same names: it begins with nothing."""
+    history.delete_topic()
+    history.create_topic("orders", 2)
+    history.make_group("earliest")
+    history.publish_many()
+
+
+def make_again(history: BrokerHistory) -> None:
+    history.delete_group()
+    history.make_group("earliest")
+    history.receive(2)
+
+
+OPERATIONS: dict[str, tuple[Callable[[BrokerHistory], None], Callable[[BrokerHistory], object]]] = {
+    "create_topic": (nothing, lambda history: history.create_topic("orders", 2)),
+    "delete_topic": (buried, BrokerHistory.delete_topic),
+    "a topic deleted and made again": (buried, create_again),
+    "add_partitions": (busy, BrokerHistory.add_partitions),
+    "alter_topic": (busy, BrokerHistory.alter_topic),
+    "a new group": (one_group, lambda history: history.make_group("earliest")),
+    "a new group at the end": (one_group, lambda history: history.make_group("latest")),
+    "a new group with settings": (one_group, lambda history: history.make_group("earliest", 2)),
+    "delete_group": (buried, BrokerHistory.delete_group),
+    "a group deleted and made again": (buried, make_again),
+    "publish to several partitions": (busy, BrokerHistory.publish_many),
+    "the first dead letter": (busy, BrokerHistory.reject),
+    "a redrive": (buried, BrokerHistory.redrive),
+    "a reset in queue mode": (buried, BrokerHistory.reset_queue),
+    "a new group in stream mode": (one_group, BrokerHistory.join),
+    "a commit": (busy, BrokerHistory.commit),
+    "a reset in stream mode": (busy, BrokerHistory.reset_stream),
+    "a stream group deleted": (busy, BrokerHistory.delete_stream),
+    "compacting": (buried, BrokerHistory.compact),
+    "closing": (buried, BrokerHistory.reopen),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_cut_or_a_kill_inside_an_operation_undoes_nothing(name, scale):
+    prepare, operate = OPERATIONS[name]
+    for seed in range(scale(1, 200)):
+        rng = random.Random(f"{name} {seed}")
+
+        def stop(history: BrokerHistory, call: str, rng: random.Random = rng) -> None:
+            check_after_cut(history, history.disk.cut(rng), go_on=rng.random() < scale(0.15, 1))
+            check_after_cut(history, history.disk.kill(), killed=True, go_on=rng.random() < scale(0.1, 1))
+
+        history = BrokerHistory(seed, durability=rng.choice(["fsync", "os"]), maps=(seed + len(name)) % 2 == 0)
+        prepare(history)
+        history.cut_with(stop)
+        history.do(lambda history=history, operate=operate: operate(history))
+        for _ in range(3):
+            check_after_cut(history, history.disk.cut(rng))
+
+
+# Calls that fail
+
+
+@pytest.mark.parametrize("fault", ["EIO", "ENOSPC"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_no_fault_makes_the_broker_lie(name, fault, scale):
+    calls = calls_of(name)
+    rng = random.Random(f"{name} {fault}")
+    for nth in sorted(rng.sample(range(1, calls + 1), min(calls, scale(6, calls)))):
+        strike(name, fault, nth, sticky=rng.random() < 0.5)
+
+
+def calls_of(name: str) -> int:
+    """How many disk calls the operation makes that could fail."""
+    history, operate = prepared(name, "fsync")
+    history.disk.faults.fail(10**9, errno.EIO, sticky=False)
+    operate(history)
+    return history.disk.faults._faults[0].seen
+
+
+def prepared(name: str, durability: str) -> tuple[BrokerHistory, Callable[[BrokerHistory], object]]:
+    prepare, operate = OPERATIONS[name]
+    history = BrokerHistory(1, durability=durability)
+    prepare(history)
+    return history, operate
+
+
+def strike(name: str, fault: str, nth: int, *, sticky: bool) -> None:
+    """Let the nth disk call of the operation fail, and look whether anybody was told a lie; then go on."""
+    history, operate = prepared(name, ["fsync", "os"][nth % 2])
+    history.disk.faults.fail(nth, getattr(errno, fault), sticky=sticky)
+    try:
+        attempt(lambda: operate(history))
+        history.disk.faults.clear()
+        check_after_cut(history, history.disk.kill(), killed=True)
+        check_after_cut(history, history.disk.cut(random.Random(nth)), go_on=False)
+        attempt(lambda: operate(history))
+        attempt(history.publish_many)
+        check_after_cut(history, history.disk.kill(), killed=True, go_on=False)
+        attempt(history.close)
+        check_after_cut(history, history.disk.kill(), killed=True)
+    except BaseException as error:
+        error.add_note(f"{name}, {fault} at call {nth}, sticky={sticky}: {history.disk.faults.fired[:3]}")
+        raise
+
+
+def attempt(step: Callable[[], object]) -> None:
+    """Any error but one of ours is a bug: this lets it through."""
+    try:
+        step()
+    except HoldfastError as error:
+        assert len(str(error)) > 20, "that says nothing"
