@@ -90,17 +90,19 @@ def _round_trip(queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Time
         yield repeated(run_pass, scale, _TRIPS)
 
 
-def timed_takes(queue: Queue, take: Callable[[int], None], scale: Scale, *, waiting: int) -> Timed:
+def timed_takes(
+    queue: Queue, take: Callable[[int], None], scale: Scale, *, waiting: int, at_once: int = BATCH
+) -> Timed:
     """Fill and warm up now; what is returned takes for the scale's time, and puts as many as it takes."""
-    bodies = scale.bodies(BATCH)
-    for _ in range(waiting // BATCH):
+    bodies = scale.bodies(at_once)
+    for _ in range(waiting // at_once):
         queue.put_many(bodies)
     _takes(queue, take, bodies, scale.warm_up_seconds, scale.most_messages)
     return lambda: _takes(queue, take, bodies, scale.seconds, scale.most_messages)
 
 
 def _takes(queue: Queue, take: Callable[[int], None], bodies: list[bytes], seconds: float, most: int) -> Sample:
-    """The clock runs only while messages are taken, a hundred at a time, so that reading it does not count."""
+    """The clock runs only while messages are taken, many at a time, so that reading it does not count."""
     messages, taken_s, cpu_s = 0, 0.0, 0.0
     while taken_s < seconds and messages < most:
         queue.put_many(bodies)
