@@ -112,7 +112,8 @@ class Catalog:
                 continue
             letters = topic_folder(self._root, found[2] + DEAD_SUFFIX)
             if found[1] == _GONE and found[2] not in self:
-                remove_tree(disk, letters)  # first: without what is left of the topic nobody would look for them
+                remove_tree(disk, letters)  # for good, and first: without what is left of the topic nobody would look
+                disk.sync_folder(self._folder)
             remove_tree(disk, join(self._folder, left))
 
     def _note(self, folder: str, facts: TopicFacts) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from holdfast.broker.offsets import Committed, Offsets
+from holdfast.broker.offsets import Committed, Offsets, Remembered
 from holdfast.broker.partition import Partition
 from holdfast.broker.positions import (
     GroupFacts,
@@ -80,7 +80,8 @@ class StreamGroup:
         self._clock = engine.world.clock
         self.name = name
         self.offsets = offsets
-        self.members = Members(epoch=offsets.epoch)
+        before = offsets.remembered
+        self.members = Members(before.assignor, before.rebalance, epoch=offsets.epoch)
         self.version = 0  # rises with everything that members should hear of
         self.lock = threading.RLock()
         # Held, as long as a member wants them; never changed in place: `changed` looks at it without the lock.
@@ -88,7 +89,7 @@ class StreamGroup:
         self._pulses: dict[str, Pulse] = {}
         self._bells: dict[TopicPartition, Bell] = {}
         self._pinned_at = -1
-        for event in remembered(offsets.statics, offsets.counts, offsets.epoch, self._now_ms()):
+        for event in remembered(before.statics, before.counts, offsets.epoch, self._now_ms()):
             self.members.apply(event)
 
     def join(
@@ -350,7 +351,8 @@ class StreamGroup:
             self._note(event)
         if any(not isinstance(event, Heard) for event in events):
             self.version += 1
-            self.offsets.remember(statics_of(self.members), self.members.counts)
+            members = self.members
+            self.offsets.remember(Remembered(statics_of(members), members.counts, members.assignor, members.rebalance))
             self.nudge()
 
     def _note(self, event: Event) -> None:

@@ -74,6 +74,18 @@ class DeadPartition:
             self.letters.ack_held([offset for offset in moving if offset in found])
         self.letters.recover()
 
+    def drop_letters_of(self, group: str) -> None:
+        """Drop what a group has here that is to go; returns when none of it can come back."""
+        state, log = self.letters.group, self.target.log
+        found = [
+            record.offset
+            for record in log.records(max(state.floor, log.start), on_damage="skip")
+            if state.phase(record.offset) is Phase.READY and (note := note_of(record)) and note.group == group
+        ]
+        if found:
+            self.letters.settle_all([Cancel(offset) for offset in found])
+            self.letters.journal.log.sync()
+
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         return soonest(self.target.tick(), self.letters.tick())

@@ -15,6 +15,7 @@ from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiters
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.limits import KeyPolicy
+from holdfast.errors import Closed
 from holdfast.model import Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -65,8 +66,14 @@ class QueueGroup:
         self.metrics = metrics
         self.waiters = Waiters()  # one line for all partitions: whoever waits takes from any of them
         self.stations: list[Station] = []
+        self.deleted = False
         self._keyed: KeyedGroup | None = None
         self._turn = 0
+
+    def check_open(self) -> None:
+        self.topic.check_open()
+        if self.deleted:
+            raise Closed(f"the group {self.name} on {self.topic.name} was deleted")
 
     def add(self, station: Station) -> None:
         """Serve one more partition."""
@@ -159,14 +166,14 @@ class QueueGroup:
 
     def compact(self) -> Compacted:
         """Let go of all messages that are done for every group, and of the journals behind new snapshots."""
-        self.topic.check_open()
+        self.check_open()
         journal_bytes = sum([station.delivery.compact() for station in self.stations])
         segments, size = self.topic.trim()
         return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes + self.topic.compact_dead())
 
     def stats(self) -> QueueStats:
         """How many messages stand where, what they take, and what was counted since opening."""
-        self.topic.check_open()
+        self.check_open()
         each = [self._stats(station) for station in self.stations]
         total = {name: sum(stats[name] for stats in each) for name in each[0]}
         return QueueStats(

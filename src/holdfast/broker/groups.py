@@ -64,16 +64,21 @@ class GroupNotes:
                 self._world.disk, self._folder, f"{check_name(group, 'group')}.json", msgspec.json.encode(note)
             )
 
-    def finish_deletions(self, partitions: int) -> None:
-        """Take away the groups that are to go, and their notes last: a crash on the way changes nothing."""
+    def deleted(self) -> list[str]:
+        """The groups that are to go."""
+        noted = [name.removesuffix(".json") for name in names_in(self._world, self._folder) if name.endswith(".json")]
+        return [group for group in noted if self.read(group).deleted]
+
+    def forget(self, group: str, partitions: int) -> None:
+        """Take away all that a group has here, for good before its note goes: without that nobody would look for it."""
         disk = self._world.disk
-        for name in names_in(self._world, self._folder):
-            group = name.removesuffix(".json")
-            if name.endswith(".json") and self.read(group).deleted:
-                for number in range(partitions):
-                    remove_tree(disk, f"{self._topic}/{number}/{GROUPS}/{group}")
-                disk.remove(join(self._folder, name))
-                disk.sync_folder(self._folder)
+        for number in range(partitions):
+            folder = f"{self._topic}/{number}/{GROUPS}"
+            if disk.exists(folder):
+                remove_tree(disk, join(folder, group))
+                disk.sync_folder(folder)
+        disk.remove(self._path(group))
+        disk.sync_folder(self._folder)
 
     def _path(self, group: str) -> str:
         return join(self._folder, f"{check_name(group, 'group')}.json")

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from holdfast.broker.layout import message_id
 from holdfast.codec.columns import FLAGS
 from holdfast.delivery.group import Failure
 from holdfast.model import Batch, HeaderPairs, Record
@@ -66,6 +67,12 @@ def mark(record: Record, name: str) -> bytes | None:
         if header == name:
             return value
     return None
+
+
+def id_of(topic: str, partition: int, record: Record) -> str:
+    """The message's id: it keeps the one that it had while it was delayed."""
+    delayed_id = mark(record, DELAYED_ID) if record.headers else None
+    return message_id(topic, partition, record.offset, None if delayed_id is None else int(delayed_id))
 
 
 def is_for(record: Record, group: bytes) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, TypeAlias
 
 import msgspec
@@ -19,6 +19,8 @@ from holdfast.broker.snapshots import SNAPSHOT, SnapshotFiles
 from holdfast.codec.frame import Kind
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange
+from holdfast.membership.assignment import Assignor
+from holdfast.membership.members import Rebalance
 from holdfast.membership.statics import StaticMember
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Appended, Durability, LogPosition
@@ -69,10 +71,12 @@ class Risen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
 
 
 class Remembered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
-    """These are the static members, and how many partitions each topic has."""
+    """These are the static members, how they share, and how many partitions each topic has."""
 
-    statics: tuple[StaticMember, ...]
-    counts: dict[str, int]
+    statics: tuple[StaticMember, ...] = ()
+    counts: dict[str, int] = {}
+    assignor: Assignor = "sticky"
+    rebalance: Rebalance = "cooperative"
 
 
 Event: TypeAlias = Commits | Forgotten | Risen | Remembered
@@ -87,8 +91,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     position: int
     entries: tuple[Committed, ...]
     epoch: int
-    statics: tuple[StaticMember, ...]
-    counts: dict[str, int]
+    remembered: Remembered
 
 
 _encode_image = msgspec.msgpack.Encoder().encode
@@ -107,8 +110,7 @@ class Offsets:
         self._before_at = 0
         self._entries: dict[TopicPartition, Committed] = {}
         self.epoch = 0
-        self.statics: tuple[StaticMember, ...] = ()
-        self.counts: dict[str, int] = {}
+        self.remembered = Remembered()
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings | None = None) -> Offsets:
@@ -134,10 +136,10 @@ class Offsets:
         """Return when no later owner can take the epoch for a new one."""
         self.wait(self._write(Risen(epoch), "fsync"))
 
-    def remember(self, statics: Sequence[StaticMember], counts: dict[str, int]) -> None:
+    def remember(self, remembered: Remembered) -> None:
         """Keep the static members, if they are others than those kept."""
-        if tuple(statics) != self.statics or (statics and counts != self.counts):
-            self._write(Remembered(tuple(statics), dict(counts)))
+        if remembered != self.remembered and (remembered.statics or self.remembered.statics):
+            self._write(remembered)
 
     def wait(self, appended: Appended) -> None:
         """Return when what was written is as durable as its answer says."""
@@ -172,7 +174,7 @@ class Offsets:
         """Keep the state as it is now, and let go of the journal behind the one before."""
         with self._lock:
             position = self.log.written_end
-            self._keep(_Image(position, tuple(self._entries.values()), self.epoch, self.statics, self.counts))
+            self._keep(_Image(position, tuple(self._entries.values()), self.epoch, self.remembered))
 
     def close(self) -> None:
         self.log.close()
@@ -198,14 +200,14 @@ class Offsets:
         elif isinstance(event, Risen):
             self.epoch = max(self.epoch, event.epoch)
         else:
-            self.statics, self.counts = event.statics, event.counts
+            self.remembered = event
 
     def _recover(self) -> None:
         image, _ = self._files.newest(_decode_image)
         if image is not None:
             self._snapshot_at = image.position
             self._entries = {entry.place: entry for entry in image.entries}
-            self.epoch, self.statics, self.counts = image.epoch, image.statics, image.counts
+            self.epoch, self.remembered = image.epoch, image.remembered
             if image.position > self.log.written_end:
                 # Events were lost that the snapshot has: new ones would stand where replay does not look.
                 self._keep(msgspec.structs.replace(image, position=self.log.written_end))

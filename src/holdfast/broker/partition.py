@@ -37,7 +37,6 @@ from holdfast.broker.sequences import Known, Sequences
 from holdfast.broker.traces import PartitionTracer
 from holdfast.broker.waiters import Waiters
 from holdfast.env import World
-from holdfast.errors import InvalidRequest
 from holdfast.model import (
     NO_PRODUCER,
     Appended,
@@ -104,16 +103,9 @@ class Partition:
         self.log.change(settings)
 
     def publish(
-        self,
-        drafts: Sequence[Draft],
-        *,
-        durability: Durability | None = None,
-        codec: CodecName | None = None,
-        producer: Producer = NO_PRODUCER,
+        self, drafts: Sequence[Draft], *, durability: Durability | None = None, codec: CodecName | None = None
     ) -> Publication:
         """Write messages, all of them or none; duplicates are left out. Then `wait`."""
-        if producer.id:
-            return self._publish_once(drafts, durability, codec, producer)
         if any(draft.dedup_id is not None for draft in drafts):
             with self._lock:
                 return self._publish_unseen(drafts, durability, codec)
@@ -312,19 +304,6 @@ class Partition:
             return self._publish_delayed(drafts, durability, codec)
         appended = self._write(batch_of(drafts), durability, codec)
         places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
-        return Publication(places, appended.durability, in_log=appended)
-
-    def _publish_once(
-        self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None, producer: Producer
-    ) -> Publication:
-        if any(draft.due_at_ms or draft.dedup_id is not None for draft in drafts):
-            raise InvalidRequest("a batch with sequences cannot hold messages that are delayed or have a dedup id")
-        appended, known = self.append(batch_of(drafts), producer, durability=durability, codec=codec)
-        if known is None:
-            places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
-        else:
-            offsets: Sequence[int | None] = known.offsets or [None] * len(drafts)
-            places = [Place(offset, duplicate=True) for offset in offsets]
         return Publication(places, appended.durability, in_log=appended)
 
     def _publish_delayed(

@@ -12,8 +12,8 @@ import msgspec
 from holdfast.broker.dead import DeadLetter, DeadPartition, Graveyard
 from holdfast.broker.hands import Delivered
 from holdfast.broker.keyed_delivery import KeyedDelivery
-from holdfast.broker.layout import MessagePlace, message_id
-from holdfast.broker.marks import DELAYED_ID, mark
+from holdfast.broker.layout import MessagePlace
+from holdfast.broker.marks import id_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.delivery.commands import Cancel, Command, Receipt
@@ -206,8 +206,7 @@ class Station:
 
     def id_of(self, record: Record) -> str:
         """The message's id: it keeps the one that it had while it was delayed."""
-        delayed_id = mark(record, DELAYED_ID) if record.headers else None
-        return message_id(self.topic, self.number, record.offset, None if delayed_id is None else int(delayed_id))
+        return id_of(self.topic, self.number, record)
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""

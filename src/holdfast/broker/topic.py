@@ -90,9 +90,9 @@ class Topic:
             raise
 
     def _open(self, count: int) -> None:
-        self._notes.finish_deletions(count)
         for number in range(count):
             self._open_partition(number)
+        self._finish_deletions()
         for group in self._notes.names(count):
             note = self._notes.read(group)
             self._open_group(group, note, self._group_settings(note.settings))
@@ -110,8 +110,12 @@ class Topic:
         # One set of numbers for the simple queue, which is a topic with one group.
         group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else Metrics())
         self._closing.callback(group.waiters.wake_all)
-        for number in range(len(self.partitions)):
-            self._open_station(group, number, note.start(number))
+        try:
+            for number in range(len(self.partitions)):
+                self._open_station(group, number, note.start(number))
+        except BaseException:
+            self._close_group(group)  # or the next try would find its journals in use
+            raise
         self.groups = {**self.groups, name: group}
         return group
 
@@ -131,7 +135,7 @@ class Topic:
             group.name,
             partition,
             delivery,
-            check_open=self.check_open,
+            check_open=group.check_open,
             open_dead=self.dead_partition,
         )
         group.add(station)
@@ -176,6 +180,9 @@ class Topic:
         with self._lock:
             self.check_open()
             known, note = self.groups.get(name), self._notes.read(name)
+            if note.deleted:  # and an error kept it from going
+                self._finish_deletions()
+                note = GroupNote()
             wanted = {**note.settings, **(changes or {})}
             settings = self._group_settings(wanted)  # refused before anything is made
             kept = {field: value for field, value in wanted.items() if field not in NOT_KEPT}
@@ -234,21 +241,51 @@ class Topic:
                 raise UnknownGroup(f"{self.name} has no group {name} in queue mode")
             self._notes.write(name, GroupNote(deleted=True))
             self.groups = {other: each for other, each in self.groups.items() if other != name}
+            group.deleted = True
+            self._close_group(group)
+            self._finish_deletions()
+
+    def _close_group(self, group: QueueGroup) -> None:
+        with ExitStack() as closing:
+            closing.callback(group.waiters.wake_all)
             for station in group.stations:
-                station.partition.deliveries.remove(station.delivery)
-                station.partition.lines.remove(group.waiters)
-                station.partition.log.unpin(station.delivery.journal.log.folder)
-                station.delivery.close()
-            self._notes.finish_deletions(len(self.partitions))
+                closing.callback(self._close_station, group, station)
+
+    def _close_station(self, group: QueueGroup, station: Station) -> None:
+        station.partition.deliveries.remove(station.delivery)
+        station.partition.lines.remove(group.waiters)
+        station.partition.log.unpin(station.delivery.journal.log.folder)
+        station.delivery.close()
+
+    def _finish_deletions(self) -> None:
+        """Take away the groups that are to go, their notes last: a crash on the way changes nothing."""
+        for group in self._notes.deleted():
+            if self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)):
+                for number in range(len(self.partitions)):
+                    self.dead_partition(number).drop_letters_of(group)
+            self._notes.forget(group, len(self.partitions))
 
     def grow(self, count: int) -> None:
         """Open the partitions that were added; every group serves them from their first message on."""
         with self._lock:
             self.check_open()
             for number in range(len(self.partitions), count):
-                self._open_partition(number)
-                for group in self.groups.values():
-                    self._open_station(group, number, 0)
+                with ExitStack() as unless_done:
+                    unless_done.callback(self._close_partition, number)
+                    self._open_partition(number)
+                    for group in self.groups.values():
+                        self._open_station(group, number, 0)
+                    unless_done.pop_all()
+
+    def _close_partition(self, number: int) -> None:
+        """Take the last partition out of use: not all of it could be opened. What it holds stays for the next try."""
+        for group in self.groups.values():
+            for station in group.stations[number:]:
+                group.stations.remove(station)
+                self._close_station(group, station)
+        for partition in self.partitions[number:]:
+            self.partitions.remove(partition)
+            partition.close()
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from os import PathLike
@@ -124,14 +125,19 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         group = await _aside(self._group, topic, name, start, changes)
         return AsyncGroup(self._engine, group, self._body_type(body_type))
 
-    def producer(self, *, name: str | None = None, resume: bool = False, **changes: Any) -> AsyncProducer:
+    def producer(
+        self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
+    ) -> AsyncProducer:
         """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
 
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
         settings = producer_settings(self._engine.settings.producer, changes)
-        return AsyncProducer(self._engine, settings, name=name, resume=resume)
+        body_type = self._body_type(body_type)
+        producer = AsyncProducer(self._engine, settings, name=name, resume=resume, body_type=body_type)
+        self._sending.add(producer)
+        return producer
 
     async def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
@@ -168,8 +174,14 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         await _aside(self._engine.sync)
 
     async def close(self) -> None:
-        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine."""
-        await _aside(self._close)
+        """Let producers send what they have, sync, let go of the folder. Closing twice is fine.
+
+        Messages in hand come back at the next opening.
+        """
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(_aside, self._close)
+            for producer in list(self._sending):
+                closing.push_async_callback(producer.close)
 
     async def __aenter__(self) -> AsyncBroker:
         return self

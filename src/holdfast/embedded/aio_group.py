@@ -205,6 +205,10 @@ class AsyncGroup(Face[Body], Generic[Body]):
         self._check_open()
         return await self._aside(self._group.cancel, message_id)
 
+    async def committed(self) -> dict[int, int]:
+        """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+        return self._committed()
+
     async def seek(
         self,
         to: str | None = None,

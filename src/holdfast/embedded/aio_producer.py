@@ -68,7 +68,10 @@ class AsyncSentMany:
 
 
 class AsyncProducer(Producing):
-    """Sends messages to topics, many at once, for the tasks of one event loop."""
+    """Sends messages to topics, many at once, for the tasks of one event loop.
+
+    It begins with `async with`, or with its first message: one with a name fences those before it from then on.
+    """
 
     def __init__(
         self,
@@ -77,11 +80,13 @@ class AsyncProducer(Producing):
         *,
         name: str | None = None,
         resume: bool = False,
+        body_type: Any = None,
     ) -> None:
-        super().__init__(engine, settings, name=name, resume=resume)
+        super().__init__(engine, settings, name=name, resume=resume, body_type=body_type)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._beginning = asyncio.Lock()
         self._work = asyncio.Event()
         self._room = asyncio.Event()
         self._accumulator.on_work = self._work.set
@@ -91,7 +96,7 @@ class AsyncProducer(Producing):
     async def send(
         self,
         topic: str,
-        body: bytes,
+        body: Any,
         *,
         key: Text | None = None,
         headers: HeadersLike | None = None,
@@ -110,7 +115,7 @@ class AsyncProducer(Producing):
         return AsyncSent(self, self._put(placed) or await self._insist(placed))
 
     async def send_many(
-        self, topic: str, messages: Iterable[bytes | NewMessage], *, partition: int | None = None
+        self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None
     ) -> AsyncSentMany:
         """Send messages; an item is a body or a NewMessage. Await what is returned for the answers."""
         route = await self._route(topic)
@@ -165,6 +170,7 @@ class AsyncProducer(Producing):
         self._raise_unseen()
 
     async def __aenter__(self) -> AsyncProducer:
+        await self._get_id()
         return self
 
     async def __aexit__(
@@ -179,10 +185,16 @@ class AsyncProducer(Producing):
 
     async def _route(self, topic: str) -> Route:
         self._begin()
+        if not self._sender.begun:
+            await self._get_id()
         try:
             return self._routes[topic]
         except (KeyError, TypeError):
             return await asyncio.to_thread(self._open_route, topic)
+
+    async def _get_id(self) -> None:
+        async with self._beginning:
+            await asyncio.to_thread(self._sender.begin)
 
     def _begin(self) -> None:
         """Check that it may be used here; its task begins with the first message."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
 from typing import Any
@@ -116,14 +117,21 @@ class Broker(TraceFace, BrokerFace):
         """
         return Group(self._engine, self._group(topic, name, start, changes), self._body_type(body_type))
 
-    def producer(self, *, name: str | None = None, resume: bool = False, **changes: Any) -> Producer:
+    def producer(
+        self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
+    ) -> Producer:
         """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
 
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
         settings = producer_settings(self._engine.settings.producer, changes)
-        return Producer(self._engine, settings, name=name, resume=resume, thread=self._with_threads)
+        body_type = self._body_type(body_type)
+        producer = Producer(
+            self._engine, settings, name=name, resume=resume, body_type=body_type, thread=self._with_threads
+        )
+        self._sending.add(producer)
+        return producer
 
     def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
@@ -160,8 +168,14 @@ class Broker(TraceFace, BrokerFace):
         self._engine.sync()
 
     def close(self) -> None:
-        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine."""
-        self._close()
+        """Let producers send what they have, sync, let go of the folder. Closing twice is fine.
+
+        Messages in hand come back at the next opening.
+        """
+        with ExitStack() as closing:
+            closing.callback(self._close)
+            for producer in list(self._sending):
+                closing.callback(producer.close)
 
     def __enter__(self) -> Broker:
         return self

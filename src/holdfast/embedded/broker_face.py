@@ -6,42 +6,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.layout import message_id
-from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.message import Contents
+from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
 from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe, groups_on, to_of
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
-from holdfast.model import Durability, Record
+from holdfast.model import Durability
 from holdfast.settings import BrokerSettings
 
 _Face = TypeVar("_Face", bound="BrokerFace")
 
 _MOST_AT_ONCE: Final = 100_000
-
-
-class Place:
-    """A partition as the home of messages that nobody has in hand."""
-
-    def __init__(self, topic: str, number: int) -> None:
-        self.topic = topic
-        self.number = number
-
-    def id_of(self, record: Record) -> str:
-        """The message's id: it keeps the one that it had while it was delayed."""
-        delayed_id = mark(record, DELAYED_ID) if record.headers else None
-        return message_id(self.topic, self.number, record.offset, None if delayed_id is None else int(delayed_id))
 
 
 class BrokerFace:
@@ -54,6 +40,7 @@ class BrokerFace:
         self._bodies = Bodies(body_type)
         self._mono_ns = engine.world.clock.monotonic_ns
         self._publishers: dict[str, Publisher] = {}
+        self._sending: WeakSet[Any] = WeakSet()  # producers, which may have messages that are not stored yet
 
     @property
     def folder(self) -> str:

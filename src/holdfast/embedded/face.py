@@ -75,11 +75,11 @@ class Face(Generic[Body]):
 
     @property
     def closed(self) -> bool:
-        return self._closed or self._engine.closed or self._group.topic.closed
+        return self._closed or self._engine.closed or self._group.topic.closed or self._group.deleted
 
     def _check_open(self) -> None:
         self._engine.check_open()
-        self._group.topic.check_open()
+        self._group.check_open()
         if self._closed:
             raise Closed(f"this view of the group {self._group.name} is closed; take it anew")
 
@@ -253,6 +253,10 @@ class Face(Generic[Body]):
                 f"cannot seek to {offset}: the queue keeps {start} to {end}", offset=offset, start=start, end=end
             )
         return offset
+
+    def _committed(self) -> dict[int, int]:
+        self._check_open()
+        return {station.number: station.delivery.group.floor for station in self._stations}
 
     def _peek(self, count: int) -> list[Contents[Body]]:
         wanted = self._wanted(count, 0, None, None, renew=False)

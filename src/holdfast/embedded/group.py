@@ -174,6 +174,10 @@ class Group(Face[Body], Generic[Body]):
         self._check_open()
         return self._group.cancel(message_id)
 
+    def committed(self) -> dict[int, int]:
+        """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+        return self._committed()
+
     def seek(
         self,
         to: str | None = None,

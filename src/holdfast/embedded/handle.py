@@ -18,7 +18,6 @@ from holdfast.embedded.message import Body, Said
 from holdfast.errors import InvalidRequest, LeaseLost
 from holdfast.model import Record
 
-
 # Not the handler's fault: these give the message back as if it had not been touched.
 INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 

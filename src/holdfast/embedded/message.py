@@ -12,6 +12,7 @@ from holdfast.broker.marks import (
     TEXT_HEADERS,
     TEXT_KEY,
     TOMBSTONE,
+    id_of,
     mark,
     users_headers,
 )
@@ -58,6 +59,18 @@ class Home(Protocol):
 
     def id_of(self, record: Record) -> str:
         """The message's id."""
+
+
+class Place:
+    """A partition as the home of messages that nobody has in hand."""
+
+    def __init__(self, topic: str, number: int) -> None:
+        self.topic = topic
+        self.number = number
+
+    def id_of(self, record: Record) -> str:
+        """The message's id."""
+        return id_of(self.topic, self.number, record)
 
 
 class Said(Generic[Body]):

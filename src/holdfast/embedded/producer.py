@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.marks import TEXT_KEY
@@ -40,9 +40,11 @@ class Producer(Producing):
         *,
         name: str | None = None,
         resume: bool = False,
+        body_type: Any = None,
         thread: bool = True,
     ) -> None:
-        super().__init__(engine, settings, name=name, resume=resume)
+        super().__init__(engine, settings, name=name, resume=resume, body_type=body_type)
+        self._sender.begin()
         self._with_thread = thread
         self._thread: threading.Thread | None = None
         self._round_lock = threading.Lock()
@@ -55,7 +57,7 @@ class Producer(Producing):
     def send(
         self,
         topic: str,
-        body: bytes,
+        body: Any,
         *,
         key: Text | None = None,
         headers: HeadersLike | None = None,
@@ -85,9 +87,7 @@ class Producer(Producing):
         placed = self._place(route, body, key, priority, options, partition)
         return self._put(placed) or self._insist(placed)
 
-    def send_many(
-        self, topic: str, messages: Iterable[bytes | NewMessage], *, partition: int | None = None
-    ) -> SentMany:
+    def send_many(self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None) -> SentMany:
         """Send messages; an item is a body or a NewMessage. One answer for all of them, or one for each."""
         route = self._route(topic)
         messages = self._check_many(messages)

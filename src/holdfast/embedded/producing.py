@@ -14,6 +14,7 @@ from holdfast.broker.marks import TEXT_KEY
 from holdfast.broker.partition import Draft, Publication
 from holdfast.broker.routing import RoundRobin, check_partition
 from holdfast.embedded.accumulator import Accumulator
+from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import NewMessage
 from holdfast.embedded.parcels import Callback, Lane, Parcel, Sent, Span
 from holdfast.embedded.route import Route
@@ -52,6 +53,7 @@ class Producing:
         *,
         name: str | None = None,
         resume: bool = False,
+        body_type: Any = None,
     ) -> None:
         if not isinstance(resume, bool):
             raise InvalidRequest(f"resume={resume!r} cannot be used: give True or False")
@@ -60,6 +62,7 @@ class Producing:
         self.name = name
         self._clock = engine.world.clock
         self._sender = Sender(engine, self.settings, name, resume=resume)
+        self._bodies = Bodies(body_type)
         self._accumulator = Accumulator(self.settings, self._clock)
         self._add = self._accumulator.add
         self._routes: dict[str, Route] = {}
@@ -95,7 +98,7 @@ class Producing:
             route = self._routes.get(name)
             if route is None:
                 turns = RoundRobin(_NAMED_STICK if self.name else self.settings.batch_messages)
-                route = self._routes[name] = Route(self, topic, turns)
+                route = self._routes[name] = Route(self, topic, self._bodies, turns)
             elif not route.usable:
                 topic.holders.add(self)  # once more: it may have been let go just now
                 route.topic, route.held = topic, True

@@ -22,8 +22,9 @@ _KEEP_NS: Final = 1_000_000_000
 class Route:
     """The lanes to the partitions of one topic."""
 
-    def __init__(self, owner: Owner, topic: Topic, turns: RoundRobin) -> None:
+    def __init__(self, owner: Owner, topic: Topic, bodies: Bodies, turns: RoundRobin) -> None:
         self._owner = owner
+        self._bodies = bodies
         self._turns = turns
         self.name = topic.name
         self.topic = topic
@@ -46,9 +47,8 @@ class Route:
             self._topic_id = self.topic.id
             for lane in self.lanes:
                 lane.sequence, lane.known, lane.counted = None, 0, 0
-        self.drafter = Drafter(Bodies(None), settings)
+        self.drafter = Drafter(self._bodies, settings)
         self.plain = self.drafter.plain  # whether a message of bytes and a key needs nothing more
-        self.traced = bool(settings.trace_sample)
         self.most_bytes = settings.max_message_bytes
         for number in range(len(self.lanes), len(self.topic.partitions)):
             self.lanes.append(Lane(self._owner, self, number))

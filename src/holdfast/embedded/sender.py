@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.broker.layout import check_name
 from holdfast.broker.marks import DEDUP_ID
 from holdfast.broker.partition import Draft, Partition, Publication
+from holdfast.broker.producers import ProducerId, Producers
 from holdfast.embedded.parcels import Lane, Parcel
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, OutOfSequence
 from holdfast.model import NO_PRODUCER, Appended, Durability, Producer
@@ -33,13 +35,24 @@ class Sender:
         self._engine = engine
         self._settings = settings
         self._durability: Durability = "fsync" if settings.acks == "all" else "os"
+        self._name = None if name is None else check_name(name, "producer")
         self._named = name is not None
         self._resume = resume
-        self._producers = engine.producers()
-        self.identity = self._producers.init(name, resume=resume) if settings.idempotent else None
+        self._producers: Producers | None = None
+        self.identity: ProducerId | None = None
         self.failure: Exception | None = (
             None  # a named producer ends with its first error: later messages must not pass
         )
+
+    @property
+    def begun(self) -> bool:
+        return self.identity is not None or not self._settings.idempotent
+
+    def begin(self) -> None:
+        """Get an id; one with a name fences those before it, from now on."""
+        if not self.begun:
+            self._producers = self._engine.producers()
+            self.identity = self._producers.init(self._name, resume=self._resume)
 
     def loose(self, lane: Lane, draft: Draft) -> Draft:
         """A message that goes without a sequence, with a dedup id that makes it known when it is sent again."""
@@ -103,7 +116,7 @@ class Sender:
                 f"the producer has ended with an error: {self.failure}. This message was not stored; begin a new "
                 "producer of its name"
             ) from self.failure
-        if self._named and self.identity is not None:
+        if self._named and self.identity is not None and self._producers is not None:
             self._producers.check(self.identity.id, self.identity.epoch)
 
     def _number(self, parcel: Parcel, partition: Partition) -> None:
@@ -128,7 +141,7 @@ class Sender:
             lane.known = expected
         return expected
 
-    def _append(self, parcel: Parcel, partition: Partition) -> Publication | Appended:
+    def _append(self, parcel: Parcel, partition: Partition) -> Appended:
         try:
             return self._append_once(parcel, partition)
         except OutOfSequence as error:
@@ -138,14 +151,10 @@ class Sender:
             parcel.sequence = 0
             return self._append_once(parcel, partition)
 
-    def _append_once(self, parcel: Parcel, partition: Partition) -> Publication | Appended:
+    def _append_once(self, parcel: Parcel, partition: Partition) -> Appended:
         producer = NO_PRODUCER
         if self.identity is not None:
             producer = Producer(self.identity.id, self.identity.epoch, parcel.sequence or 0)
-        if parcel.lane.route.traced:
-            publication = partition.publish(parcel.drafts(), durability=self._durability, producer=producer)
-            parcel.offset = publication.places[0].offset or 0
-            return publication
         appended, known = partition.append(parcel.contents(), producer, durability=self._durability)
         if known is None:
             parcel.offset = appended.offset

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.policy import differing_settings
-from holdfast.broker.positions import To
+from holdfast.broker.positions import To, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.embedded.times import instant_ns, to_datetime
 from holdfast.errors import BadSettings, InvalidRequest
@@ -56,7 +56,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["queue", "stream"]
     lag: int
     members: int
-    lag_seconds: float | None = None
+    lag_seconds: float
 
 
 def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
@@ -87,10 +87,23 @@ def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
 def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
     """The groups of a topic, in both modes."""
     found = []
+    now_ns = engine.world.clock.now_ns()
     for group in topic.groups.values():
         stats = group.stats()
-        behind = stats.ready + stats.leased + stats.delayed
-        found.append(GroupInfo(name=group.name, topic=topic.name, mode="queue", lag=behind, members=stats.waiters))
+        ages = [
+            lag_of(station.partition.log, (topic.name, station.number), station.delivery.group.floor, now_ns).seconds
+            for station in group.stations
+        ]
+        found.append(
+            GroupInfo(
+                name=group.name,
+                topic=topic.name,
+                mode="queue",
+                lag=stats.ready + stats.leased + stats.delayed,
+                members=stats.waiters,
+                lag_seconds=max(ages),
+            )
+        )
     for stream in engine.streams.on(topic):
         facts = stream.describe()
         lags = [lag for lag in facts.lag if lag.topic == topic.name]
