@@ -84,6 +84,19 @@ class OffsetOutOfRange(InvalidRequest):
         self.end = end
 
 
+class Removed(OffsetOutOfRange):
+    """Key compaction removed the message, and all behind it up to `next_offset`: pass over them.
+
+    Nothing is lost by that. A later message of its key says what holds now, or the key was deleted.
+    """
+
+    code = "removed"
+
+    def __init__(self, message: str, *, offset: int, next_offset: int, start: int, end: int) -> None:
+        super().__init__(message, offset=offset, start=start, end=end)
+        self.next_offset = next_offset
+
+
 class TailLost(InvalidRequest):
     """A position points into a tail that a power cut (or a truncation) removed."""
 

@@ -89,8 +89,8 @@ class BrokerHistory:
         return name, self.told.topics[name]
 
     def create_topic(self, name: str | None = None, partitions: int | None = None) -> None:
-        missing = [each for each in TOPICS if each not in self.there()]
-        if name is None and not missing:
+        missing = [each for each in TOPICS if each not in self.told.topics or self.told.topics[each].there == {False}]
+        if not missing or name not in (None, *missing):
             return
         name = name or self.rng.choice(missing)
         partitions, attempts = partitions or self.rng.randint(1, 3), self.rng.choice([MAX_ATTEMPTS, 4])
@@ -111,8 +111,8 @@ class BrokerHistory:
         name, told = self.some_topic()
         if told is None or max(told.partitions) >= 4:
             return
-        (count,) = told.partitions
-        told.partitions = {count, count + 1}
+        count = len(self.broker.describe_topic(str(name)).partitions)
+        told.partitions = told.partitions | {count, count + 1}
         assert len(self.broker.add_partitions(name, 1).partitions) == count + 1
         told.partitions = {count + 1}
 
@@ -271,10 +271,10 @@ class BrokerHistory:
                     start = self.broker.describe_topic(name).partitions[number].start
                     topic.committed.setdefault(number, [])
                     if not topic.committed[number]:
-                        self.told.committing[name, number] = start
+                        self._committing({(name, number): start})
             self.consumer = self.broker.consumer(self.there(), group=STREAM)
             self.told.stream = {True}
-            self._committed(self.told.committing)
+            self._committed({place: self.consumer.committed(*place) for place in self.told.committing})
             self.told.commits_synced()
 
     def poll(self) -> None:
@@ -286,13 +286,18 @@ class BrokerHistory:
         if self.consumer is None:
             return
         durability = self.rng.choice([None, "fsync"])
-        self.told.committing = {
+        offsets = {
             place: self.consumer.position(*place) for place in self.consumer.assignment() if place[0] in self.there()
         }
+        self._committing(offsets)
         self.consumer.commit(durability=durability)
-        self._committed(self.told.committing)
+        self._committed(offsets)
         if durability == "fsync":
             self.told.commits_synced()
+
+    def _committing(self, offsets: dict[tuple[str, int], int]) -> None:
+        for place, offset in offsets.items():
+            self.told.committing.setdefault(place, set()).add(offset)
 
     def _committed(self, offsets: dict[tuple[str, int], int]) -> None:
         for (name, number), offset in offsets.items():
@@ -310,10 +315,11 @@ class BrokerHistory:
             return
         self.leave()
         to = self.rng.choice(["earliest", "latest", 3])
-        for reset in self.broker.reset_offsets(STREAM, str(name), to=to, dry_run=True):
-            self.told.committing[str(name), reset.partition] = reset.after
+        plan = self.broker.reset_offsets(STREAM, str(name), to=to, dry_run=True)
+        offsets = {(str(name), reset.partition): reset.after for reset in plan}
+        self._committing(offsets)
         self.broker.reset_offsets(STREAM, str(name), to=to)
-        self._committed(self.told.committing)
+        self._committed(offsets)
         self.told.commits_synced()
 
     def delete_stream(self) -> None:

@@ -95,7 +95,7 @@ class Told:
     next: int = 0
     topics: dict[str, TopicTold] = field(default_factory=dict)
     stream: set[bool] = field(default_factory=lambda: {False})  # whether there is the group in stream mode
-    committing: dict[tuple[str, int], int] = field(default_factory=dict)
+    committing: dict[tuple[str, int], set[int]] = field(default_factory=dict)  # begun, and not answered
 
     def sync(self) -> None:
         """Everything that was answered is on disk."""
@@ -230,9 +230,10 @@ def check_stream(history: BrokerHistory, broker: Broker, *, killed: bool) -> Non
             with broker._engine.using(name) as topic:
                 found, end = group.committed(topic, number), topic.partitions[number].log.end
             allowed = set(line[-1:] if killed else line)
-            if (name, number) in told.committing:
-                allowed.add(told.committing[name, number])
-            if told.stream == {True} and allowed:
+            allowed |= told.committing.get((name, number), set())
+            if found is None and not line:
+                continue  # it has not begun there
+            if told.stream == {True}:
                 least = {min(offset, end) for offset in allowed}
                 assert found in least, f"{STREAM} goes on at {found} in {number} of {name}, not at {least}"
 

@@ -15,7 +15,7 @@ from holdfast.settings import ProducerSettings
 from tests.crash.writer_process import Journal, Note, started
 
 PATIENCE_S = 120
-MESSAGES = 2_000
+MESSAGES = 1_200
 ACKED, BEGUN = 1, 2
 
 SMALL = {"segment_bytes": 4096, "frame_bytes": 1024, "index_bytes": 512, "min_free_bytes": 0, "sync_interval_ms": 3}
@@ -80,7 +80,7 @@ def test_a_producer_that_is_killed_and_resumes_stores_each_message_once(tmp_path
     for run in range(scale(1, 200)):
         folder, seed = str(tmp_path / f"data{run}"), rng.getrandbits(32)
         try:
-            kill_until_all_is_stored(folder, acks, random.Random(seed), kills=scale(6, 30))
+            kill_until_all_is_stored(folder, acks, random.Random(seed), kills=scale(5, 30))
         except BaseException as error:
             error.add_note(f"acks={acks}, seed {seed}")
             raise

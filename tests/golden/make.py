@@ -1,4 +1,4 @@
-"""Writes the golden log of a format version, once: `python -m tests.golden.make`.
+"""Writes the golden logs of a format version, once: `python -m tests.golden.make`.
 
 The files stay as they are for ever; a new version of the format gets a new folder. What the log must hold
 is taken from what it was told, not from reading it back. Nothing here depends on the machine: the disk is
@@ -21,6 +21,7 @@ from holdfast.storage.log import Log
 from holdfast.storage.walk import Wanted, walk
 
 HERE = Path(__file__).parent / f"v{VERSION}"
+COMPACTED = Path(__file__).parent / f"compacted-v{VERSION}"
 FOLDER = "golden"
 NOW_NS = 1_700_000_000_000_000_000
 TEXT = b"what it acknowledged it never lets go of; "
@@ -104,6 +105,20 @@ class Story:
         self.log.trim(before)
         self.records = [record for record in self.records if record["offset"] >= self.log.start]
 
+    def compact(self) -> None:
+        """Twice, with no patience for tombstones: sealed messages with a later one of their key go, then tombstones."""
+        for _ in range(2):
+            self.log.compact_keys(before=self.log.end, tombstone_ms=0, min_saving_percent=0)
+        sealed = self.log.segments()[-1].base_offset
+        last = {record["key"]: record["offset"] for record in self.records}
+        self.records = [
+            record
+            for record in self.records
+            if record["key"] is None
+            or record["offset"] >= sealed
+            or (record["offset"] == last[record["key"]] and not record["flags"] & 1)
+        ]
+
     def _lose(self, first: int, next_offset: int) -> None:
         self.lost.append((first, next_offset))
         self.records = [record for record in self.records if not first <= record["offset"] < next_offset]
@@ -122,7 +137,8 @@ class Story:
 
     def files(self) -> dict[str, bytes]:
         names = [name for name in self.disk.names(FOLDER) if name not in {"lock", "quarantine"}]
-        names += [f"quarantine/{name}" for name in self.disk.names(f"{FOLDER}/quarantine")]
+        if self.disk.exists(f"{FOLDER}/quarantine"):
+            names += [f"quarantine/{name}" for name in self.disk.names(f"{FOLDER}/quarantine")]
         return {name: self.disk.contents(f"{FOLDER}/{name}") for name in names}
 
 
@@ -176,17 +192,48 @@ def tell() -> Story:
     return story
 
 
+def tell_compacted() -> Story:
+    """The life of the compacted log: packed and plain frames, a producer, two epochs, and two rounds of compaction."""
+    story = Story()
+    story.append(every_column(3))
+    story.append(Batch(values=[TEXT] * 40, keys=[b"often"] * 38 + [None, b"once"]), codec="zstd")
+    story.append(
+        Batch(values=[b"p0", b"p1", b"p2"], keys=[b"often", b"k", b"often"]), producer=Producer(77, 2, 2**32 - 2)
+    )
+    story.append(Batch(values=[b"", b"x"], keys=[b"k", b"deleted"], flags=[0, 0]))
+    for n in range(8):
+        story.append(Batch(values=[b"%d" % n], keys=[b"often"]))
+    story.log.sync()
+    story.disk = story.disk.kill()
+    story.log = story._open()  # another epoch
+    for n in range(3):
+        story.append(Batch(values=[b"%d" % n], keys=[b"often"]))
+    story.append(Batch(values=[b"", b"y"], keys=[b"deleted", b"k"], flags=[1, 0]))
+    story.log.roll()
+    story.append(Batch(values=[TEXT * 3] * 9, keys=[b"a", None, b"b"] * 3, times_ns=range(NOW_NS, NOW_NS + 9)))
+    story.compact()
+    story.log.roll()
+    story.append(Batch(values=[b"last", b"not compacted", b"either"], keys=[b"a", b"b", b"b"]))
+    story.compact()
+    return story
+
+
 def main() -> None:
-    if HERE.exists():
-        raise SystemExit(f"{HERE} is there already; golden files are written once")
-    story = tell()
+    missing = {folder: told for folder, told in ((HERE, tell), (COMPACTED, tell_compacted)) if not folder.exists()}
+    if not missing:
+        raise SystemExit("all are there already; golden files are written once")
+    for folder, told in missing.items():
+        write(folder, told())
+
+
+def write(folder: Path, story: Story) -> None:
     facts = story.facts()
     story.log.close()
     for name, content in story.files().items():
-        path = HERE / "log" / name
+        path = folder / "log" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    (HERE / "expected.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    (folder / "expected.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tests.golden import make
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(path for path in HERE.glob("v*") if path.is_dir())
+COMPACTED = sorted(path for path in HERE.glob("compacted-v*") if path.is_dir())
 FORMAT = HERE.parents[1] / "docs" / "internals" / "format.md"
 
 HEADER = struct.Struct("<4s5IBBHIQqQ2IQ4I")
@@ -89,9 +90,10 @@ def frames_of(data: bytes, log_id: int) -> Iterator[tuple[dict[str, Any], list[d
             at += 8
             continue
         assert header["magic"] == b"HFR\x01", "a newer version"
-        assert header["columns"] < 256, "a newer version"
+        assert header["columns"] < 512, "a newer version"
+        assert header["flags"] < 256, "a newer version"
         body = unpack(header["codec"], data[body_at : body_at + header["body_bytes"]], header["raw_bytes"])
-        yield header, [] if header["kind"] == 4 else list(records_of(header, Parts(body)))
+        yield header, [] if header["kind"] in (4, 5) else list(records_of(header, Parts(body)))
         at = end
 
 
@@ -128,8 +130,11 @@ def records_of(header: dict[str, Any], parts: Parts) -> Iterator[dict[str, Any]]
     expiry = parts.numbers("q", count) if columns & 32 else (0,) * count
     due = parts.numbers("q", count) if columns & 64 else (0,) * count
     flags = parts.numbers("B", count) if columns & 128 else (0,) * count
+    removed = parts.take((count + 7) // 8) if columns & 256 else bytes(count)
     data = parts.body[parts.at :]
     for i in range(count):
+        if removed[i // 8] >> i % 8 & 1:
+            continue
         pairs = range(pair_ends[i], pair_ends[i + 1])
         yield {
             "offset": header["base_offset"] + i,
@@ -211,7 +216,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
+@pytest.fixture(params=[*VERSIONS, *COMPACTED], ids=lambda path: path.name)
 def version(request: pytest.FixtureRequest) -> Path:
     return request.param
 
@@ -223,6 +228,7 @@ def copy(version: Path, tmp_path: Path) -> Path:
 
 def test_there_are_files_of_the_version_that_is_written_today():
     assert make.HERE in VERSIONS
+    assert make.COMPACTED in COMPACTED
 
 
 def test_a_reader_reads_every_record_and_changes_nothing(version: Path, copy: Path):
@@ -271,6 +277,7 @@ def test_the_log_opens_without_its_caches(version: Path, copy: Path):
         assert list(log.records(log.start, on_damage="skip")) == as_records(expected_of(version))
 
 
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
 def test_every_kind_of_thing_is_in_the_golden_log(version: Path):
     frames = [header for header, _ in readable_frames(version / "log")]
     used = 0
@@ -284,6 +291,23 @@ def test_every_kind_of_thing_is_in_the_golden_log(version: Path):
     assert [header["producer_id"] for header in frames if header["producer_id"]] == [0xFEDCBA9876543210]
     assert len(list((version / "log").glob("*.log"))) > 2
     assert len(list((version / "log" / "quarantine").iterdir())) == 2
+
+
+@pytest.mark.parametrize("version", COMPACTED, ids=lambda path: path.name)
+def test_every_kind_of_thing_is_in_the_compacted_log(version: Path):
+    frames = [header for header, _ in readable_frames(version / "log")]
+    assert {header["kind"] for header in frames} == {1, 5}
+    assert {header["codec"] for header in frames} == {0, 1}
+    assert {header["epoch"] for header in frames} == {1, 2}
+    assert any(header["columns"] & 256 for header in frames)
+    assert [header["flags"] for header in frames if header["position"] == 0] == [2, 1, 0]
+    assert [header["flags"] for header in frames if header["position"] and header["flags"]] == []
+    written = [(h["base_offset"], h["count"], h["first_sequence"]) for h in frames if h["producer_id"] == 77]
+    assert written == [(43, 3, 2**32 - 2)]
+    offset = 0
+    for header in frames:
+        assert header["base_offset"] == offset
+        offset += header["count"]
 
 
 def test_the_independent_reader_reads_every_record(version: Path):
@@ -306,7 +330,8 @@ def test_the_small_files_are_as_documented(version: Path):
 
 def check_index(path: Path, log_id: int) -> None:
     content, frames = path.read_bytes(), list(frames_of(path.with_suffix(".log").read_bytes(), log_id))
-    magic, found_id, count, base, next_offset, end, _, max_time_ns = struct.unpack_from("<8sIIQQIIq", content)
+    magic, found_id, count, base, next_offset, end, rewritten, max_time_ns = struct.unpack_from("<8sIIQQIIq", content)
+    assert rewritten == frames[0][0]["flags"]
     assert (magic, found_id, base) == (b"HFINDEX\x01", log_id, int(path.stem))
     assert len(content) == 48 + 20 * count + 4
     assert content[-4:] == struct.pack("<I", crc32c(content[:-4]))

@@ -86,6 +86,42 @@ def test_the_example_testing_with_the_kit(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_example_topics_and_groups(tmp_path: Path):
+    said = run("topics_and_groups.py", folder=tmp_path)
+    assert "billed: 299, from partitions [0, 1, 2]\ndead in billing: ['order 13']\n" in said
+    assert "shipped: 300, dead in shipping: 0\n" in said
+    assert said.endswith("billing: queue mode, 0 left\nshipping: queue mode, 0 left\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_stream_consumers(tmp_path: Path):
+    said = run("stream_consumers.py", folder=tmp_path)
+    assert "alone: 4 partitions\ntogether: 2 and 2 partitions\nread: 1000, each once: True\n" in said
+    assert "after one has left: 10 more, lag 0\na reset would bring 1010 again\nagain: 1010\n" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_idempotent_producer(tmp_path: Path):
+    said = run("idempotent_producer.py", folder=tmp_path)
+    assert "killed; some lines were stored, but not all: True\n" in said
+    assert said.endswith("loaded again, all of these were known: True\nstored: 5000, each once: True\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_ordering_keys(tmp_path: Path):
+    said = run("ordering_keys.py", folder=tmp_path)
+    assert said == ("200 bookings for 20 accounts by 8 workers\n20 were tried again; each account in order: True\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_example_traces(tmp_path: Path):
+    said = run("traces.py", folder=tmp_path)
+    steps = ["published", "leased", "nacked", "leased", "buried", "redriven", "published", "leased", "acked"]
+    assert re.findall(r"^ +[\d.]+ ms  orders-0-\d  (\w+)", said, re.MULTILINE) == steps
+    assert "nacked in the last hour: ['ann']\n2 messages, steps: 9, errors: [('no route to the bank', 2)]\n" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_example_log_basics(tmp_path: Path):
     said = run("log_basics.py", folder=tmp_path)
     assert "offset 0 survives a power cut (fsync)" in said

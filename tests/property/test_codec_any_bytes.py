@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.compression import Codec, compress, decompress
-from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, read_frame, read_header
+from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, read_frame, read_header
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import CorruptData, HoldfastError, MessageTooLarge
@@ -105,18 +105,20 @@ def exercise(data: bytes) -> None:
     except REFUSALS:
         return
     values = outcome(frame.values)
-    assert outcome(lambda: frame.columns().values()) == values
-    assert values is None or len(values) == frame.count
+    rows = outcome(lambda: frame.columns().values())
+    assert (rows is None) == (values is None)
+    assert values is None or len(values) == len(frame.offsets()) <= frame.count
+    assert frame.is_sparse or (rows == values and (values is None or len(values) == frame.count))
     assert values is None or sum(map(len, values)) <= frame.header.raw_bytes
     with contextlib.suppress(*REFUSALS):
         columns = frame.columns()
         for part in (columns.times_ns, columns.keys, columns.headers, columns.priorities, columns.flags):
             items = outcome(part)
-            assert items is None or len(items) == frame.count
+            assert items is None or len(items) == (0 if frame.header.kind == Kind.HOLE else frame.count)
     records = outcome(lambda: list(frame.records()))
     if records is not None:
         assert [record.value for record in records] == values
-        assert [record.offset for record in records] == list(range(frame.base_offset, frame.next_offset))
+        assert [record.offset for record in records] == list(frame.offsets())
 
 
 def outcome(call: Callable[[], T]) -> T | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -95,7 +95,6 @@ def kept(found: Target, owners: Mapping[TopicPartition, str]) -> int:
     return sum(owners.get(place) == member for member in found for place in found[member])
 
 
-@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from("pqr"), some_topics, min_size=1, max_size=3),
     st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 2), max_size=3),
@@ -275,4 +274,3 @@ class Circles(RuleBasedStateMachine):
 
 
 TestCircles = Circles.TestCase
-TestCircles.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

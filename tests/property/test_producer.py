@@ -82,6 +82,7 @@ def live(place: Place, messages: list[Any], life: dict[str, Any]) -> Producer:
         batch_messages=life["batch_messages"], acks=life["acks"], retries=None, linger_ms=5, retry_backoff_ms=1
     )
     producer = Producer(place.engine, settings, name="loader", resume=True, thread=False)
+    producer._accumulator.most_messages = life["batch_messages"]  # so that lanes have several parcels
     break_now_and_then(place, life["faults"])
     sent = []
     for first in range(0, len(messages), life["chunk"]):

@@ -160,4 +160,4 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 TestStreams = StreamMachine.TestCase
-TestStreams.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestStreams.settings = settings(max_examples=settings.default.max_examples // 3)

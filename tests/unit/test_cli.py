@@ -280,7 +280,7 @@ def test_check_as_json(run, folder):
     assert (done.code, done.err) == (1, "")
     document = done.document
     assert document["ok"] is False
-    assert set(document["counts"]) == {"segments", "frames", "messages", "bytes"}
+    assert set(document["counts"]) == {"segments", "frames", "messages", "removed", "bytes"}
     damage, note = document["findings"]
     assert damage["severity"] == "damage"
     assert (damage["file"], damage["position"], damage["messages"]) == (FIRST, 0, 3)

@@ -92,9 +92,10 @@ def test_columns_stand_in_the_order_of_their_bits():
         due_at_ms=[0xA3],
         flags=[0xA4],
     )
-    bits, parts = encode_columns(batch)
+    bits, parts = encode_columns(batch, removed=[True])
     body = b"".join(parts)
     marks = [body.index(mark) for mark in (b"\x01", b"KEY", b"NAME", b"HEADER", b"\xa1", b"\xa2", b"\xa3", b"\xa4")]
+    assert body.index(b"\xa4") + 8 == body.rindex(b"\x01")  # what is marked as removed
     assert bits == c.KNOWN_COLUMNS & ~c.KEY_VALIDITY
     assert marks == sorted(marks)
     assert body.endswith(b"VALUE")

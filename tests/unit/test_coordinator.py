@@ -46,6 +46,7 @@ def test_pins_follow_what_is_on_disk_only():
     log = streams.engine.topic("orders").partition(0).log
     consumer.poll(0)
     consumer.commit()
+    streams.engine.tick()
     assert not streams.group().offsets.synced
     assert log.pins["stream:analytics"] == 0
     streams.after(seconds=2)

@@ -284,12 +284,12 @@ def test_missing_offsets_between_good_frames_are_named():
 NEWER = {
     "version": {"magic": b"HFR\x02"},
     "version 0": {"magic": b"HFR\x00"},
-    "kind": {"kind": 5},
+    "kind": {"kind": 6},
     "kind 0": {"kind": 0},
     "codec": {"codec": 4},
-    "columns": {"columns": 1 << 8},
+    "columns": {"columns": 1 << 9},
     "high columns": {"columns": 1 << 31},
-    "flags": {"flags": 1},
+    "flags": {"flags": 1 << 8},
     "high flags": {"flags": 1 << 15},
 }
 

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from holdfast.broker import offsets as module
-from holdfast.broker.offsets import Committed, Offsets
+from holdfast.broker.offsets import Committed, Offsets, Remembered
 from holdfast.broker.snapshots import BEFORE, SNAPSHOT
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
@@ -98,12 +98,14 @@ def test_a_snapshot_keeps_the_journal_short(monkeypatch):
 def test_a_damaged_snapshot_falls_back_to_the_one_before():
     book = Book()
     for offset in range(3):
-        book.offsets.commit([entry(0, offset)])
+        book.offsets.commit([entry(0, offset), entry(offset + 1, 1)])
+        book.offsets.log.roll()
         book.offsets.snapshot()
+    assert book.offsets.log.start > 0
     book.offsets.commit([entry(0, 9)])
     book.offsets.close()
     book.spoil(SNAPSHOT)
-    assert known(book.open(book.disk)) == {0: 9}
+    assert known(book.open(book.disk)) == {0: 9, 1: 1, 2: 1, 3: 1}
 
 
 def test_a_damaged_snapshot_never_takes_the_place_of_a_whole_one():
@@ -175,15 +177,22 @@ def test_the_epoch_of_the_membership_is_on_disk_before_anybody_hears_of_it():
 def test_static_members_survive_a_restart_and_a_snapshot():
     book = Book()
     static = StaticMember("m1", "one", ("orders",), 100, 200, "host:1", (("orders", 0),))
-    book.offsets.remember([static], {"orders": 3})
+    some = Remembered((static,), {"orders": 3}, "range", "eager")
+    book.offsets.remember(some)
     end = book.offsets.log.written_end
-    book.offsets.remember([static], {"orders": 3})
+    book.offsets.remember(Remembered((static,), {"orders": 3}, "range", "eager"))
     assert book.offsets.log.written_end == end
-    assert (book.reopen().statics, book.offsets.counts) == ((static,), {"orders": 3})
+    assert book.reopen().remembered == some
     book.offsets.snapshot()
-    assert book.reopen().statics == (static,)
-    book.offsets.remember([], {"orders": 3})
-    assert book.reopen().statics == ()
+    assert book.reopen().remembered == some
+    book.offsets.remember(Remembered())
+    assert book.reopen().remembered == Remembered()
+
+
+def test_without_static_members_nothing_is_written_of_the_membership():
+    book = Book()
+    book.offsets.remember(Remembered((), {"orders": 3}))
+    assert book.offsets.log.written_end == 0
 
 
 def test_a_topic_can_be_forgotten():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import os
 import threading
 import time
 from datetime import timedelta
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast import NewMessage
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.marks import TEXT_KEY
@@ -453,6 +455,56 @@ def test_a_batch_whose_answer_was_lost_is_stored_once(place):
     assert calls[1][1] is not None
 
 
+def test_a_batch_that_failed_although_it_was_stored_does_not_swallow_the_next_one(place):
+    producer = place.producer(linger_ms=0, retries=0)
+    partition = place.engine.topic("one").partitions[0]
+    real = partition.append
+
+    def append(*arguments: Any, **options: Any) -> Any:
+        del partition.append
+        real(*arguments, **options)
+        raise Unavailable("the answer was lost")
+
+    partition.append = append
+    with pytest.raises(Unavailable):
+        producer.send("one", b"0").result()
+    assert producer.send("one", b"1").result().offset == 1
+    assert place.values("one") == [b"0", b"1"]
+
+
+def test_batches_behind_one_that_must_wait_stay_behind_it(place):
+    producer = place.producer(linger_ms=0, retry_backoff_ms=1)
+    producer.send_many("one", [b"%d" % i for i in range(3_000)])
+    partition = place.engine.topic("one").partitions[0]
+
+    def append(*arguments: Any, **options: Any) -> Any:
+        del partition.append
+        raise DiskFull("no room")
+
+    partition.append = append
+    producer.flush()
+    assert place.values("one") == [b"%d" % i for i in range(3_000)]
+
+
+def test_what_is_stored_leaves_the_buffer(place):
+    producer = place.producer(linger_ms=0, retries=None)
+    producer.send("three", b"", partition=0).result()
+    place.engine.topic("three").partitions[1].append = None  # not to be called: it is never due
+    producer.send("three", bytes(100), partition=1)
+    producer._routes["three"].lanes[1].retry_at_ns = 10**18
+    producer.send("three", bytes(1000), partition=0).result()
+    assert producer._accumulator.buffered == 100 + 64
+
+
+def test_messages_of_another_kind_send_those_before_them(place):
+    producer = place.producer(batch_messages=3, linger_ms=1000)
+    first = producer.send("one", b"")
+    for _ in range(3):
+        producer.send("one", b"", delay=60)
+    producer.round()
+    assert first.done()
+
+
 def test_without_idempotence_it_may_be_stored_twice(place):
     producer = place.producer(linger_ms=0, idempotent=False)
     partition = place.engine.topic("one").partitions[0]
@@ -646,8 +698,9 @@ def test_a_topic_stays_open_while_something_is_on_its_way(place):
     assert not place.engine.topic("one").busy
 
 
-def test_another_topic_of_the_same_name_begins_anew(place):
-    producer = place.producer()
+@pytest.mark.parametrize("name", [None, "loader"])
+def test_another_topic_of_the_same_name_begins_anew(place, name):
+    producer = place.producer(name=name)
     producer.send_many("one", [b"0", b"1"]).result()
     place.engine.delete_topic("one")
     with pytest.raises(UnknownTopic):
@@ -802,6 +855,26 @@ def test_what_is_sent_is_counted(place):
     assert numbers.published_bytes == 15
 
 
+def test_bodies_may_have_a_type(place):
+    producer = Producer(place.engine, body_type=dict, thread=False)
+    producer.send("one", {"a": 1}, key="k")
+    producer.send_many("one", [{"b": 2}, NewMessage(body={"c": 3})])
+    with pytest.raises(BadBody):
+        producer.send("one", b"bytes")
+    producer.close()
+    assert place.values("one") == [b'{"a":1}', b'{"b":2}', b'{"c":3}']
+
+
+def test_a_broker_that_closes_lets_its_producers_send_what_they_have(place):
+    broker = holdfast.open_broker(FOLDER + "2", world=place.world)
+    broker.create_topic("orders")
+    producer = broker.producer(linger_ms=60_000, acks="leader")
+    sent = producer.send("orders", b"x")
+    broker.close()
+    assert sent.result(0).offset == 0
+    assert producer.closed
+
+
 @pytest.fixture
 def engine(tmp_path):
     engine = BrokerEngine.open(tmp_path / "data")
@@ -837,6 +910,23 @@ def test_its_thread_sends_by_itself(engine):
     assert producer.send("three", b"x").result(timeout=30).durability == "fsync"
     producer.close()
     assert not producer._thread.is_alive()
+
+
+def test_a_child_after_a_fork_sends_nothing(engine):
+    producer = Producer(engine, ProducerSettings(linger_ms=1_000))
+    producer.send("three", b"x", partition=0)
+    child = os.fork()
+    if not child:
+        try:
+            producer.send("three", b"of the child", partition=0)
+        except Closed:
+            producer.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    producer.close()
+    assert [r.value for r in engine.topic("three").partitions[0].log.records(0)] == [b"x"]
 
 
 def test_a_producer_that_nobody_holds_sends_what_it_has_and_ends(engine):

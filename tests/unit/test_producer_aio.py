@@ -203,6 +203,8 @@ def test_one_that_resumes_stores_nothing_a_second_time(place):
 def test_a_name_fences_the_producer_before(place):
     async def story() -> None:
         old, new = place.producer(name="loader"), place.producer(name="loader")
+        await old.__aenter__()
+        await new.__aenter__()
         with pytest.raises(Fenced):
             await (await old.send("one", b"old"))
         assert (await (await new.send("one", b"new"))).offset == 0

@@ -109,7 +109,8 @@ class BrokerEngine:
     def topics(self) -> list[str]:
         """The names of all topics."""
         self.check_open()
-        return self.catalog.names()
+        with self._translated(""):
+            return self.catalog.names()
 
     def producers(self) -> Producers:
         """The producers that have a name."""

@@ -25,6 +25,7 @@ from holdfast.env import World
 from holdfast.errors import CorruptData, TopicExists, UnknownTopic
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
+from holdfast.storage.opening import translated
 
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
@@ -64,7 +65,8 @@ class Catalog:
             there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
             raise UnknownTopic(f"there is no topic {name} in {self._root}; {there}. Make it with create_topic")
         path = join(topic_folder(self._root, name), TOPIC)
-        content = read_file(self._world.disk, path)
+        with translated(path):
+            content = read_file(self._world.disk, path)
         if content is None:
             return TopicFacts()
         try:

@@ -14,7 +14,7 @@ from holdfast.broker.offsets import Offsets
 from holdfast.errors import HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.storage.files import join, remove_tree
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import open_error
+from holdfast.storage.opening import open_error, translated
 
 if TYPE_CHECKING:
     from holdfast.broker.broker import BrokerEngine
@@ -91,15 +91,25 @@ class StreamGroups:
             with self._lock:
                 del self._groups[name]
                 group.close()
-                disk.rename(stream_group_folder(self._engine.folder, name), gone)
-                disk.sync_folder(self._folder)
+                self._take_away(name, gone)
         for topic_name in {entry.topic for entry in group.offsets.entries()}:
             try:
                 with self._engine.using(topic_name) as topic:
                     group.unpin(topic)
             except UnknownTopic:
                 continue
-        remove_tree(disk, gone)
+        with translated(gone):
+            remove_tree(disk, gone)
+
+    def _take_away(self, name: str, gone: str) -> None:
+        folder, disk = stream_group_folder(self._engine.folder, name), self._engine.world.disk
+        try:
+            disk.rename(folder, gone)
+            disk.sync_folder(self._folder)
+        except OSError as error:
+            if disk.exists(folder):
+                self._open(name)  # it goes on
+            raise open_error(folder, error) from error
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""

@@ -36,7 +36,7 @@ from holdfast.env import World
 from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import open_error
+from holdfast.storage.opening import open_error, translated
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Topic:
     def group(self, name: str, *, start: str = "earliest", changes: Mapping[str, Any] | None = None) -> QueueGroup:
         """The group of this name, made where there is none: at the oldest message kept, or behind the newest."""
         check_name(name, "group")
-        with self._lock:
+        with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
             known, note = self.groups.get(name), self._notes.read(name)
             if note.deleted:  # and an error kept it from going
@@ -234,7 +234,7 @@ class Topic:
 
     def delete_group(self, name: str) -> None:
         """Forget a group and all it knows; its messages are no longer kept for it."""
-        with self._lock:
+        with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
             group = self.groups.get(name)
             if group is None:

@@ -15,8 +15,8 @@ from holdfast.cli.ask import confirmed
 from holdfast.cli.look import DEAD, show_messages
 from holdfast.cli.lookup import dead_id, everything_about, show_everything
 from holdfast.cli.messages import moment, seconds_text
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, DryRun, Limit, QueueFolder, Wait, Where, Yes
+from holdfast.cli.opened import opened, topic_named
+from holdfast.cli.options import WAIT, AsJson, DryRun, Group, Limit, QueueFolder, Topic, Wait, Where, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import safe
 from holdfast.embedded.dead import DeadGroup
@@ -48,11 +48,13 @@ def ls_command(
     by_error: Annotated[bool, typer.Option("--by-error", help="Count them by reason and kind of error.")] = False,
     where: Where = None,
     limit: Limit = None,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """List the dead letters, oldest first."""
-    with opened(folder, wait=wait) as queue:
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         if by_error:
             _show_groups(queue.dead.groups(where=where)[:limit], as_json=as_json)
         else:
@@ -65,11 +67,14 @@ def ls_command(
 def show_command(
     folder: QueueFolder,
     letter_id: Annotated[str, typer.Argument(metavar="ID", help="Of a dead letter, or the message's own.")],
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Show everything about one dead letter: every error, and where it came from."""
-    with opened(folder, wait=wait) as queue:
+    topic = topic_named(folder, topic, letter_id)
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         show_everything(everything_about(queue, dead_id(queue, letter_id)), as_json=as_json)
     return OK
 
@@ -84,6 +89,8 @@ def redrive_command(
     rate: Annotated[float | None, typer.Option("--rate", help="At most so many messages a second.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -92,7 +99,8 @@ def redrive_command(
         raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
     size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
     pause_s = 0.0 if rate is None else size / rate
-    with opened(folder, wait=wait) as queue:
+    topic = topic_named(folder, topic, ids[0]) if ids else topic
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True).ids
         moving = _Moving("redrive", "put back", chosen, size, pause_s, as_json=as_json)
         return moving.run(lambda some: queue.dead.redrive(some).done, dry_run=dry_run, yes=yes)
@@ -107,11 +115,14 @@ def purge_command(
     limit: Limit = None,
     dry_run: DryRun = False,
     yes: Yes = False,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Drop dead letters for good."""
-    with opened(folder, wait=wait) as queue:
+    topic = topic_named(folder, topic, ids[0]) if ids else topic
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids
         moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=as_json)
         return moving.run(lambda some: queue.dead.purge(some).done, dry_run=dry_run, yes=yes)

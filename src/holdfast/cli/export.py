@@ -25,6 +25,8 @@ NAMES: Final = tuple(
         "BODY",
         "BODY_FILE",
         "QUEUE",
+        "TOPIC",
+        "GROUP",
     )
 )
 
@@ -32,7 +34,7 @@ NAMES: Final = tuple(
 _MOST_BODY_BYTES: Final = 32 * 1024
 
 
-def variables(folder: str, message: holdfast.Message[bytes], body_file: str | None) -> str:
+def variables(folder: str, group: str, message: holdfast.Message[bytes], body_file: str | None) -> str:
     """The lines to be evaluated by a POSIX shell."""
     key = bytes_of(message.key)
     key_text = None if key is None else text_value(key)
@@ -40,6 +42,8 @@ def variables(folder: str, message: holdfast.Message[bytes], body_file: str | No
     body = text_value(message.raw) if len(message.raw) <= _MOST_BODY_BYTES and body_file is None else None
     values = {
         "HOLDFAST_QUEUE": folder,
+        "HOLDFAST_TOPIC": message.topic,
+        "HOLDFAST_GROUP": group,
         "HOLDFAST_RECEIPT": message.receipt,
         "HOLDFAST_ID": message.id,
         "HOLDFAST_ATTEMPT": str(message.attempt),

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import typer
 from rich.console import Console
@@ -15,16 +15,15 @@ from rich.table import Table
 import holdfast
 from holdfast.cli.export import nothing_exported, variables
 from holdfast.cli.messages import body_text, document, header_text, lease_end, moment, seconds_text
-from holdfast.cli.opened import log_of, opened
-from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.opened import chosen_topic, opened
+from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout, write_bytes
+from holdfast.cli.reading import await_arrival, ends_of
 from holdfast.cli.text import preview, safe
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
-from holdfast.storage import LogReader
 
-_LOOK_EVERY_S: Final = 0.05
 # Somebody else may have given a message back meanwhile, which the log does not tell.
 _OPEN_EVERY_S: Final = 2.0
 
@@ -44,6 +43,8 @@ def get_command(
     raw: Annotated[bool, typer.Option("--raw", help="Print the body and nothing else, byte for byte.")] = False,
     out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the body to a file.")] = None,
     export: Annotated[bool, typer.Option("--export", help="Print shell variables, for eval.")] = False,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -73,7 +74,10 @@ def get_command(
             queue.ack_many(messages)
 
     try:
-        _take(folder, taken, count, parse_duration(timeout, "--timeout"), lease_s, holder, wait=wait)
+        wanted = _Wanted(
+            chosen_topic(folder, topic), group, count, parse_duration(timeout, "--timeout"), lease_s, holder
+        )
+        _take(folder, taken, wanted, parse_duration(wait, "--wait"))
     except Empty as empty:
         sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
         stderr().print(f"{safe(str(empty))}", soft_wrap=True)
@@ -90,40 +94,33 @@ def _default_holder() -> str:
     return f"{note['host']}:{os.getppid()}"
 
 
-def _take(
-    folder: str,
-    taken: _Taken,
-    count: int,
-    timeout_s: float,
-    lease_s: float | None,
-    holder: str | None,
-    *,
-    wait: str,
-) -> None:
+class _Wanted(NamedTuple):
+    """What is to be taken, and for whom."""
+
+    topic: str
+    group: str | None
+    most: int
+    timeout_s: float
+    lease_s: float | None
+    holder: str
+
+
+def _take(folder: str, taken: _Taken, wanted: _Wanted, wait_s: float) -> None:
     """Hand over what is ready. While nothing is, the folder is let go of, so that others can put something there."""
-    wait_s = parse_duration(wait, "--wait")
-    give_up = time.monotonic() + timeout_s
+    give_up = time.monotonic() + wanted.timeout_s
     while True:
         left_s = give_up - time.monotonic()
-        with opened(folder, wait=max(wait_s, left_s)) as queue:
-            found = queue.get_many(count, timeout=0, lease=lease_s, holder=holder, detached=True)
+        with opened(folder, topic=wanted.topic, group=wanted.group, wait=max(wait_s, left_s), make=True) as queue:
+            found = queue.get_many(wanted.most, timeout=0, lease=wanted.lease_s, holder=wanted.holder, detached=True)
             if found:
                 taken(queue, found)
                 return
-            due_ms = queue._engine.tick()
+            due_ms, ends = queue._engine.tick(), ends_of(queue._group.topic)
         left_s = give_up - time.monotonic()
         if left_s <= 0:
-            within = f"within {timeout_s:g} s" if timeout_s else "now"
+            within = f"within {wanted.timeout_s:g} s" if wanted.timeout_s else "now"
             raise Empty(f"no message is ready {within} in {folder}")
-        _await_arrival(folder, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
-
-
-def _await_arrival(folder: str, most_s: float) -> None:
-    """Return when the log has grown, or when the time is over; without owning anything."""
-    reader = LogReader(log_of(folder))
-    end, stop = reader.end, time.monotonic() + most_s
-    while reader.end == end and (left_s := stop - time.monotonic()) > 0:
-        time.sleep(min(_LOOK_EVERY_S, left_s))
+        await_arrival(folder, wanted.topic, ends, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
 
 
 class _Showing:
@@ -139,12 +136,10 @@ class _Showing:
         if as_json:
             for message in messages:
                 print_json_line(
-                    document(
-                        message, **moment("lease_until", lease_end(self._queue, message)), acked=self._acked
-                    )
+                    document(message, **moment("lease_until", lease_end(self._queue, message)), acked=self._acked)
                 )
         elif export:
-            write_bytes(variables(self._folder, messages[0], self._out).encode())
+            write_bytes(variables(self._folder, self._queue._group.name, messages[0], self._out).encode())
         elif raw:
             if self._out is None:
                 write_bytes(messages[0].raw)

@@ -42,7 +42,7 @@ class Item(NamedTuple):
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One line of JSON: what a message can have, with the same words as the options."""
 
-    body: str | msgspec.UnsetType = msgspec.UNSET
+    body: str | msgspec.UnsetType | None = msgspec.UNSET
     body_base64: str | msgspec.UnsetType = msgspec.UNSET
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     key: str | None = None
@@ -153,6 +153,11 @@ def text_or_bytes(argument: str) -> str | bytes:
     return argument
 
 
+def separator_of(text: str) -> bytes:
+    """What stands between key and body in a line; `\\t` and `\\0` may be written as they are read."""
+    return os.fsencode({"\\t": "\t", "\\0": "\0"}.get(text, text))
+
+
 def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
     """From `name=value` to pairs."""
     pairs = []
@@ -164,13 +169,14 @@ def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
     return tuple(pairs)
 
 
-def _body(line: Line) -> bytes:
+def _body(line: Line) -> bytes | None:
+    """None is a tombstone: whatever had the key is gone."""
     given = [name for name in ("body", "body_base64", "json") if getattr(line, name) is not msgspec.UNSET]
     if len(given) != 1:
         found = f"{' and '.join(given)} are given" if given else "there is no body"
         raise InvalidRequest(f"{found}; give one of body, body_base64 and json")
-    if isinstance(line.body, str):
-        return line.body.encode()
+    if line.body is None or isinstance(line.body, str):
+        return None if line.body is None else line.body.encode()
     if isinstance(line.body_base64, str):
         try:
             return b64decode(line.body_base64, validate=True)

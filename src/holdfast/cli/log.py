@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
+from holdfast.broker.catalog import Catalog
+from holdfast.broker.routing import check_partition
 from holdfast.cli.dump import Dump
 from holdfast.cli.info import info_of, show_info
-from holdfast.cli.opened import is_queue, log_of
-from holdfast.cli.options import AsJson, Folder
+from holdfast.cli.opened import chosen_topic, is_queue, log_of
+from holdfast.cli.options import AsJson, Folder, Topic
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdout
 from holdfast.cli.parts import parts_of
+from holdfast.cli.reading import check_has_log
 from holdfast.cli.text import time_ns_of
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
@@ -60,6 +63,8 @@ def dump_command(
         str | None,
         typer.Option("--from-time", metavar="ISO", help="Begin with the first message of this time (UTC) or later."),
     ] = None,
+    topic: Topic = None,
+    partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="Of the topic; 0 by default.")] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Print messages of a log, or of a queue's own log: a table, or one JSON object a line.
@@ -68,11 +73,19 @@ def dump_command(
     """
     if offset is not None and from_time is not None:
         raise InvalidRequest("--offset and --from-time both say where to begin; give one of them")
-    reader = LogReader(log_of(folder) if is_queue(folder) else folder)
+    reader = LogReader(_log(folder, topic, partition) if is_queue(folder) else folder)
     dump = Dump(reader, as_json=as_json)
     start = _start(reader, offset, from_time)
     whole = dump.run(start, limit)
     return OK if whole else DAMAGED
+
+
+def _log(folder: str, topic: str | None, partition: int) -> str:
+    name = chosen_topic(folder, topic)
+    check_partition(partition, name, Catalog(real_world(), folder).facts(name).partitions)
+    log = log_of(folder, name, partition)
+    check_has_log(folder, name, log)
+    return log
 
 
 def _start(reader: LogReader, offset: int | None, from_time: str | None) -> int:

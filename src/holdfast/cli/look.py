@@ -31,8 +31,8 @@ from holdfast.cli.messages import (
     moment,
     seconds_text,
 )
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, Limit, QueueFolder, Wait, Where
+from holdfast.cli.opened import opened, topic_named
+from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
 from holdfast.cli.output import OK, command, print_json_line, stderr, stdout
 from holdfast.cli.text import safe
 from holdfast.delivery.commands import Receipt
@@ -45,11 +45,13 @@ DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 def peek_command(
     folder: QueueFolder,
     count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="So many messages.")] = 10,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Show the messages that would come next, in their order, without taking them."""
-    with opened(folder, wait=wait) as queue:
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         show_messages(queue.peek(count), USUAL, "no message is ready", as_json=as_json)
     return OK
 
@@ -60,11 +62,13 @@ def list_command(
     phase: Annotated[PhaseName, typer.Argument(metavar="PHASE", help="ready, leased, delayed or dead.")] = "ready",
     where: Where = None,
     limit: Limit = None,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """List the messages that are ready, leased, delayed or dead."""
-    with opened(folder, wait=wait) as queue:
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         messages = queue.messages(phase, where=where, limit=limit)
         nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
         columns: dict[str, tuple[Column, ...]] = {
@@ -81,11 +85,14 @@ def list_command(
 def show_command(
     folder: QueueFolder,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message or a dead letter.")],
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Show everything about one message: where it stands, what it holds, what went wrong."""
-    with opened(folder, wait=wait) as queue:
+    topic = topic_named(folder, topic, message_id)
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
         show_everything(everything_about(queue, message_id), as_json=as_json)
     return OK
 

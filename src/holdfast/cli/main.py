@@ -12,25 +12,29 @@ from holdfast import __version__
 from holdfast.cli import (
     check,
     config,
+    consume,
     dead,
     doctor,
     get,
+    group,
     log,
     look,
     operate,
+    produce,
     put,
     repair,
     settings,
     settle,
     stats,
     tail,
+    topic,
     trace,
 )
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 
 app = typer.Typer(
     name="holdfast",
-    help="Durable queues in a folder: put, get, look, check, repair. Every command also speaks JSON (--json).",
+    help="Durable queues and topics in a folder: put, get, look, check, repair. Every command speaks JSON, too (--json).",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     invoke_without_command=True,
@@ -43,6 +47,8 @@ app.command("nack")(settle.nack_command)
 app.command("reject")(settle.reject_command)
 app.command("defer")(settle.defer_command)
 app.command("extend")(settle.extend_command)
+app.command("produce")(produce.produce_command)
+app.command("consume")(consume.consume_command)
 app.command("peek")(look.peek_command)
 app.command("tail")(tail.tail_command)
 app.command("list")(look.list_command)
@@ -54,7 +60,9 @@ app.command("compact")(operate.compact_command)
 app.command("settings")(settings.settings_command)
 app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
+app.add_typer(group.app, name="group")
 app.add_typer(log.app, name="log")
+app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")
 app.command("check")(check.check_command)
 app.command("repair")(repair.repair_command)

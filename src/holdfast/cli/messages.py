@@ -13,13 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 import holdfast
-from holdfast.broker.layout import message_id
-from holdfast.broker.marks import DELAYED_ID, mark
+from holdfast.broker.marks import TOMBSTONE
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.listed import DeadLetter, Listed, Waiting
-from holdfast.embedded.message import Contents, Said
+from holdfast.embedded.message import Contents, Place, Said
 from holdfast.embedded.times import to_datetime
 from holdfast.model import Record
 
@@ -48,22 +47,10 @@ class Column(NamedTuple):
     justify: Literal["left", "right"] = "left"
 
 
-class _Topic:
-    """As much of an engine as a message needs to tell its id."""
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-
-    def id_of(self, record: Record) -> str:
-        delayed_id = mark(record, DELAYED_ID) if record.headers else None
-        return message_id(self.topic, 0, record.offset, None if delayed_id is None else int(delayed_id))
-
-
-def reader_of(topic: str) -> Callable[[Record], AnyMessage]:
-    """From the records of a topic's log to messages, without owning the queue."""
-    engine: Any = _Topic(topic)
-    bodies = Bodies(None)
-    return lambda record: Contents(engine, bodies, record)
+def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
+    """From the records of a partition's log to messages, without owning the folder."""
+    home, bodies = Place(topic, partition), Bodies(None)
+    return lambda record: Contents(home, bodies, record)
 
 
 def offset_of(message: AnyMessage) -> int | None:
@@ -77,6 +64,8 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
     """A message for scripts."""
     found: dict[str, Any] = {
         "id": message.id,
+        "topic": message.topic,
+        "partition": message.partition,
         "offset": offset_of(message),
         "timestamp_ns": message.timestamp_ns,
         "time": iso_time(message.timestamp_ns),
@@ -92,7 +81,8 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
     if isinstance(message, Listed):
         found |= {"phase": message.phase, "attempts": message.attempts, "holder": message.holder}
         found |= {"reason": message.reason, "error": message.error}
-    return {**found, **more, "bytes": len(message.raw), **as_json("body", message.raw)}
+    body = None if message._record.flags & TOMBSTONE else message.raw
+    return {**found, **more, "bytes": len(message.raw), **as_json("body", body)}
 
 
 def moment(name: str, when: datetime | None) -> dict[str, Any]:

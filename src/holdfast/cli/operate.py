@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
-import holdfast
+from holdfast.broker.group import Compacted
+from holdfast.broker.positions import Reset
+from holdfast.broker.station import Station
+from holdfast.broker.topic import Topic as OpenTopic
 from holdfast.cli.ask import confirmed
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, DryRun, QueueFolder, Wait, Yes
+from holdfast.cli.moves import moves_of, show_moves
+from holdfast.cli.opened import Views, chosen_topic, opened, owned, topics_of
+from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, QueueFolder, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json, print_json_line, stdout
 from holdfast.cli.text import safe, size
 from holdfast.embedded.times import instant_ns, parse_instant
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.storage.finding import count_of
+from holdfast.storage.log import Log
 
 
 @command
 def cancel_command(
     folder: QueueFolder,
     ids: Annotated[list[str], typer.Argument(metavar="ID", help="What `put` printed.")],
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Take back messages that nobody works on: ready or delayed ones."""
     code = OK
-    with opened(folder, wait=wait) as queue:
+    topics_of(folder)
+    with owned(folder, wait=wait) as engine:
+        views = Views(engine, topic, group)
         for message_id in ids:
             try:
-                if not queue.cancel(message_id):
+                if not views.of_id(message_id).cancel(message_id):
                     raise InvalidRequest(
                         f"{message_id} cannot be cancelled: somebody works on it, or it is done, dead or cancelled"
                     )
@@ -54,6 +63,9 @@ def seek_command(
     when: Annotated[
         str | None, typer.Option("--time", metavar="ISO", help="Go on with the first message of this time, or -1h.")
     ] = None,
+    topic: Topic = None,
+    group: Group = None,
+    partition: PartitionNumber = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     wait: Wait = WAIT,
@@ -62,28 +74,39 @@ def seek_command(
     """Go on elsewhere: all before is passed over, all behind comes again. The one way that done messages come back."""
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
-    with opened(folder, wait=wait) as queue:
-        target = _target(queue, to, offset, when)
-        again, passed = _effect(queue, target)
-        found: dict[str, Any] = {"offset": target, "again": again, "passed_over": passed, "changed": False}
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+        stations = queue._stations if partition is None else [queue._group.station(partition)]
+        if offset is not None and len(stations) > 1:
+            raise InvalidRequest(f"{queue.name} has {len(stations)} partitions, each with offsets: give --partition N")
+        moves = moves_of(queue._group, [_reset(station, to, offset, when) for station in stations])
         if not as_json:
-            stdout().print(
-                f"going on with offset {target}: {count_of(again, 'handled message')} will come again, "
-                f"{count_of(passed, 'message')} will be passed over",
-                soft_wrap=True,
-            )
+            show_moves(stdout(), moves)
         if not dry_run:
             if not confirmed("Go there?", "seek", yes=yes, as_json=as_json):
                 return NOT_DONE
-            queue.seek(offset=target)
-            found["changed"] = True
+            for move in moves:
+                queue.seek(offset=move.after, partition=move.partition)
     if as_json:
-        print_json(found)
+        again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
+        print_json(
+            {
+                "offset": moves[0].after if len(moves) == 1 else None,
+                "again": again,
+                "passed_over": passed,
+                "changed": not dry_run,
+                "partitions": msgspec.to_builtins(moves),
+            }
+        )
     return OK
 
 
-def _target(queue: holdfast.Queue[bytes], to: str | None, offset: int | None, when: str | None) -> int:
-    log = queue._log
+def _reset(station: Station, to: str | None, offset: int | None, when: str | None) -> Reset:
+    target = _target(station.partition.log, to, offset, when)
+    floor = station.delivery.group.floor
+    return Reset(topic=station.topic, partition=station.number, before=floor, after=target)
+
+
+def _target(log: Log, to: str | None, offset: int | None, when: str | None) -> int:
     if to is not None:
         return log.start if to == "start" else log.end
     if when is not None:
@@ -100,25 +123,13 @@ def _target(queue: holdfast.Queue[bytes], to: str | None, offset: int | None, wh
     return offset
 
 
-def _effect(queue: holdfast.Queue[bytes], target: int) -> tuple[int, int]:
-    """How many handled messages come again, and how many that are not handled are passed over.
-
-    What somebody works on stays there either way.
-    """
-    group, end = queue._delivery.group, queue._log.end
-    again = max(min(group.floor, end) - target, 0) + group.done.range_cardinality(max(target, group.floor), end)
-    if target <= group.floor:
-        return again, 0
-    held = sum(offset < target for table in (group.leases, group.burials) for offset in table)
-    done = group.done.range_cardinality(group.floor, target)
-    return again, target - group.floor - done - held
-
-
 @command
-def compact_command(folder: QueueFolder, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Let go of all messages that are done, whatever retention says; they cannot be replayed any more."""
-    with opened(folder, wait=wait) as queue:
-        freed = queue.compact()
+    name = chosen_topic(folder, topic)
+    with owned(folder, wait=wait) as engine, engine.using(name) as opened_topic:
+        engine.tick()
+        freed = _compact(opened_topic, streams=bool(engine.streams.on(opened_topic)))
     if as_json:
         print_json(msgspec.to_builtins(freed))
     else:
@@ -129,3 +140,18 @@ def compact_command(folder: QueueFolder, wait: Wait = WAIT, as_json: AsJson = Fa
             soft_wrap=True,
         )
     return OK
+
+
+def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
+    """What every group is through with; of a topic without any group nothing is."""
+    journal_bytes = sum(station.delivery.compact() for group in topic.groups.values() for station in group.stations)
+    segments = freed_bytes = 0
+    if topic.groups:
+        segments, freed_bytes = topic.trim()
+    elif streams:
+        for partition in topic.partitions:
+            partition.save()
+            partition.log.roll()
+            trimmed = partition.log.trim(partition.log.end)  # what the groups have not read is pinned
+            segments, freed_bytes = segments + trimmed.segments, freed_bytes + trimmed.bytes
+    return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes + topic.compact_dead())

@@ -10,7 +10,17 @@ import typer
 WAIT: Final = "1s"
 
 Folder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The folder of a queue, or of a log.")]
+DataFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The data folder.")]
 QueueFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The queue's folder.")]
+Topic: TypeAlias = Annotated[
+    str | None, typer.Option("--topic", metavar="NAME", help="Which topic, where the folder has several.")
+]
+Group: TypeAlias = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="Which group of the topic; `default` by default.")
+]
+PartitionNumber: TypeAlias = Annotated[
+    int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition of the topic.")
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else there.")]
 Wait: TypeAlias = Annotated[
     str,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from holdfast.broker.delayed.manifest import load_manifest
 from holdfast.broker.delayed.run import open_run
 from holdfast.broker.journal import newest_snapshot
-from holdfast.broker.layout import TOPICS
+from holdfast.broker.layout import GROUPS, INTERNAL_PREFIX, TOPICS
 from holdfast.broker.snapshots import BEFORE, SNAPSHOT
 from holdfast.delivery.check import check as check_group
 from holdfast.delivery.events import decode_event
@@ -33,7 +33,7 @@ JOURNAL_FILES: Final = frozenset({SNAPSHOT, BEFORE})
 class Part(msgspec.Struct, frozen=True):
     """One log of a queue; its name is the way to it from the queue's folder."""
 
-    kind: Literal["messages", "delayed", "journal"]
+    kind: Literal["messages", "delayed", "journal", "traces", "commits"]
     name: str
     folder: str
 
@@ -51,16 +51,20 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(world: World, folder: str) -> list[Part]:
-    """Every log in a queue's folder, the messages before what is derived from them."""
+    """Every log in a data folder, the messages before what is derived from them."""
     found = []
     for topic in _folders(world, join(folder, TOPICS)):
-        for number in _folders(world, join(folder, f"{TOPICS}/{topic}")):
+        kind: Literal["messages", "traces"] = "traces" if topic.startswith(INTERNAL_PREFIX) else "messages"
+        numbers = [name for name in _folders(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        for number in sorted(numbers, key=int):
             place = f"{TOPICS}/{topic}/{number}"
-            found.append(Part("messages", f"{place}/log", join(folder, f"{place}/log")))
+            found.append(Part(kind, f"{place}/log", join(folder, f"{place}/log")))
             found.append(Part("delayed", f"{place}/delayed/intake", join(folder, f"{place}/delayed/intake")))
             for group in _folders(world, join(folder, f"{place}/groups")):
                 name = f"{place}/groups/{group}"
                 found.append(Part("journal", name, join(folder, name)))
+    for group in _folders(world, join(folder, GROUPS)):
+        found.append(Part("commits", f"{GROUPS}/{group}", join(folder, f"{GROUPS}/{group}")))
     return [part for part in found if holds_log(world, part.folder)]
 
 
@@ -71,7 +75,7 @@ def holds_log(world: World, folder: str) -> bool:
 
 def _folders(world: World, folder: str) -> list[str]:
     try:
-        return sorted(world.disk.names(folder))
+        return sorted(name for name in world.disk.names(folder) if not name.startswith("."))
     except OSError:
         return []
 
@@ -92,16 +96,27 @@ def state_of(world: World, part: Part, log_start: int = 0) -> GroupState:
         return GroupState(wrong=(str(error),))
 
 
-def _replayed(world: World, part: Part, log_start: int) -> GroupState:
-    snapshot, name = newest_snapshot(world, part.folder)
-    if name != SNAPSHOT and world.disk.exists(join(part.folder, SNAPSHOT)):
+class Replayed(NamedTuple):
+    """A group as its journal leaves it; `known` tells whether the journal says where it began."""
+
+    group: Group
+    known: bool
+    wrong: list[str]
+
+
+def replayed_group(world: World, folder: str, start: int = 0) -> Replayed:
+    """The group whose journal is in the folder; without a snapshot it began at `start`."""
+    if not holds_log(world, folder):
+        return Replayed(Group(start), known=False, wrong=[])
+    snapshot, name = newest_snapshot(world, folder)
+    if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
-    reader = LogReader(part.folder, world=world)
+    reader = LogReader(folder, world=world)
     at = 0 if snapshot is None else snapshot.position
     if at < reader.start:
         raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
-    group = Group() if snapshot is None else group_of(snapshot.image)
-    wrong = []
+    group = Group(start) if snapshot is None else group_of(snapshot.image)
+    wrong: list[str] = []
     while at < reader.end:
         try:
             for record in reader.records(at):
@@ -115,10 +130,15 @@ def _replayed(world: World, part: Part, log_start: int) -> GroupState:
         except (IllegalMove, msgspec.DecodeError) as error:
             wrong.append(f"event {at} does not fit: {error}")
             break
+    return Replayed(group, known=snapshot is not None, wrong=wrong)
+
+
+def _replayed(world: World, part: Part, log_start: int) -> GroupState:
+    group, begun, wrong = replayed_group(world, part.folder)
     if not wrong:
         wrong = check_group(group)
     # Without a snapshot nobody knows where the group began: perhaps there, with a new journal.
-    known = snapshot is not None and not wrong and group.floor < log_start
+    known = begun and not wrong and group.floor < log_start
     return GroupState(
         floor=group.floor,
         cursor=group.cursor,

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Annotated, Final
 
 import typer
-from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import holdfast
 from holdfast.cli.intake import Defaults, Intake, Item, header_pairs, text_or_bytes
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.opened import chosen_topic, new_queue, owned
+from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json_line, stderr
+from holdfast.cli.progress import counter
 from holdfast.cli.text import safe
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -24,8 +23,6 @@ from holdfast.storage.finding import count_of
 
 _BATCH_MESSAGES: Final = 1_000
 _BATCH_BYTES: Final = 4 * 1024 * 1024
-
-_Told = Callable[[int], None]
 
 
 @command
@@ -50,6 +47,7 @@ def put_command(
     durability: Annotated[Durability | None, typer.Option("--durability", help="What it must survive.")] = None,
     codec: Annotated[CodecName | None, typer.Option("--codec", help="How it is packed.")] = None,
     no_create: Annotated[bool, typer.Option("--no-create", help="The queue must be there.")] = False,
+    topic: Topic = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not print ids.")] = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
@@ -72,14 +70,18 @@ def put_command(
         correlation_id=correlation_id,
     )
     intake = Intake(defaults, real_world().clock.now_ns() // 1_000_000, lines=lines, jsonl=jsonl)
-    putting = _Putting(durability, codec, as_json=as_json, quiet=quiet)
+    name = chosen_topic(folder, topic, create=not no_create)
+    putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     try:
         # The first messages before the queue: a mistake in the call must not leave an empty queue behind.
         batches = _batches(intake.items(*given))
         first = list(islice(batches, 1))
-        with opened(folder, wait=wait, create=not no_create) as queue, _progress(shown=not as_json) as told:
+        with owned(folder, wait=wait, create=not no_create) as engine, counter("putting", shown=not as_json) as told:
+            if name not in engine.topics():
+                new_queue(engine, name)
+            broker = holdfast.Broker(engine, None)
             for batch in chain(first, batches):
-                putting.put(queue, batch)
+                putting.put(broker, batch)
                 told(putting.stored)
     except InvalidRequest as error:
         raise putting.with_count(error) from None
@@ -99,7 +101,10 @@ def _check_call(bodies: list[str], files: list[str], dedup_id: str | None, *, li
 class _Putting:
     """Batches into the queue, ids out of it."""
 
-    def __init__(self, durability: Durability | None, codec: CodecName | None, *, as_json: bool, quiet: bool) -> None:
+    def __init__(
+        self, topic: str, durability: Durability | None, codec: CodecName | None, *, as_json: bool, quiet: bool
+    ) -> None:
+        self._topic = topic
         self._durability = durability
         self._codec = codec
         self._as_json = as_json
@@ -108,14 +113,14 @@ class _Putting:
         self.stored = 0
         self.duplicates = 0
 
-    def put(self, queue: holdfast.Queue[bytes], batch: list[Item]) -> None:
-        """All of them or none."""
+    def put(self, broker: holdfast.Broker, batch: list[Item]) -> None:
+        """All of them or none; of those for several partitions: all that go to one."""
         messages = [item.message for item in batch]
         try:
-            receipts = queue.put_many(messages, durability=self._durability, codec=self._codec)
+            receipts = broker.publish_many(self._topic, messages, durability=self._durability, codec=self._codec)
         except InvalidRequest as error:
             if len(batch) > 1 or self.stored:
-                error.args = (f"{_place_of_mistake(queue, batch)}: {error}",)
+                error.args = (f"{place_of_mistake(broker, self._topic, batch)}: {error}",)
             raise
         self.stored += len(receipts)
         for stored in receipts:
@@ -150,16 +155,17 @@ class _Putting:
         return error
 
 
-def _place_of_mistake(queue: holdfast.Queue[bytes], batch: list[Item]) -> str:
+def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> str:
     """Which message of a batch cannot be stored; all of them where that cannot be told."""
-    most_bytes = queue.settings.max_message_bytes
-    for item in batch:
-        try:
-            draft = queue._publisher.draft(item.message)
-        except HoldfastError:
-            return item.place
-        if len(draft.value) + len(draft.key or b"") > most_bytes:
-            return item.place
+    with broker._publisher(topic) as publisher:
+        most_bytes = publisher.topic.settings.max_message_bytes
+        for item in batch:
+            try:
+                draft = publisher.draft(item.message)
+            except HoldfastError:
+                return item.place
+            if len(draft.value) + len(draft.key or b"") > most_bytes:
+                return item.place
     return f"{batch[0].place} to {batch[-1].place}"
 
 
@@ -168,31 +174,9 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
     size = 0
     for item in items:
         batch.append(item)
-        size += len(item.message.body)
+        size += len(item.message.body or b"")
         if len(batch) >= _BATCH_MESSAGES or size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
-
-
-@contextmanager
-def _progress(*, shown: bool) -> Iterator[_Told]:
-    """How far it is, on stderr, where somebody is looking and it takes more than one batch."""
-    console = stderr()
-    if not shown or not console.is_terminal:
-        yield lambda stored: None
-        return
-    columns = (SpinnerColumn(), TextColumn("putting"), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task("putting", total=None)
-
-    def told(stored: int) -> None:
-        if stored >= _BATCH_MESSAGES:
-            bar.start()
-            bar.update(task, completed=stored)
-
-    try:
-        yield told
-    finally:
-        bar.stop()

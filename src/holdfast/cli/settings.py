@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -10,12 +11,12 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.opened import chosen_topic, new_queue, owned
+from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, stdout
 from holdfast.cli.text import safe
 from holdfast.delivery.facts import seconds_of
-from holdfast.errors import BadSettings
+from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.settings import TopicSettings, load
 
 _SIZE: Final = re.compile(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
@@ -30,6 +31,7 @@ def settings_command(
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Make the queue where there is none.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Show those that have their default value, too.")] = False,
+    topic: Topic = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -37,26 +39,42 @@ def settings_command(
 
     Times may be written as 30s or 1h30m, sizes as 64MiB, and `none` stands for no such limit.
     """
-    wanted = dict(_change(change) for change in changes or [])
-    load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})  # unknown names, before anything is made
-    with opened(folder, wait=wait, create=create, **wanted) as queue:
-        settings = queue.settings
+    wanted = changes_of(changes or [])
+    name = chosen_topic(folder, topic, create=create)
+    with owned(folder, wait=wait, create=create) as engine:
+        if name not in engine.topics():
+            new_queue(engine, name, wanted)
+        elif wanted:
+            engine.alter_topic(name, wanted)
+        settings = engine.open_topic(name).settings
     values, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(TopicSettings())
     differing = {name: value for name, value in values.items() if value != defaults[name]}
     if as_json:
         print_json({"settings": values, "differing": differing})
         return OK
-    shown = values if every else {**differing, **{name: values[name] for name in wanted}}
+    show_settings(values if every else {**differing, **{name: values[name] for name in wanted}})
+    return OK
+
+
+def show_settings(shown: dict[str, Any]) -> None:
+    """Settings for people, beside their defaults."""
+    defaults = msgspec.structs.asdict(TopicSettings())
     if not shown:
         stdout().print("all settings have their default values; --all shows them")
-        return OK
+        return
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     for title in ("setting", "value", "default"):
         table.add_column(title, overflow="fold")
     for name, value in shown.items():
         table.add_row(name, _text(value), "" if value == defaults[name] else _text(defaults[name]))
     stdout().print(table)
-    return OK
+
+
+def changes_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Settings by name, from `name=value`; what is not known or cannot be is refused before anything is made."""
+    wanted = dict(_change(text) for text in texts)
+    load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})
+    return wanted
 
 
 def _change(text: str) -> tuple[str, Any]:
@@ -87,6 +105,16 @@ def _value(name: str, text: str, default: Any) -> Any:
     if found is not None:
         return int(found[1]) * _FACTORS[found[2].upper()]
     return _number(name, text)
+
+
+def size_of(name: str, text: str) -> int:
+    """Bytes of a size on the command line: `65536`, `64KiB`."""
+    found = _SIZE.fullmatch(text)
+    if found is not None:
+        return int(found[1]) * _FACTORS[found[2].upper()]
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise InvalidRequest(f"{name} {text!r} cannot be used: write bytes, or a size such as 64KiB")
 
 
 def _number(name: str, text: str) -> Any:

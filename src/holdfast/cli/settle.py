@@ -11,8 +11,8 @@ import typer
 
 import holdfast
 from holdfast.cli.messages import lease_end, moment, seconds_text
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.opened import Views, owned, topics_of
+from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json_line, stdout
 from holdfast.cli.text import safe
 from holdfast.delivery.events import Phase
@@ -20,6 +20,7 @@ from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.errors import HoldfastError, InvalidRequest
 
 RECEIPT = "HOLDFAST_RECEIPT"
+GROUP = "HOLDFAST_GROUP"
 
 Receipts: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="RECEIPT", help=f"From `get`; by default ${RECEIPT}.")
@@ -28,9 +29,17 @@ _Message: TypeAlias = holdfast.Message[bytes]
 
 
 @command
-def ack_command(folder: QueueFolder, receipts: Receipts = None, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+def ack_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
     """Messages are handled: they never come back."""
-    return _settle(folder, receipts, "acked", lambda message: message.ack(), wait=wait, as_json=as_json)
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "acked", lambda message: message.ack())
 
 
 @command
@@ -41,6 +50,8 @@ def nack_command(
         str | None, typer.Option("--delay", metavar="TIME", help="Again after this time; by default the queue's.")
     ] = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="What went wrong.")] = None,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -50,7 +61,8 @@ def nack_command(
     def nack(message: _Message) -> None:
         message.nack(delay=delay_s, error=error)
 
-    return _settle(folder, receipts, "nacked", nack, wait=wait, as_json=as_json)
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "nacked", nack)
 
 
 @command
@@ -58,11 +70,14 @@ def reject_command(
     folder: QueueFolder,
     receipts: Receipts = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why.")] = "",
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """Messages can never be handled: straight to the dead letters."""
-    return _settle(folder, receipts, "rejected", lambda message: message.reject(reason), wait=wait, as_json=as_json)
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "rejected", lambda message: message.reject(reason))
 
 
 @command
@@ -70,6 +85,8 @@ def defer_command(
     folder: QueueFolder,
     receipts: Receipts = None,
     delay: Annotated[str, typer.Option("--delay", metavar="TIME", help="Again after this time.")] = "0",
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -79,7 +96,8 @@ def defer_command(
     def defer(message: _Message) -> None:
         message.defer(delay=delay_s)
 
-    return _settle(folder, receipts, "deferred", defer, wait=wait, as_json=as_json)
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "deferred", defer)
 
 
 @command
@@ -89,40 +107,50 @@ def extend_command(
     lease: Annotated[
         str | None, typer.Option("--lease", metavar="TIME", help="So long from now; by default the queue's.")
     ] = None,
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
     """More time for messages in hand."""
     lease_s = None if lease is None else parse_duration(lease, "--lease")
-    return _settle(folder, receipts, "extended", lambda message: message.extend(lease_s), wait=wait, as_json=as_json)
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "extended", lambda message: message.extend(lease_s))
 
 
-def _settle(
-    folder: str,
-    receipts: list[str] | None,
-    verb: str,
-    settle: Callable[[_Message], None],
-    *,
-    wait: str,
-    as_json: bool,
-) -> int:
-    """Each receipt for itself: one that is no longer good does not keep the others from being settled."""
-    code = OK
-    with opened(folder, wait=wait) as queue:
-        for receipt in receipts or [_exported()]:
-            try:
-                message = queue.resume(receipt)
-                settle(message)
-            except HoldfastError as error:
-                print_error(error.code, str(error), as_json=as_json)
-                code = NOT_DONE
-                continue
-            facts = _after(queue, message, verb)
-            if as_json:
-                print_json_line(facts)
-            else:
-                stdout().print(_sentence(facts), soft_wrap=True)
-    return code
+class _Settling:
+    """What became of messages, each receipt for itself: one that is no longer good does not stop the others."""
+
+    def __init__(self, folder: str, topic: str | None, group: str | None, wait: str, *, as_json: bool) -> None:
+        self._folder = folder
+        self._topic = topic
+        self._group = group
+        self._wait = wait
+        self._as_json = as_json
+
+    def run(self, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
+        topics_of(self._folder)
+        group = self._group or (None if receipts else os.environ.get(GROUP) or None)
+        code = OK
+        with owned(self._folder, wait=self._wait) as engine:
+            views = Views(engine, self._topic, group)
+            for receipt in receipts or [_exported()]:
+                try:
+                    queue = views.of_receipt(receipt)
+                    message = queue.resume(receipt)
+                    settle(message)
+                except HoldfastError as error:
+                    print_error(error.code, str(error), as_json=self._as_json)
+                    code = NOT_DONE
+                    continue
+                self._show(_after(queue, message, verb))
+        return code
+
+    def _show(self, facts: dict[str, Any]) -> None:
+        if self._as_json:
+            print_json_line(facts)
+        else:
+            stdout().print(_sentence(facts), soft_wrap=True)
 
 
 def _exported() -> str:
@@ -134,7 +162,7 @@ def _exported() -> str:
 
 def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[str, Any]:
     """Where the message stands now."""
-    group = queue._delivery.group
+    group = message._home.delivery.group
     phase = group.phase(message.offset)
     name = phase.value
     until: datetime | None = None

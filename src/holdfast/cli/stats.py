@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -13,14 +14,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+import holdfast
+from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.cli.messages import moment, seconds_text
-from holdfast.cli.opened import opened
-from holdfast.cli.options import WAIT, AsJson, QueueFolder, Wait
+from holdfast.cli.opened import opened, topics_of
+from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
+from holdfast.cli.standing import Standing
 from holdfast.cli.text import safe, size
+from holdfast.cli.topic import topics_document, topics_table
+from holdfast.delivery.events import Phase
 from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.env import real_world
 from holdfast.errors import Busy, InvalidRequest
+from holdfast.model import Record
 from holdfast.storage.finding import count_of
 
 
@@ -29,46 +36,76 @@ def stats_command(
     folder: QueueFolder,
     watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
     every: Annotated[str, typer.Option("--every", metavar="TIME", help="How often to look, with --watch.")] = "2s",
+    topic: Topic = None,
+    group: Group = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Count the messages that are ready, leased, delayed and dead, and tell what they take."""
+    """Count the messages that are ready, leased, delayed and dead, and tell what they take.
+
+    Of a folder with several topics it tells what each holds, and how far behind its groups are.
+    """
+    looking = _Looking(folder, topic, group, wait)
     if not watch:
-        found = _look(folder, wait)
+        found, shown = looking.look()
         if as_json:
             print_json(found)
         else:
-            stdout().print(_table(found))
+            stdout().print(shown)
         return OK
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
         raise InvalidRequest(f"--every {every} is too often; give 100ms or more")
-    _watch(folder, every_s, wait, as_json=as_json)
+    _watch(looking, every_s, as_json=as_json)
     return OK
 
 
-def _look(folder: str, wait: str) -> dict[str, Any]:
-    with opened(folder, wait=wait) as queue:
-        stats = queue.stats()
-        oldest = next(queue.messages("ready", limit=1), None)
-        found: dict[str, Any] = msgspec.to_builtins(stats)
-    for own in ("metrics", "waiters", "durability"):
-        del found[own]  # of this short opening, which nobody asked about
-    return {**found, **moment("oldest_ready", None if oldest is None else oldest.timestamp)}
+class _Looking:
+    """One look after the other at a queue, or at many topics."""
+
+    def __init__(self, folder: str, topic: str | None, group: str | None, wait: str) -> None:
+        self._folder = folder
+        self._topic = topic
+        self._group = group
+        self._wait = wait
+
+    def look(self) -> tuple[dict[str, Any], Table]:
+        """What there is, for scripts and for people."""
+        if self._topic is None and self._group is None and len(topics_of(self._folder)) > 1:
+            topics = list(Standing(real_world(), self._folder).topics())
+            return topics_document(self._folder, topics), topics_table(topics)
+        with opened(self._folder, topic=self._topic, group=self._group, wait=self._wait) as queue:
+            stats = queue.stats()
+            oldest_ns = min((record.timestamp_ns for record in _first_ready(queue)), default=None)
+            found: dict[str, Any] = msgspec.to_builtins(stats)
+        for own in ("metrics", "waiters", "durability"):
+            del found[own]  # of this short opening, which nobody asked about
+        found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
+        return found, _table(found)
 
 
-def _watch(folder: str, every_s: float, wait: str, *, as_json: bool) -> None:
+def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[Record]:
+    """The first message that is ready in each partition."""
+    for station in queue._stations:
+        group, log = station.delivery.group, station.partition.log
+        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip"):
+            if group.phase(record.offset) is Phase.READY:
+                yield record
+                break
+
+
+def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
     """Between two looks the folder belongs to whoever wants it; while somebody has it, it says so."""
-    _look(folder, wait)  # what is wrong now is an error; what comes later is shown
+    looking.look()  # what is wrong now is an error; what comes later is shown
     console = stdout()
     with Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else _Plain() as live:
         while True:
             try:
-                found = _look(folder, wait)
+                found, shown = looking.look()
                 if as_json:
                     print_json_line(found)
                 else:
-                    live.update(_table(found), refresh=True)
+                    live.update(shown, refresh=True)
             except Busy as busy:
                 if as_json:
                     print_json_line({"busy": str(busy)})
@@ -95,15 +132,19 @@ def _table(found: dict[str, Any]) -> Table:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
-    facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}")
+    of_group = "" if found["group"] == DEFAULT_GROUP else f", group {safe(found['group'])}"
+    facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
     for phase in ("ready", "leased", "delayed", "dead"):
         facts.add_row(phase, f"{found[phase]:,}")
     if found["oldest_ready_ms"] is not None:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
         facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age(found['oldest_ready_ms'])} old)")
     start, end = found["start"], found["end"]
-    kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
-    facts.add_row("offsets", kept)
+    if found["partitions"] > 1:  # the offsets are sums, which say nothing
+        facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
+    else:
+        kept = f"{start} to {end - 1} are kept; all before {found['floor']} are settled" if end > start else "none yet"
+        facts.add_row("offsets", kept)
     facts.add_row("disk", f"{size(found['bytes'])} in {count_of(found['segments'], 'segment')}")
     return facts
 

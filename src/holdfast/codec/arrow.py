@@ -26,17 +26,18 @@ def encode_arrow(
 
 
 def values_to_arrow(frame: Frame) -> pa.BinaryArray:
-    """The frame's payloads as an Arrow array over the frame's own bytes."""
+    """The frame's payloads as an Arrow array over the frame's own bytes; a copy where some were removed."""
     columns = frame.columns()
-    data, ends = columns.value_bytes(), columns.value_ends()
+    data, ends, kept = columns.value_bytes(), columns.value_ends(), columns.kept()
     try:
         if ends[:4] != bytes(4):
             raise ValueError("the first value does not begin at 0")
-        array = pa.Array.from_buffers(pa.binary(), frame.count, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+        array = pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, buffers)
         array.validate(full=True)  # wrong ends would let Arrow read outside the buffer
     except (pa.ArrowException, ValueError) as error:
         raise CorruptData(f"the frame at offset {frame.base_offset} is not a valid Arrow array: {error}") from None
-    return array
+    return array if kept is None else array.filter(pa.array(kept))
 
 
 def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: int) -> Iterator[Body]:

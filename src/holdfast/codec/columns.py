@@ -10,12 +10,13 @@
     expiry                      8 * count                 bit 5: int64, ms since 1970, 0 = none
     due times                   8 * count                 bit 6: int64, ms since 1970, 0 = none
     flags                       count                     bit 7: uint8, bit 0 = tombstone
+    removed                     (count + 7) // 8          bit 8: bit i is set when message i was removed
     values                      the rest                  always
 
 "Ends" are count + 1 int32: the first is 0, they never fall, and item i is the bytes from ends[i] to
 ends[i + 1]. A header column is a list of pairs: ends into the pairs, then the pairs' names (ends, bytes)
 and values (ends, bytes). Every part but the values is padded with zeros to 8 bytes. All numbers are
-little endian.
+little endian. A removed message keeps its place and its time, and nothing else.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ PRIORITIES: Final = 1 << 4
 EXPIRY: Final = 1 << 5
 DUE: Final = 1 << 6
 FLAGS: Final = 1 << 7
-KNOWN_COLUMNS: Final = (1 << 8) - 1
+REMOVED: Final = 1 << 8
+KNOWN_COLUMNS: Final = (1 << 9) - 1
 
 TOMBSTONE: Final = 1 << 0
 
@@ -55,8 +57,8 @@ def padding(length: int) -> bytes:
     return _PADDING[-length % 8]
 
 
-def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
-    """Which columns the batch uses, and the body as parts to be joined."""
+def encode_columns(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[bytes]]:
+    """Which columns the batch uses, and the body as parts to be joined; `removed` marks what only keeps its place."""
     columns = 0
     values = batch.values
     parts = _padded(_ends(values))
@@ -66,7 +68,7 @@ def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
     if batch.keys is not None:
         if None in batch.keys:
             columns |= KEY_VALIDITY
-            parts += _padded(_validity(batch.keys))
+            parts += _padded(_bits([key is not None for key in batch.keys]))
         columns |= KEYS
         parts += _variable([key or b"" for key in batch.keys])
     if batch.headers is not None:
@@ -84,6 +86,9 @@ def encode_columns(batch: Batch) -> tuple[int, list[bytes]]:
     if batch.flags is not None:
         columns |= FLAGS
         parts += _padded(bytes([*batch.flags]))
+    if removed:
+        columns |= REMOVED
+        parts += _padded(_bits(removed))
     parts += values
     return columns, parts
 
@@ -141,6 +146,11 @@ class Columns:
     def flags(self) -> Sequence[int] | None:
         span = self._spans.get(FLAGS)
         return None if span is None else bytes(span)
+
+    def kept(self) -> list[bool] | None:
+        """Of each message whether it is still there; None where all are."""
+        span = self._spans.get(REMOVED)
+        return None if span is None else [not span[i >> 3] >> (i & 7) & 1 for i in range(self._count)]
 
     def keys(self) -> list[bytes | None] | None:
         span = self._spans.get(KEYS)
@@ -223,6 +233,8 @@ def _spans(body: memoryview, count: int, columns: int) -> dict[int, memoryview]:
         spans[DUE] = cutter.take(8 * count)
     if columns & FLAGS:
         spans[FLAGS] = cutter.take(count)
+    if columns & REMOVED:
+        spans[REMOVED] = cutter.take((count + 7) // 8)
     spans[0] = body[cutter.at :]
     return spans
 
@@ -268,9 +280,9 @@ def _header_column(rows: Sequence[HeaderPairs]) -> list[bytes]:
     ]
 
 
-def _validity(keys: Sequence[bytes | None]) -> bytes:
-    bits = bytearray((len(keys) + 7) // 8)
-    for i, key in enumerate(keys):
-        if key is not None:
+def _bits(items: Sequence[bool]) -> bytes:
+    bits = bytearray((len(items) + 7) // 8)
+    for i, item in enumerate(items):
+        if item:
             bits[i >> 3] |= 1 << (i & 7)
     return bytes(bits)

@@ -72,7 +72,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
 
 def encode_batch(batch: Batch, now_ns: int, *, packing: Packing, cap_bytes: int, kind: Kind = Kind.DATA) -> list[Body]:
     """The batch as bodies of at most `cap_bytes` each (but for a single larger message)."""
-    return [_encode(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
+    return [encode_body(part, now_ns, packing, kind) for part in _split(batch, cap_bytes)]
 
 
 def encode_values(
@@ -97,7 +97,9 @@ def message_sizes(batch: Batch) -> list[int]:
     return sizes
 
 
-def header_for(body: Body, place: Place, *, batch_remaining: int, producer: Producer = NO_PRODUCER) -> bytes:
+def header_for(
+    body: Body, place: Place, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
+) -> bytes:
     """The sealed header of a body at its place."""
     return seal_header(
         CHECKED_HEADER.pack(
@@ -109,7 +111,7 @@ def header_for(body: Body, place: Place, *, batch_remaining: int, producer: Prod
             body.count,
             body.kind,
             body.codec,
-            0,
+            flags,
             body.columns,
             place.base_offset,
             body.max_time_ns,
@@ -136,8 +138,9 @@ def gap_body(length: int, count: int, max_time_ns: int) -> Body:
     return Body([filler], len(filler), len(filler), count, 0, Codec.NONE, max_time_ns, crc32c(filler), Kind.GAP)
 
 
-def _encode(batch: Batch, now_ns: int, packing: Packing, kind: Kind) -> Body:
-    columns, parts = encode_columns(batch)
+def encode_body(batch: Batch, now_ns: int, packing: Packing, kind: Kind, removed: Sequence[bool] = ()) -> Body:
+    """The batch as one body; `removed` marks the messages that only keep their places."""
+    columns, parts = encode_columns(batch, removed)
     max_time_ns = now_ns if batch.times_ns is None else max(batch.times_ns)
     return _pack(b"".join(parts), len(batch.values), columns, max_time_ns, packing, kind)
 
@@ -166,9 +169,9 @@ def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
     ends = list(accumulate(sizes))
     for i, end in enumerate(ends):
         if end - used > cap_bytes and i > start:
-            yield _slice(batch, start, i)
+            yield slice_batch(batch, start, i)
             start, used = i, ends[i - 1]
-    yield _slice(batch, start, len(sizes))
+    yield slice_batch(batch, start, len(sizes))
 
 
 def _fixed_bytes(batch: Batch) -> int:
@@ -178,7 +181,8 @@ def _fixed_bytes(batch: Batch) -> int:
     return 4 + 8 * wide + 5 * narrow
 
 
-def _slice(batch: Batch, start: int, end: int) -> Batch:
+def slice_batch(batch: Batch, start: int, end: int) -> Batch:
+    """Some messages of a batch."""
     columns = {name: column[start:end] for name, column in msgspec.structs.asdict(batch).items() if column is not None}
     return Batch(**columns)
 

@@ -7,9 +7,9 @@
     12   4     body_bytes       length of the body as stored
     16   4     raw_bytes        length of the body before compression
     20   4     count            messages in the frame
-    24   1     kind             1 data, 2 control, 3 journal, 4 gap
+    24   1     kind             1 data, 2 control, 3 journal, 4 gap, 5 hole
     25   1     codec            0 none, 1 zstd, 2 lz4, 3 gzip
-    26   2     flags            0
+    26   2     flags            in a segment's first frame: how often the segment was rewritten, 0 to 255; else 0
     28   4     columns          which columns the body has
     32   8     base_offset      offset of the first message
     40   8     max_time_ns      the latest time among the messages; of each where there are no times
@@ -30,15 +30,16 @@ valid in one place only: a copy inside a message, or a stale block, is never tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from itertools import compress
 from struct import Struct
 from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
-from holdfast.codec.columns import KNOWN_COLUMNS, Columns, plain_values
+from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, plain_values
 from holdfast.codec.compression import Codec, decompress
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.model import Record
@@ -65,8 +66,10 @@ class Kind(IntEnum):
     CONTROL = 2
     JOURNAL = 3
     GAP = 4  # stands where damaged messages stood: their offsets are known, their bytes in quarantine
+    HOLE = 5  # stands where messages were removed on purpose: it holds none, and readers pass over it
 
 
+KNOWN_FLAGS: Final = 0xFF
 KNOWN_KINDS: Final = frozenset(int(kind) for kind in Kind)
 KNOWN_CODECS: Final = frozenset(int(codec) for codec in Codec)
 
@@ -149,7 +152,7 @@ def read_plain(buffer: memoryview, position: int, log_id: int) -> FrameHeader | 
         and crc32c(buffer[position + HEADER_BYTES : end]) == header.body_crc
         and header.kind in KNOWN_KINDS
         and header.codec in KNOWN_CODECS
-        and not (header.flags or header.columns & ~KNOWN_COLUMNS)
+        and not (header.flags & ~KNOWN_FLAGS or header.columns & ~KNOWN_COLUMNS)
     ):
         return header
     return None
@@ -189,7 +192,7 @@ def check_known(header: FrameHeader) -> None:
     """Raise UnknownFormat for a frame that only a newer release can read: it is neither torn nor damaged."""
     if (
         header.magic != MAGIC
-        or header.flags
+        or header.flags & ~KNOWN_FLAGS
         or header.columns & ~KNOWN_COLUMNS
         or header.kind not in KNOWN_KINDS
         or header.codec not in KNOWN_CODECS
@@ -210,8 +213,14 @@ def check_body(buffer: memoryview, at: int, header: FrameHeader) -> None:
         raise ChecksumMismatch(f"the body of the frame at position {header.position} does not match its checksum")
 
 
+_NO_COLUMNS: Final = Columns(memoryview(bytes(4)), 0, 0)
+
+
 class Frame:
-    """A frame that was read and checked; its messages are decoded only when asked for."""
+    """A frame that was read and checked; its messages are decoded only when asked for.
+
+    It covers `count` offsets. Where key compaction removed messages, it holds fewer: `is_sparse`.
+    """
 
     __slots__ = ("_columns", "_max_raw_bytes", "_stored", "header")
 
@@ -233,12 +242,26 @@ class Frame:
     def count(self) -> int:
         return self.header.count
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether messages may have been removed from it."""
+        return bool(self.header.columns & REMOVED) or self.header.kind == Kind.HOLE
+
+    def offsets(self) -> Sequence[int]:
+        """The offsets of the messages that are there; `values` and `records` are in the same order."""
+        everything = range(self.base_offset, self.next_offset)
+        if not self.is_sparse:
+            return everything
+        return list(compress(everything, self.columns().kept() or ()))
+
     def columns(self) -> Columns:
-        """The body's columns, unpacked where they were packed."""
+        """The body's columns, unpacked where they were packed; removed messages have their rows in it."""
         if self._columns is None:
             header = self.header
             if header.kind == Kind.GAP:
                 raise CorruptData(f"messages {header.base_offset} to {header.next_offset - 1} were lost to damage")
+            if header.kind == Kind.HOLE:
+                return _NO_COLUMNS
             if header.codec == Codec.NONE:
                 if header.raw_bytes != header.body_bytes:
                     raise CorruptData(f"the frame at position {header.position} claims two lengths for one body")
@@ -259,23 +282,27 @@ class Frame:
         """The messages' payloads, in order."""
         header = self.header
         plain = header.columns == 0 and header.codec == Codec.NONE and header.raw_bytes == header.body_bytes
-        if plain and header.kind != Kind.GAP:
+        if plain and header.kind < Kind.GAP:
             return plain_values(self._stored, header.count)
-        return self.columns().values()
+        columns = self.columns()
+        kept = columns.kept()
+        return columns.values() if kept is None else list(compress(columns.values(), kept))
 
     def records(self) -> Iterator[Record]:
         """The messages, in order."""
-        header, values = self.header, self.values()
+        header = self.header
         if header.columns == 0:
-            for offset, value in enumerate(values, header.base_offset):
+            for offset, value in enumerate(self.values(), header.base_offset):
                 yield Record(offset, header.max_time_ns, value, epoch=header.epoch)
             return
+        if header.kind == Kind.HOLE:
+            return
         columns, count = self.columns(), header.count
-        yield from map(
+        rows = map(
             Record,
             range(header.base_offset, header.base_offset + count),
             columns.times_ns() or [header.max_time_ns] * count,
-            values,
+            columns.values(),
             columns.keys() or [None] * count,
             columns.headers() or [()] * count,
             columns.priorities() or bytes(count),
@@ -284,6 +311,8 @@ class Frame:
             columns.flags() or bytes(count),
             [header.epoch] * count,
         )
+        kept = columns.kept()
+        yield from rows if kept is None else compress(rows, kept)
 
 
 def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int) -> Frame:

@@ -27,7 +27,6 @@ class Accumulator:
         self._mono_ns = clock.monotonic_ns
         self._linger_ns = settings.linger_ms * 1_000_000
         self._batch_messages = settings.batch_messages
-        self._last = settings.batch_messages - 1
         self._batch_bytes = settings.batch_bytes
         self.most_messages = max(settings.batch_messages, MOST_MESSAGES)
         self.most_bytes = max(settings.batch_bytes, MOST_BYTES)
@@ -58,7 +57,7 @@ class Accumulator:
             values.append(value)
             self.buffered = buffered + MESSAGE_COST
             parcel.bytes = total = parcel.bytes + size
-            if index >= self._last or total >= self._batch_bytes:
+            if index >= parcel.last or total >= parcel.enough_bytes:
                 self._fill(lane, parcel)
         return Sent(parcel, index)
 
@@ -78,7 +77,7 @@ class Accumulator:
             parcel.values.append(draft.value)
             self.buffered += size + MESSAGE_COST
             parcel.bytes += size
-            if index + 1 >= self._batch_messages or parcel.bytes >= self._batch_bytes:
+            if index >= parcel.last or parcel.bytes >= parcel.enough_bytes:
                 self._fill(lane, parcel)
         return Sent(parcel, index)
 
@@ -100,7 +99,7 @@ class Accumulator:
             parcel.values += values
             self.buffered += size + MESSAGE_COST * count
             parcel.bytes += size
-            if index + count >= self._batch_messages or parcel.bytes >= self._batch_bytes:
+            if index + count > parcel.last or parcel.bytes >= parcel.enough_bytes:
                 self._fill(lane, parcel)
         return parcel, index
 
@@ -160,6 +159,7 @@ class Accumulator:
         if lane.open is not None:
             lane.open.due_ns = 0  # of another kind: it goes first
         parcel = lane.open = Parcel(lane, now_ns + self._linger_ns, loose=loose, unheeded=self._unheeded)
+        parcel.last, parcel.enough_bytes = self._batch_messages - 1, self._batch_bytes
         if not lane.queue:
             self.active[lane] = None
             route.pending += 1
@@ -173,5 +173,6 @@ class Accumulator:
         if parcel.due_ns:
             parcel.due_ns = 0
             self.on_work()
+        parcel.last, parcel.enough_bytes = self.most_messages - 1, self.most_bytes
         if len(parcel.values) >= self.most_messages or parcel.bytes >= self.most_bytes:
             lane.open = None

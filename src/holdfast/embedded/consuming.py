@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, Final, Generic, Self, TypeAlias
 from weakref import WeakMethod
 
@@ -14,13 +12,13 @@ import msgspec
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.coordinator import StreamGroup
 from holdfast.broker.layout import check_topic_name
-from holdfast.broker.positions import PartitionLag, check_offset, lag_of
 from holdfast.broker.waiters import Waiters
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.feeds import Feed, StreamMessage
 from holdfast.embedded.message import Body
-from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.embedded.standing import Standing
+from holdfast.embedded.times import duration_ms
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest, UnknownTopic
 from holdfast.membership.wishes import TopicPartition
@@ -35,7 +33,7 @@ _MOST_AT_ONCE: Final = 1_000_000
 _MOST_TEXT: Final = 200
 
 
-class Consuming(Generic[Body]):
+class Consuming(Standing[Body], Generic[Body]):
     """One member of a group in stream mode, as one thread or task uses it."""
 
     def __init__(
@@ -51,10 +49,7 @@ class Consuming(Generic[Body]):
         on_assigned: Told | None = None,
         on_revoked: Told | None = None,
     ) -> None:
-        self._engine = engine
-        self._group = group
-        self._clock = engine.world.clock
-        self.topics = tuple(topics)
+        super().__init__(engine, group, tuple(topics))
         self.settings = settings
         self.instance_id = instance_id
         self._holder = holder or engine.holder
@@ -65,13 +60,10 @@ class Consuming(Generic[Body]):
         self._epoch = 0
         self._line = Waiters()
         self._seen = -1  # the group's version that we know
-        self._feeds: dict[TopicPartition, Feed[Body]] = {}
         self._turn = 0
-        self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
         self._out: Feed[Body] | None = None  # where the message comes from that an iteration handed out last
         self._polling = False
         self._polled_ms = self._committed_ms = self._now_ms()
-        self._closed = False
         close_in_children(self)
 
     @classmethod
@@ -106,78 +98,13 @@ class Consuming(Generic[Body]):
         )
 
     @property
-    def group(self) -> str:
-        """The name of the group."""
-        return self._group.name
-
-    @property
     def member_id(self) -> str | None:
         """The name under which the group knows this consumer; another one after each time that it joins."""
         return self._member
 
-    @property
-    def closed(self) -> bool:
-        return self._closed or self._engine.closed
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{len(self._feeds)} partitions"
         return f"<{type(self).__name__} of {self.group} on {', '.join(self.topics)} ({state})>"
-
-    def assignment(self) -> list[TopicPartition]:
-        """The partitions that are ours now, as (topic, partition)."""
-        return sorted(self._feeds)
-
-    def position(self, topic: str, partition: int) -> int:
-        """The offset of the next message that we will get there."""
-        return self._feed(topic, partition).given
-
-    def committed(self, topic: str, partition: int) -> int | None:
-        """The offset at which the group goes on after a restart, None before it began there."""
-        with self._engine.using(topic) as found:
-            found.partition(partition)  # or UnknownTopic
-            return self._group.committed(found, partition)
-
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at the offset."""
-        feed = self._feed(topic, partition)
-        self._move(feed, check_offset(feed.log, offset, feed.place))
-
-    def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
-        for feed in self._chosen(topic, partition):
-            self._move(feed, feed.log.start)
-
-    def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
-        for feed in self._chosen(topic, partition):
-            self._move(feed, feed.log.end)
-
-    def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with the first message of this time or later."""
-        time_ns = instant_ns(time, "time")
-        for feed in self._chosen(topic, partition):
-            self._move(feed, feed.log.find_time(time_ns))
-
-    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Get nothing from there until `resume`; it stays ours."""
-        self._rewind()
-        for feed in self._chosen(topic, partition):
-            feed.paused = True
-
-    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Get messages from there again."""
-        for feed in self._chosen(topic, partition):
-            feed.paused = False
-
-    def paused(self) -> list[TopicPartition]:
-        """The partitions that are paused."""
-        return sorted(place for place, feed in self._feeds.items() if feed.paused)
-
-    def lag(self) -> list[PartitionLag]:
-        """How far behind we are in each partition that is ours, in messages and seconds."""
-        self._check_open()
-        now_ns = self._clock.now_ns()
-        return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in sorted(self._feeds.items())]
 
     def disown(self) -> None:
         """In a child after a fork: the parent is the member."""
@@ -259,13 +186,6 @@ class Consuming(Generic[Body]):
         self._out = feed = self._feeds[message.topic, message.partition]
         feed.given = message.offset + 1
         return message
-
-    def _rewind(self) -> None:
-        """What an iteration has read and not handed out is to be read again."""
-        if self._ahead:
-            self._ahead.clear()
-            for feed in self._feeds.values():
-                feed.position = feed.given
 
     def _steps(self) -> Iterator[tuple[Told, list[TopicPartition]]]:
         """Follow the group, step by step: each is what to tell the user before going on."""
@@ -400,31 +320,6 @@ class Consuming(Generic[Body]):
                 self._group.leave(member, self._epoch)
             except Closed as error:  # put out already, or the broker is closed
                 logger.debug("left without saying so", extra={"group": self.group, "why": str(error)})
-
-    def _feed(self, topic: object, partition: object) -> Feed[Body]:
-        self._check_open()
-        feed = self._feeds.get((topic, partition))  # type: ignore[arg-type]
-        if feed is None:
-            ours = ", ".join(f"{name}-{number}" for name, number in self.assignment()[:10]) or "none"
-            raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
-        return feed
-
-    def _chosen(self, topic: str | None, partition: int | None) -> list[Feed[Body]]:
-        self._check_open()
-        if partition is not None:
-            return [self._feed(topic, partition)]
-        if topic is not None and topic not in self.topics:
-            raise InvalidRequest(f"this consumer reads {', '.join(self.topics)}, not {topic!r}")
-        return [feed for place, feed in sorted(self._feeds.items()) if topic in (None, place[0])]
-
-    def _move(self, feed: Feed[Body], position: int) -> None:
-        self._rewind()
-        feed.move(position)
-
-    def _check_open(self) -> None:
-        self._engine.check_open()
-        if self._closed:
-            raise Closed(f"this consumer of {self.group} is closed; make a new one")
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ns() // 1_000_000

@@ -66,8 +66,9 @@ class Parcel:
     """Some messages for one partition, as columns; a column that none uses is None."""
 
     __slots__ = (
-        "attempts", "bytes", "callbacks", "done", "due_ns", "durability", "error", "event", "flags", "keys", "lane",
-        "loose", "offset", "places", "rest", "seen", "sequence", "skipped", "skipped_offsets", "unheeded", "values",
+        "attempts", "bytes", "callbacks", "done", "due_ns", "durability", "enough_bytes", "error", "event", "flags",
+        "keys", "lane", "last", "loose", "offset", "places", "rest", "seen", "sequence", "skipped", "skipped_offsets",
+        "unheeded", "values",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, due_ns: int, *, loose: bool, unheeded: bool) -> None:
@@ -80,6 +81,7 @@ class Parcel:
         self.flags: bytearray | None = None
         self.rest: dict[int, Draft] = {}  # those that have more than a value and a key
         self.bytes = 0
+        self.last = self.enough_bytes = 0  # with this message, or so many bytes, there is something to be done
         self.attempts = 0
         self.sequence: int | None = None
         self.skipped = 0  # so many from the front were stored before, by one that this producer resumes

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from holdfast.membership.assignment import assign
 from holdfast.membership.events import Counted, Event, Granted, Joined, Targeted
 from holdfast.membership.members import Members
-from holdfast.membership.wishes import Target, TopicPartition
+from holdfast.membership.wishes import TopicPartition
 
 
 class StaticMember(msgspec.Struct, frozen=True, array_like=True):
@@ -41,9 +42,13 @@ def statics_of(members: Members) -> tuple[StaticMember, ...]:
 
 
 def remembered(statics: Sequence[StaticMember], counts: Mapping[str, int], epoch: int, now_ms: int) -> Iterator[Event]:
-    """What brings a new group, at this epoch, to where its static members left it; sessions begin anew."""
+    """What brings a new group, at this epoch, to where its static members left it; sessions begin anew.
+
+    What the other members had is meant for the static ones now, until others join again.
+    """
     yield Counted(dict(counts))
-    target: Target = {}
+    if not statics:
+        return
     for number, static in enumerate(statics, epoch + 1):
         yield Joined(
             member=static.id,
@@ -55,9 +60,10 @@ def remembered(statics: Sequence[StaticMember], counts: Mapping[str, int], epoch
             epoch=number,
             at_ms=now_ms,
         )
-        target[static.id] = static.owned
-    if target:
-        yield Targeted(epoch + len(statics), target, now_ms)
+    current = {static.id: static.owned for static in statics}
+    target = assign("sticky", {static.id: static.topics for static in statics}, counts, current)
+    yield Targeted(epoch + len(statics), target, now_ms)
     for static in statics:
-        if static.owned:
-            yield Granted(static.id, static.owned)
+        kept = tuple(place for place in static.owned if place in target[static.id])
+        if kept:
+            yield Granted(static.id, kept)

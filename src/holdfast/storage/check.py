@@ -233,6 +233,7 @@ class _Pass:
             segments=counts.segments + 1,
             frames=counts.frames + found.frames,
             messages=counts.messages + found.messages,
+            removed=counts.removed + found.removed,
             bytes=counts.bytes + found.size,
         )
         name = segment_name(found.base)

@@ -28,6 +28,11 @@ def index_name(base_offset: int) -> str:
     return f"{base_offset:020d}.idx"
 
 
+def rewritten_name(base_offset: int) -> str:
+    """What will take a segment's place. Not the name that other copies of it have: both may be written at a time."""
+    return f"{base_offset:020d}.keys.tmp"
+
+
 def segment_bases(names: Sequence[str]) -> list[int]:
     """Base offsets of the segments among the names; foreign names are left alone."""
     return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
@@ -81,7 +86,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def remove_tree(disk: Disk, path: str) -> None:
-    """Remove a folder and all in it, as far as it is there: what was begun before a crash is finished by the next try."""
+    """Remove a folder and all in it, as far as it is there: the next try finishes what a crash cut short."""
     if not disk.exists(path):
         return
     if not disk.is_folder(path):

@@ -36,11 +36,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at: good frames and their messages, and the bytes of the segments' files."""
+    """What was looked at: good frames, their messages, how many were removed, the bytes of the segments' files."""
 
     segments: int = 0
     frames: int = 0
     messages: int = 0
+    removed: int = 0
     bytes: int = 0
 
 

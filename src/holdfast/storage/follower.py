@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from holdfast.codec.frame import Frame, Kind, read_plain, read_single
+from holdfast.errors import Removed
 from holdfast.model import Record
 
 if TYPE_CHECKING:
     from holdfast.storage.view import LogView
+
+_OFFSET = attrgetter("offset")
 
 
 class Follower:
@@ -21,6 +26,7 @@ class Follower:
         self._view = view
         self._frame: Frame | None = None
         self._records: list[Record] = []
+        self._sparse = False
         self._data = memoryview(b"")
         self._log_id = 0
         self._next_offset = -1  # what stands at `_next_position` of the data
@@ -39,7 +45,7 @@ class Follower:
         return self._keep(frame)
 
     def record(self, offset: int) -> Record:
-        """The message at the offset."""
+        """The message at the offset; raises what `Log.read` does, and Removed where there is none any more."""
         if offset == self._next_offset:
             found = read_single(self._data, self._next_position, self._log_id)
             if found is not None and found[0].offset == offset:
@@ -49,29 +55,49 @@ class Follower:
         frame = self.frame(offset)
         if not self._records:
             self._records = list(frame.records())
+        if self._sparse:
+            return self._in_sparse(frame, offset)
         return self._records[offset - frame.base_offset]
 
     def records(self, start: int, stop: int) -> list[Record]:
-        """The messages from start to stop, frame by frame."""
+        """The messages from start to stop that are there, frame by frame."""
         found: list[Record] = []
         while start < stop:
             if start == self._next_offset:
-                found.append(self.record(start))
-                start += 1
-                if start == self._next_offset:
-                    continue  # a message of its own frame; maybe so is the next
-            if start < stop:
-                frame = self.frame(start)
-                if not self._records:
-                    self._records = list(frame.records())
+                single = read_single(self._data, self._next_position, self._log_id)
+                if single is not None and single[0].offset == start:
+                    record, self._next_position = single
+                    found.append(record)
+                    start = self._next_offset = start + 1
+                    continue
+            frame = self.frame(start)
+            if not self._records:
+                self._records = list(frame.records())
+            if self._sparse:
+                found += [record for record in self._records if start <= record.offset < stop]
+            else:
                 base = frame.base_offset
                 found += self._records[start - base : stop - base]
-                start = min(frame.next_offset, stop)
+            start = min(frame.next_offset, stop)
         return found
+
+    def _in_sparse(self, frame: Frame, offset: int) -> Record:
+        records = self._records
+        i = bisect_left(records, offset, key=_OFFSET)
+        if i < len(records) and records[i].offset == offset:
+            return records[i]
+        raise Removed(
+            f"message {offset} was removed by key compaction; pass over it",
+            offset=offset,
+            next_offset=records[i].offset if i < len(records) else frame.next_offset,
+            start=self._view.start(),
+            end=self._view.end(),
+        )
 
     def _keep(self, frame: Frame) -> Frame:
         self._frame = frame
         self._records = []
+        self._sparse = frame.is_sparse
         self._log_id = frame.header.log_id
         self._next_offset, self._next_position = frame.next_offset, frame.header.end
         return frame

@@ -7,7 +7,7 @@
     16  8     base_offset   of the segment
     24  8     next_offset   behind the segment's last message
     32  4     end           position behind its last frame
-    36  4     0             unused
+    36  4     rewritten     how often the segment had been rewritten, as its first frame says
     40  8     max_time_ns   latest time in it
     48  8*n   offsets       first offset of an entry's frame
     ..  8*n   times         latest time of all frames before it
@@ -16,6 +16,7 @@
 
 An index is a cache: absent or damaged, it is rebuilt from the log. Times are running maxima, so that
 they never fall even when the clock did, and a search by time finds the first message at or after it.
+`rewritten` tells an index of the file that is there from one of a file that stood there before.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from holdfast.codec.frame import FrameHeader
+from holdfast.codec.frame import HEADER_BYTES, KNOWN_FLAGS, FrameHeader, read_header
+from holdfast.errors import CorruptData
 
 _MAGIC: Final = b"HFINDEX\x01"
 _HEAD: Final = Struct("<8sIIQQIIq")
@@ -49,6 +51,7 @@ class SegmentIndex:
         "next_offset",
         "offsets",
         "positions",
+        "rewritten",
         "spacing_bytes",
         "times",
     )
@@ -60,6 +63,7 @@ class SegmentIndex:
         self.next_offset = base_offset
         self.end = 0
         self.max_time_ns = NO_TIME
+        self.rewritten = 0
         self.offsets = array("Q")
         self.times = array("q")
         self.positions = array("I")
@@ -81,6 +85,8 @@ class SegmentIndex:
         self.offsets.append(base_offset)
 
     def add_header(self, header: FrameHeader) -> None:
+        if header.position == 0:
+            self.rewritten = header.flags & KNOWN_FLAGS
         self.add(header.position, header.end, header.base_offset, header.next_offset, header.max_time_ns)
 
     @property
@@ -108,7 +114,7 @@ class SegmentIndex:
                     self.base_offset,
                     self.next_offset,
                     self.end,
-                    0,
+                    self.rewritten,
                     self.max_time_ns,
                 ),
                 self.offsets.tobytes(),
@@ -123,7 +129,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     """The index in these bytes, or None where they are not a whole index of this segment."""
     if len(content) < _HEAD.size + _CHECK.size:
         return None
-    magic, found_id, count, found_base, next_offset, end, _, max_time_ns = _HEAD.unpack_from(content)
+    magic, found_id, count, found_base, next_offset, end, rewritten, max_time_ns = _HEAD.unpack_from(content)
     if magic != _MAGIC or found_id != log_id or found_base != base_offset:
         return None
     if len(content) != _HEAD.size + count * _ENTRY_BYTES + _CHECK.size:
@@ -131,7 +137,7 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     if _CHECK.unpack_from(content, len(content) - _CHECK.size)[0] != crc32c(content[: -_CHECK.size]):
         return None
     index = SegmentIndex(base_offset, spacing_bytes)
-    index.next_offset, index.end, index.max_time_ns = next_offset, end, max_time_ns
+    index.next_offset, index.end, index.max_time_ns, index.rewritten = next_offset, end, max_time_ns, rewritten
     offsets_end = _HEAD.size + 8 * count
     times_end = offsets_end + 8 * count
     index.offsets.frombytes(content[_HEAD.size : offsets_end])
@@ -139,3 +145,13 @@ def parse_index(content: bytes, log_id: int, base_offset: int, spacing_bytes: in
     index.positions.frombytes(content[times_end : times_end + 4 * count])
     index.next_entry_at = index.positions[-1] + spacing_bytes if count else 0
     return index
+
+
+def times_rewritten(data: memoryview) -> int | None:
+    """How often a segment of these bytes was rewritten; None where its first frame cannot tell."""
+    if len(data) < HEADER_BYTES:
+        return 0
+    try:
+        return read_header(data, 0, 0).flags & KNOWN_FLAGS
+    except CorruptData:
+        return None

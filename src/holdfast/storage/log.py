@@ -9,6 +9,7 @@ Durability is chosen by name, for the log and for a single call, and the answer 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
@@ -31,6 +32,7 @@ from holdfast.model import (
 )
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin
+from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progress, compact_keys
 from holdfast.storage.follower import Follower
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.lock import take_lock
@@ -84,6 +86,7 @@ class Log:
         self._default_durability: Durability = settings.durability
         self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
         self._pins: dict[str, int] = {}
+        self._compacting = threading.RLock()
         self._unsynced_since_ns: int | None = None
         close_in_children(self)
         # Not at once: whoever needs old messages must have time to pin them.
@@ -317,6 +320,33 @@ class Log:
         count = expired(segments, self.settings, now_ns=self._now_ns(), floor=floor)
         return self._remove_head([segment.base_offset for segment in segments[:count]])
 
+    def compact_keys(
+        self,
+        *,
+        before: int,
+        tombstone_ms: int,
+        min_saving_percent: int = 20,
+        apart_header: str | None = None,
+        progress: Progress | None = None,
+    ) -> KeysCompacted:
+        """Of each key keep the last message, in sealed segments below `before` and every pin; offsets never change.
+
+        A tombstone goes once it is older than `tombstone_ms` and nothing of its key is left before it. A segment is
+        written anew where that saves enough. Messages with the header `apart_header` stay and take no other's place.
+        `progress` is told of segments done and to do.
+        """
+        if before < 0 or tombstone_ms < 0 or not 0 <= min_saving_percent <= 100:
+            raise InvalidRequest(
+                f"cannot compact with {before=}, {tombstone_ms=}, {min_saving_percent=}: they are 0 or more, "
+                "and the last at most 100"
+            )
+        with self._compacting:
+            self._writer.check_usable()
+            self.sync()
+            floor = min([before, *self._pins.values()])
+            limits = CompactionLimits(floor, tombstone_ms, min_saving_percent, apart_header)
+            return compact_keys(self._world, self._writer, self.folder, self.settings, limits, progress)
+
     def truncate(self, offset: int) -> None:
         """Drop every message from `offset` on, which must lie between two frames; a new epoch begins."""
         self._writer.check_usable()
@@ -349,6 +379,8 @@ class Log:
         writer = self._writer
         failed = writer.failure is not None
         writer.stop()
+        with self._compacting:  # one that is under way notices, and leaves
+            pass
         try:
             if not failed:
                 self.sync()

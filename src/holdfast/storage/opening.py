@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
 from holdfast.storage.files import FULL_DISK, STATE, join, segment_bases
@@ -34,3 +37,12 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     if isinstance(error, (NotADirectoryError, FileExistsError)):
         return NotALog(f"cannot open {folder}: {why}; a log lives in a folder")
     return Unavailable(f"cannot open {folder}: {why}. Nothing was lost by trying; look at the disk and try again")
+
+
+@contextmanager
+def translated(folder: str) -> Iterator[None]:
+    """An error of the disk becomes one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise open_error(folder, error) from error

@@ -60,7 +60,7 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
         if not kept:
             return
         last = kept[-1]
-        used_end = last.index_to(gone[0].base_offset if gone else writer.end).end
+        used_end = last.opened(gone[0].base_offset if gone else writer.end)[2].end
         index = _index_up_to(last, used_end, writer.log_id, offset, limits.index_bytes)
         epoch = writer.epoch + 1
         epochs = writer.epochs.begin(epoch, offset)

@@ -11,7 +11,7 @@ from holdfast.codec.frame import FrameHeader
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
 from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully
-from holdfast.storage.index import SegmentIndex, parse_index
+from holdfast.storage.index import SegmentIndex, parse_index, times_rewritten
 from holdfast.storage.walk import Wanted, walk
 
 logger = logging.getLogger(__name__)
@@ -39,26 +39,53 @@ class Segment:
         self._index_bytes = index_bytes
         self._file: File | None = None
         self._index: SegmentIndex | None = None
+        self._proven: tuple[File, SegmentIndex] | None = None  # an index that is known to be of that file
 
     @property
     def file(self) -> File:
-        if self._file is None:
-            self._file = self._disk.open(self.path)
-        return self._file
+        file = self._file  # taken once: another thread may let go of it
+        if file is None:
+            file = self._file = self._disk.open(self.path)
+        return file
 
     def index_to(self, next_offset: int) -> SegmentIndex:
-        """The index as far as an offset that may be read: from its file, and from the frames that it does not know."""
+        """The index as far as an offset that may be read: from its file, and from the frames that it does not know.
+
+        For what it says of the segment as a whole. Positions are good only in the bytes that `opened` gives.
+        """
         if self._index is None:
-            self._index = self.load_index() or SegmentIndex(self.base_offset, self._index_bytes)
-        index = self._index
+            self._index = self.load_index()
+        if self._index is None or self._index.next_offset < next_offset:
+            return self.opened(next_offset)[2]
+        return self._index
+
+    def opened(self, next_offset: int) -> tuple[File, memoryview, SegmentIndex]:
+        """The file, all its bytes and their index: of one file, though another may take its place at any moment."""
+        with self._reading():
+            file = self.file
+            data = file.view(0, file.size())
+        proven = self._proven
+        if proven is None or proven[0] is not file:
+            self._proven = proven = (file, self._index_of(data))
+        index = self._index = proven[1]
         if index.next_offset < next_offset:
             wanted = Wanted(self.log_id, index.next_offset)
-            for found in walk(self.data(), wanted, position=index.end, bodies=False):
+            for found in walk(data, wanted, position=index.end, bodies=False):
                 if isinstance(found, FrameHeader):
                     index.add_header(found)
                 if index.next_offset >= next_offset:
                     break
-        return index
+        return file, data, index
+
+    def _index_of(self, data: memoryview) -> SegmentIndex:
+        """The index that we have, or the one beside the segment, if it is of these bytes; else an empty one."""
+        rewritten = times_rewritten(data)
+        if self._index is not None and self._index.rewritten == rewritten:
+            return self._index
+        index = self.load_index()
+        if index is not None and index.rewritten == rewritten:
+            return index
+        return SegmentIndex(self.base_offset, self._index_bytes)
 
     @property
     def index_path(self) -> str:
@@ -84,6 +111,11 @@ class Segment:
         return None if content is None else parse_index(content, self.log_id, self.base_offset, self._index_bytes)
 
     def use_index(self, index: SegmentIndex) -> None:
+        self._index = index
+
+    def use_new_file(self, index: SegmentIndex) -> None:
+        """Another file has taken its place, with this index; who reads the old one goes on with that."""
+        self.let_go()
         self._index = index
 
     def save_index(self) -> None:
@@ -117,6 +149,7 @@ class Segment:
         """Forget file and index until they are needed again; who reads at this moment keeps them alive."""
         self._file = None
         self._index = None
+        self._proven = None
 
 
 class ActiveSegment(Segment):
@@ -154,6 +187,10 @@ class ActiveSegment(Segment):
         """The index, brought up to the last frame: single messages do not keep its end up to date."""
         self.index.end, self.index.next_offset = self.position, self.next_offset
         return self.index
+
+    def opened(self, next_offset: int) -> tuple[File, memoryview, SegmentIndex]:
+        """The file, its bytes, and the index that grows with them."""
+        return self.file, self.data(), self.index_to(next_offset)
 
     def save_index(self) -> None:
         self.index_to(self.next_offset)

@@ -68,6 +68,7 @@ class SegmentSurvey:
     size: int
     frames: int = 0
     messages: int = 0
+    removed: int = 0
     end: int = 0
     stretches: list[Stretch] = field(default_factory=list)
     gaps: list[FrameHeader] = field(default_factory=list)
@@ -187,6 +188,10 @@ class Survey:
         if header.kind == Kind.GAP:
             survey.gaps.append(header)
             self._remaining = 0
+        elif header.kind == Kind.HOLE:
+            survey.frames += 1
+            survey.removed += header.count
+            self._look_at_header(survey, header)
         else:
             problem = self._decode(survey, data, header)
             if problem is not None:
@@ -194,7 +199,6 @@ class Survey:
                 self._stretch(survey, lost, header.next_offset, "undecodable", header.epoch)
             else:
                 survey.frames += 1
-                survey.messages += header.count
                 self._look_at_header(survey, header)
         self._look_at_epoch(header)
         self._time_ns = max(self._time_ns, header.max_time_ns)
@@ -211,12 +215,16 @@ class Survey:
             values_end = array("i", bytes(columns.value_ends()[-4:]))[0]
             if values_end != len(columns.value_bytes()):
                 return f"its values end at {values_end}, its body at {len(columns.value_bytes())}"
+            kept = header.count if (rows := columns.kept()) is None else sum(rows)
+            survey.messages += kept
+            survey.removed += header.count - kept
             times = columns.times_ns()
             if times is not None and max(times, default=header.max_time_ns) != header.max_time_ns:
                 self._odd(survey, "wrong_time", header, "its latest time is not that of its messages")
         except CorruptData as error:
             return str(error)
         except MessageTooLarge as error:
+            survey.messages += header.count
             self._odd(survey, "too_large", header, str(error))
         return None
 

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from typing import Final, Literal, TypeAlias
 
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
@@ -49,11 +50,16 @@ class LogView:
         segments = self._segments()
         return segments[0].base_offset if segments else self._readable_end()
 
+    def end(self) -> int:
+        """The readable end."""
+        return self._readable_end()
+
     def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
         """Frames from the one that holds `offset` on, up to the readable end of the moment.
 
         The first may begin before the offset. Damaged messages raise DamagedRange, which says where to go
-        on; with on_damage="skip" they are passed over.
+        on; with on_damage="skip" they are passed over. Where messages were removed, frames cover offsets without
+        holding a message for each, or for any: `Frame.is_sparse`.
         """
         while True:
             end = self._readable_end()
@@ -64,7 +70,7 @@ class LogView:
             i = _segment_at(segments, offset)
             segment_end = _ends(segments, end)[i]
             try:
-                for frame in self._read_segment(segments[i], offset, segment_end, on_damage):
+                for frame, _ in self._read_segment(segments[i], offset, segment_end, on_damage):
                     yield frame
                     offset = frame.next_offset
             except FileNotFoundError:
@@ -74,12 +80,17 @@ class LogView:
 
     def locate(self, offset: int) -> tuple[Frame, memoryview]:
         """The frame that holds the offset, and the bytes of its segment."""
-        for frame in self.read(offset):
+        while True:
+            end = self._readable_end()
             segments = self._segments()
-            return frame, segments[_segment_at(segments, offset)].data()
-        raise OffsetOutOfRange(
-            f"offset {offset} is beyond the end", offset=offset, start=self.start(), end=self._readable_end()
-        )
+            self._check_range(offset, segments, end)
+            if offset >= end or not segments:
+                raise OffsetOutOfRange(f"offset {offset} is beyond the end", offset=offset, start=self.start(), end=end)
+            i = _segment_at(segments, offset)
+            try:
+                return next(self._read_segment(segments[i], offset, _ends(segments, end)[i], "raise"))
+            except FileNotFoundError:
+                self._expect_trimmed(segments[i])
 
     def body_of(self, data: memoryview, header: FrameHeader) -> Frame:
         """The frame of a header that was read and checked in a segment's bytes."""
@@ -113,8 +124,7 @@ class LogView:
         return end
 
     def _find_time_in(self, segment: Segment, time_ns: int, end: int) -> int | None:
-        data = segment.data()
-        index = segment.index_to(end)
+        _, data, index = segment.opened(end)
         position = index.position_before_time(time_ns)
         while position < index.end:
             try:
@@ -129,7 +139,7 @@ class LogView:
             if header.base_offset >= end:
                 return None
             position = header.end
-            if header.max_time_ns >= time_ns and header.kind != Kind.GAP:
+            if header.max_time_ns >= time_ns and header.kind < Kind.GAP:
                 with contextlib.suppress(ChecksumMismatch):  # a damaged frame holds no message of any time
                     check_body(data, header.position, header)
                     found_offset = _first_at_time(self._frame(data, header), time_ns)
@@ -148,10 +158,12 @@ class LogView:
         start = header.position + HEADER_BYTES
         return Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
 
-    def _read_segment(self, segment: Segment, offset: int, end: int, on_damage: OnDamage) -> Iterator[Frame]:
-        self._touch(segment)
-        data = segment.data()
-        position = segment.index_to(end).position_before(offset)
+    def _read_segment(
+        self, segment: Segment, offset: int, end: int, on_damage: OnDamage
+    ) -> Iterator[tuple[Frame, memoryview]]:
+        """The frames, each with the bytes that it lies in."""
+        file, data, index = self._touch(segment).opened(end)
+        position = index.position_before(offset)
         while offset < end:
             try:
                 header = self._header(segment, data, position)
@@ -167,12 +179,12 @@ class LogView:
             except UnknownFormat:
                 raise
             except CorruptData as error:
-                if len(data) < segment.size():
-                    data = segment.data()  # it has grown since
+                if len(data) < (size := file.size()):
+                    data = file.view(0, size)  # it has grown since
                     continue
                 offset, position = self._pass_damage(segment, data, offset, position, end, on_damage, error)
                 continue
-            yield frame
+            yield frame, data
             offset, position = header.next_offset, header.end
 
     def _pass_damage(
@@ -243,7 +255,10 @@ def _segment_at(segments: Sequence[Segment], offset: int) -> int:
 
 
 def _first_at_time(frame: Frame, time_ns: int) -> int | None:
-    times = frame.columns().times_ns()
+    columns = frame.columns()
+    times = columns.times_ns()
     if times is None:
-        return frame.base_offset
-    return next((frame.base_offset + i for i, time in enumerate(times) if time >= time_ns), None)
+        return next(iter(frame.offsets()), None)
+    kept = columns.kept() or repeat(True)
+    found = (i for i, (time, is_kept) in enumerate(zip(times, kept, strict=False)) if time >= time_ns and is_kept)
+    return next((frame.base_offset + i for i in found), None)

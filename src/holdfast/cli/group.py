@@ -1,0 +1,211 @@
+"""`holdfast group`: how far the groups of a data folder are, and how to let one go on elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import typer
+from rich.table import Table
+
+from holdfast.broker.layout import check_name
+from holdfast.cli.ask import confirmed
+from holdfast.cli.lifeline import time_text
+from holdfast.cli.moves import moves_of, show_moves
+from holdfast.cli.opened import chosen_topic, opened_broker, some_of, topics_of
+from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes
+from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
+from holdfast.cli.reading import time_of
+from holdfast.cli.standing import GroupStanding, Standing
+from holdfast.cli.tables import table
+from holdfast.cli.text import safe
+from holdfast.embedded.times import to_datetime
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest, UnknownGroup
+from holdfast.storage.finding import count_of
+
+app = typer.Typer(help="Groups: how far they are, and how to let one go on elsewhere.", rich_markup_mode=None)
+
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
+
+
+@app.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
+
+@app.command("ls")
+@command
+def ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False) -> int:
+    """List the groups and how far behind they are, in messages and in time. Needs no lock."""
+    topics_of(folder)
+    found = Standing(real_world(), folder).groups(None if topic is None else chosen_topic(folder, topic))
+    if as_json:
+        print_json({"folder": folder, "groups": [group.document for group in found]})
+    elif not found:
+        stderr().print(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}", soft_wrap=True)
+    else:
+        stdout().print(groups_table(found))
+    return OK
+
+
+def groups_table(groups: Sequence[GroupStanding]) -> Table:
+    """Groups for people."""
+    shown = table("group", "topic", "mode", "behind>", "oldest>", "in hand>", "static members", wide="static members")
+    for group in groups:
+        shown.add_row(
+            safe(group.name),
+            safe(group.topic),
+            group.mode,
+            f"{group.lag:,}",
+            _age(group.lag_seconds),
+            f"{group.leased:,}" if group.mode == "queue" else "",
+            ", ".join(map(safe, group.static_members)),
+        )
+    return shown
+
+
+def _age(seconds: float) -> str:
+    return time_text(round(seconds * 1e9)) if seconds else ""
+
+
+@app.command("show")
+@command
+def show_command(folder: DataFolder, name: Name, topic: Topic = None, as_json: AsJson = False) -> int:
+    """Show how far one group is in each partition. Needs no lock."""
+    found = _groups(folder, name, topic)
+    if as_json:
+        print_json({"name": name, "topics": [group.document for group in found]})
+        return OK
+    console = stdout()
+    for number, group in enumerate(found):
+        if number:
+            console.print()
+        console.print(_sentence(group), soft_wrap=True)
+        console.print(_lags_table(group))
+        for wrong in group.wrong:
+            stderr().print(f"damaged: {safe(wrong)}; see `holdfast check {safe(folder)}`", soft_wrap=True)
+    return OK
+
+
+def _sentence(group: GroupStanding) -> str:
+    members = f"; static members: {', '.join(map(safe, group.static_members))}" if group.static_members else ""
+    age = f", the oldest from {_age(group.lag_seconds)} ago" if group.lag_seconds else ""
+    behind = f"{count_of(group.lag, 'message')} behind{age}"
+    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}"
+
+
+def _lags_table(group: GroupStanding) -> Table:
+    queue = group.mode == "queue"
+    shown = table(
+        "partition>",
+        "settled up to>" if queue else "committed>",
+        "end>",
+        "behind>",
+        "oldest>",
+        *(("in hand>", "waiting>") if queue else ()),
+    )
+    for lag in group.partitions:
+        numbers = (lag.partition, lag.offset, lag.end, lag.lag)
+        held = (f"{lag.leased:,}", f"{lag.waiting:,}") if queue else ()
+        shown.add_row(*(f"{number:,}" for number in numbers), _age(lag.lag_seconds), *held)
+    return shown
+
+
+def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
+    """The group on each of its topics, or on the one that was said."""
+    check_name(name, "group")
+    topics_of(folder)
+    everyone = Standing(real_world(), folder).groups(None if topic is None else chosen_topic(folder, topic))
+    found = [group for group in everyone if group.name == name]
+    if not found:
+        names = sorted({group.name for group in everyone})
+        where = folder if topic is None else f"{topic} in {folder}"
+        there = f"there are {some_of(names)}" if names else "there is none yet"
+        raise UnknownGroup(f"there is no group {name} on {where}; {there}")
+    return found
+
+
+def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
+    found = _groups(folder, name, topic)
+    if len(found) > 1:
+        topics = some_of([group.topic for group in found])
+        raise InvalidRequest(f"{name} is on {len(found)} topics; say which with --topic: {topics}")
+    return found[0]
+
+
+@app.command("reset")
+@command
+def reset_command(
+    folder: DataFolder,
+    name: Name,
+    to: Annotated[
+        str, typer.Option("--to", metavar="WHERE", help="earliest, latest, an offset, or a time such as -1h.")
+    ],
+    topic: Topic = None,
+    partition: PartitionNumber = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Let a group go on elsewhere: what lies before is passed over, what lies behind comes (again)."""
+    target = _target(to)
+    group = _one_group(folder, name, topic)
+    with opened_broker(folder, wait=wait) as broker, broker._engine.using(group.topic) as opened:
+        resets = broker.reset_offsets(name, group.topic, to=target, partition=partition, dry_run=True)
+        moves = moves_of(opened.groups.get(name), resets)
+        if not as_json:
+            show_moves(stdout(), moves)
+        if not dry_run:
+            if not confirmed("Go there?", "group reset", yes=yes, as_json=as_json):
+                return NOT_DONE
+            for move in moves:  # what was shown, whatever has come since
+                broker.reset_offsets(name, group.topic, to=move.after, partition=move.partition)
+    if as_json:
+        found: dict[str, Any] = {"group": name, "topic": group.topic, "mode": group.mode, "changed": not dry_run}
+        print_json({**found, "partitions": msgspec.to_builtins(moves)})
+    return OK
+
+
+def _target(to: str) -> str | int | datetime:
+    words = {"start": "earliest", "earliest": "earliest", "end": "latest", "latest": "latest"}
+    if to in words:
+        return words[to]
+    if to.isascii() and to.isdigit():
+        return int(to)
+    return to_datetime(time_of(to, "--to"))
+
+
+@app.command("delete")
+@command
+def delete_command(
+    folder: DataFolder,
+    name: Name,
+    topic: Topic = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Forget a group and how far it came; the messages stay for the others. In stream mode on all its topics."""
+    found = _groups(folder, name, topic)
+    if any(group.mode == "queue" for group in found):
+        found = [_one_group(folder, name, topic)]
+    if not as_json:
+        for group in found:
+            stdout().print(f"{_sentence(group)}; {'would' if dry_run else 'will'} be forgotten", soft_wrap=True)
+    if not dry_run:
+        if not confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
+            return NOT_DONE
+        with opened_broker(folder, wait=wait) as broker:
+            broker.delete_group(name, found[0].topic if found[0].mode == "queue" else None)
+        if not as_json:
+            stdout().print(f"deleted {safe(name)}", soft_wrap=True)
+    if as_json:
+        print_json({"group": name, "topics": [group.document for group in found], "deleted": not dry_run})
+    return OK

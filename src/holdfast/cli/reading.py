@@ -1,0 +1,169 @@
+"""The partitions of a topic, read side by side by somebody who owns nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from heapq import merge
+from itertools import islice
+from typing import Final
+
+from holdfast.broker.catalog import Catalog
+from holdfast.broker.layout import partition_folder
+from holdfast.broker.routing import check_partition
+from holdfast.broker.topic import Topic
+from holdfast.cli.messages import AnyMessage, reader_of
+from holdfast.cli.output import stderr
+from holdfast.embedded.times import instant_ns, parse_instant
+from holdfast.env import real_world
+from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
+from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.finding import count_of
+from holdfast.storage.opening import is_log
+
+PAGE_MESSAGES: Final = 100
+_LOOK_EVERY_S: Final = 0.05
+_STARTS: Final = ("start", "earliest")
+_ENDS: Final = ("end", "latest")
+
+
+class Reading:
+    """Messages of a topic as they stand in its logs; those of several partitions in the order of their times."""
+
+    def __init__(self, folder: str, topic: str, partition: int | None = None) -> None:
+        self._world = real_world()
+        self._folder = folder
+        self._topic = topic
+        count = Catalog(self._world, folder).facts(topic).partitions
+        self._only = None if partition is None else check_partition(partition, topic, count)
+        self._count = count
+        self._readers: dict[int, LogReader] = {}
+        self._at: dict[int, int] = {}
+        self._find()
+
+    def begin(self, where: str, name: str = "--from") -> None:
+        """Go on at the start, at the end, at an offset or at a time."""
+        if where not in (*_STARTS, *_ENDS) and not (where.isascii() and where.isdigit()):
+            time_of(where, name)  # a mistake is one also where there is no partition yet
+        for number, reader in self._readers.items():
+            self._at[number] = self._place(reader, where, name)
+
+    def last(self, count: int) -> list[AnyMessage]:
+        """The newest messages of all; what follows goes on behind them."""
+        ends = self.ends()
+        for number, reader in self._readers.items():
+            self._at[number] = max(reader.start, ends[number] - count)
+        return list(self._there())[-count:]
+
+    def ends(self) -> dict[int, int]:
+        """Where each partition ends by now."""
+        return {number: reader.end for number, reader in self._readers.items()}
+
+    def pages(self, limit: int | None, wait_s: float) -> Iterator[list[AnyMessage]]:
+        """What there is, a page at a time; then what comes, as long as nothing is awaited longer than `wait_s`."""
+        left = math.inf if limit is None else limit
+        idle_from, there = time.monotonic(), self._there()
+        while left > 0:
+            page = list(islice(there, int(min(left, PAGE_MESSAGES))))
+            if page:
+                left -= len(page)
+                yield page
+                idle_from = time.monotonic()
+            elif time.monotonic() - idle_from < wait_s:
+                time.sleep(_LOOK_EVERY_S)
+                self._find()
+                there = self._there()
+            else:
+                return
+
+    def _find(self) -> None:
+        """Look for partitions that came to be: one has no log before its first use."""
+        number = self._count
+        while self._only is None and is_log(self._world, self._log(number)):
+            number = self._count = number + 1
+        for number in range(self._count) if self._only is None else [self._only]:
+            if number not in self._readers and is_log(self._world, self._log(number)):
+                self._readers[number] = reader = LogReader(self._log(number), world=self._world)
+                self._at[number] = reader.start
+
+    def _log(self, number: int) -> str:
+        return join(partition_folder(self._folder, self._topic, number), "log")
+
+    def _place(self, reader: LogReader, where: str, name: str) -> int:
+        start, end = reader.start, reader.end
+        if where in _STARTS or where in _ENDS:
+            return start if where in _STARTS else end
+        if where.isascii() and where.isdigit():
+            return self._offset(int(where), start, end)
+        return max(reader.find_time(time_of(where, name)), start)
+
+    def _offset(self, offset: int, start: int, end: int) -> int:
+        if start <= offset <= end:
+            return offset
+        if len(self._readers) > 1:
+            return max(start, min(offset, end))  # the nearest: each partition has offsets of its own
+        raise OffsetOutOfRange(
+            f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
+        )
+
+    def _there(self) -> Iterator[AnyMessage]:
+        """All up to the ends of this moment; each counts as read when it is handed over."""
+        for number, reader in self._readers.items():
+            self._at[number] = min(self._at[number], reader.end)  # after a power cut the log may end before
+        streams = [self._of_partition(number, end) for number, end in self.ends().items()]
+        for message in streams[0] if len(streams) == 1 else merge(*streams, key=lambda each: each.timestamp_ns):
+            self._at[message.partition] = message.offset + 1
+            yield message
+
+    def _of_partition(self, number: int, end: int) -> Iterator[AnyMessage]:
+        message_of, at = reader_of(self._topic, number), self._at[number]
+        while at < end:
+            try:
+                for record in self._readers[number].records(at):
+                    if record.offset >= end:
+                        return
+                    at = record.offset + 1
+                    yield message_of(record)
+                break
+            except DamagedRange as damage:
+                lost = damage.next_offset - damage.first_offset
+                stderr().print(f"damaged: {count_of(lost, 'message')} passed over", soft_wrap=True)
+                at = damage.next_offset
+            except OffsetOutOfRange as gone:
+                if at >= gone.start:
+                    raise
+                stderr().print(f"dropped before it was read: {count_of(gone.start - at, 'message')}", soft_wrap=True)
+                at = gone.start
+        self._at[number] = max(self._at[number], at)
+
+
+def time_of(text: str, name: str) -> int:
+    """Nanoseconds since 1970 of a time that was written beside words and offsets."""
+    now_ms = real_world().clock.now_ns() // 1_000_000
+    try:
+        return instant_ns(parse_instant(text, now_ms), name)
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{name} {text!r} cannot be used: write earliest (or start), latest (or end), an offset, or a time "
+            "(2026-01-31T12:00:00Z, -10m)"
+        ) from None
+
+
+def await_arrival(folder: str, topic: str, ends: Mapping[int, int], most_s: float) -> None:
+    """Return when a partition has grown beyond these ends, or when the time is over; without owning anything."""
+    reading, stop = Reading(folder, topic), time.monotonic() + most_s
+    while reading.ends() == ends and (left_s := stop - time.monotonic()) > 0:
+        time.sleep(min(_LOOK_EVERY_S, left_s))
+
+
+def ends_of(topic: Topic) -> dict[int, int]:
+    """The same of a topic that we own, for `await_arrival`."""
+    return {number: partition.log.end for number, partition in enumerate(topic.partitions)}
+
+
+def check_has_log(folder: str, topic: str, log: str) -> None:
+    """Say of a topic that nobody has used yet that it is empty."""
+    if not is_log(real_world(), log):
+        raise NotALog(f"{topic} in {folder} holds no messages yet: nobody has opened it since it was made")

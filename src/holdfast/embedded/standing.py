@@ -1,0 +1,126 @@
+"""Where a consumer stands in its partitions: positions, seeking, pausing, lag."""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import datetime
+from typing import Generic
+
+from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.coordinator import StreamGroup
+from holdfast.broker.positions import PartitionLag, check_offset, lag_of
+from holdfast.embedded.feeds import Feed, StreamMessage
+from holdfast.embedded.message import Body
+from holdfast.embedded.times import instant_ns
+from holdfast.errors import Closed, InvalidRequest
+from holdfast.membership.wishes import TopicPartition
+
+
+class Standing(Generic[Body]):
+    """The partitions that a consumer has, and how far it came in each."""
+
+    def __init__(self, engine: BrokerEngine, group: StreamGroup, topics: tuple[str, ...]) -> None:
+        self._engine = engine
+        self._group = group
+        self._clock = engine.world.clock
+        self.topics = topics
+        self._feeds: dict[TopicPartition, Feed[Body]] = {}
+        self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
+        self._closed = False
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._group.name
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._engine.closed
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions that are ours now, as (topic, partition)."""
+        return sorted(self._feeds)
+
+    def position(self, topic: str, partition: int) -> int:
+        """The offset of the next message that we will get there."""
+        return self._feed(topic, partition).given
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """The offset at which the group goes on after a restart, None before it began there."""
+        with self._engine.using(topic) as found:
+            found.partition(partition)  # or UnknownTopic
+            return self._group.committed(found, partition)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at the offset."""
+        feed = self._feed(topic, partition)
+        self._move(feed, check_offset(feed.log, offset, feed.place))
+
+    def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
+        for feed in self._chosen(topic, partition):
+            self._move(feed, feed.log.start)
+
+    def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
+        for feed in self._chosen(topic, partition):
+            self._move(feed, feed.log.end)
+
+    def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the first message of this time or later."""
+        time_ns = instant_ns(time, "time")
+        for feed in self._chosen(topic, partition):
+            self._move(feed, feed.log.find_time(time_ns))
+
+    def pause(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Get nothing from there until `resume`; it stays ours."""
+        self._rewind()
+        for feed in self._chosen(topic, partition):
+            feed.paused = True
+
+    def resume(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Get messages from there again."""
+        for feed in self._chosen(topic, partition):
+            feed.paused = False
+
+    def paused(self) -> list[TopicPartition]:
+        """The partitions that are paused."""
+        return sorted(place for place, feed in self._feeds.items() if feed.paused)
+
+    def lag(self) -> list[PartitionLag]:
+        """How far behind we are in each partition that is ours, in messages and seconds."""
+        self._check_open()
+        now_ns = self._clock.now_ns()
+        return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in sorted(self._feeds.items())]
+
+    def _rewind(self) -> None:
+        """What an iteration has read and not handed out is to be read again."""
+        if self._ahead:
+            self._ahead.clear()
+            for feed in self._feeds.values():
+                feed.position = feed.given
+
+    def _feed(self, topic: object, partition: object) -> Feed[Body]:
+        self._check_open()
+        feed = self._feeds.get((topic, partition))  # type: ignore[arg-type]
+        if feed is None:
+            ours = ", ".join(f"{name}-{number}" for name, number in self.assignment()[:10]) or "none"
+            raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
+        return feed
+
+    def _chosen(self, topic: str | None, partition: int | None) -> list[Feed[Body]]:
+        self._check_open()
+        if partition is not None:
+            return [self._feed(topic, partition)]
+        if topic is not None and topic not in self.topics:
+            raise InvalidRequest(f"this consumer reads {', '.join(self.topics)}, not {topic!r}")
+        return [feed for place, feed in sorted(self._feeds.items()) if topic in (None, place[0])]
+
+    def _move(self, feed: Feed[Body], position: int) -> None:
+        self._rewind()
+        feed.move(position)
+
+    def _check_open(self) -> None:
+        self._engine.check_open()
+        if self._closed:
+            raise Closed(f"this consumer of {self.group} is closed; make a new one")
