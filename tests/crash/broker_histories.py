@@ -377,7 +377,7 @@ class BrokerHistory:
         for name in self.there():
             topic = self.told.topics[name]
             stored = {number_of(record.value) for part in records_of(self.broker, name) for record in part}
-            topic.published = topic.durable = stored
+            topic.published, topic.durable = set(stored), set(stored)
             for group, told in topic.groups.items():
                 view = view_of(self.broker, name, group)
                 told.ended = told.owed - set(view.all) - told.replayed

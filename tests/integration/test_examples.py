@@ -170,10 +170,13 @@ def test_the_example_arrow_load(tmp_path: Path):
 @pytest.mark.serial
 def test_the_demo_proves_that_nothing_was_lost(tmp_path: Path):
     said = run("demo.py", folder=tmp_path)
-    assert "20,000 puts acknowledged, 19,800 handled, 200 dead letters, 0 lost.\n" in said
+    assert (
+        "20,000 messages acknowledged, 19,800 handled, 200 dead letters, 20,000 counted by the stream, 0 lost.\n"
+        in said
+    )
     assert len(re.findall(r"^ +[12] .* kill -9 +$", said, re.MULTILINE)) == 2
     assert re.search(r"^Recovery after kill -9: \d+ ms, \d+ ms\.$", said, re.MULTILINE)
-    assert said.count("│ ok ") == 5
+    assert said.count("│ ok ") == 7
     assert "WRONG" not in said
     assert list(tmp_path.iterdir()) == []
 
@@ -188,7 +191,7 @@ def test_the_tour_of_the_log_proves_that_nothing_was_lost(tmp_path: Path):
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize(("name", "made"), [("demo.py", "*/orders/lock"), ("log_tour.py", "*/log/*.log")])
+@pytest.mark.parametrize(("name", "made"), [("demo.py", "*/shop/lock"), ("log_tour.py", "*/log/*.log")])
 def test_a_demo_that_is_told_to_end_takes_its_child_and_its_files_along(tmp_path: Path, name: str, made: str):
     demo = subprocess.Popen(
         [sys.executable, str(EXAMPLES / name), "--kills", "1000", "--dir", str(tmp_path)],

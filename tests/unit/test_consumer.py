@@ -324,6 +324,19 @@ def test_in_on_revoked_a_last_commit_still_counts():
     consumer.poll(0)
     second = streams.consumer(auto_commit=False)
     assert settle(consumer, second) == []
+    streams.put("last", partition=consumer.assignment()[0][1])
+    consumer.poll(0)
+    consumer.close()
+    assert settle(second) == []
+
+
+def test_a_callback_that_fails_does_not_keep_a_consumer_from_leaving():
+    streams = Streams()
+    consumer = streams.consumer(on_revoked=lambda _: consumer.nothing)
+    with pytest.raises(AttributeError):
+        consumer.close()
+    assert consumer.closed
+    assert streams.group().members.members == {}
 
 
 def test_a_consumer_that_left_gives_all_to_the_others():

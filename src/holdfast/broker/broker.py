@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.broker.catalog import Catalog, TopicFacts
+from holdfast.broker.cleaner import Cleaner
 from holdfast.broker.layout import (
     TOPICS,
     check_topic_name,
@@ -62,6 +63,8 @@ class BrokerEngine:
         self.holder = f"{settings.id or note['host']}:{note['pid']}"
         self._lock = threading.RLock()
         self._topics: dict[str, Topic] = {}
+        self._kept = False
+        self._cleaner: Cleaner | None = None
         self._producers: Producers | None = None
         self._all_at_ns = 0
         self.catalog = Catalog(world, folder)
@@ -103,8 +106,22 @@ class BrokerEngine:
             raise _open_error(folder, error) from error
 
     def keep(self) -> None:
-        """Give it a thread that looks after what falls due."""
+        """Give it threads that look after what falls due."""
         Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
+        with self._lock:
+            self._kept = True
+            for topic in self._topics.values():
+                self._clean(topic)
+
+    def _clean(self, topic: Topic) -> None:
+        """Begin to look after topics that are compacted, with the first one."""
+        if self._kept and self._cleaner is None and topic.settings.cleanup != "delete":
+            self._cleaner = Cleaner(self)
+            Keeper(self._cleaner).start()
+
+    def open_topics(self) -> list[Topic]:
+        """Those that are open now."""
+        return [topic for topic in list(self._topics.values()) if not topic.closed]
 
     def topics(self) -> list[str]:
         """The names of all topics."""
@@ -263,6 +280,7 @@ class BrokerEngine:
     def _tell(self, topic: Topic) -> None:
         for told in self.on_topic:
             told(topic)
+        self._clean(topic)
 
     def _filed(self, name: str) -> Mapping[str, Any]:
         """What the settings file says of this topic."""
@@ -363,6 +381,8 @@ class BrokerEngine:
                 return
             self.closed = True
         self.before_close()
+        if self._cleaner is not None:
+            self._cleaner.before_close()
         with self._closing:
             for topic in list(self._topics.values()):
                 self._closing.callback(topic.close)

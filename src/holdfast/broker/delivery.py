@@ -213,7 +213,8 @@ class Delivery:
         if loaded.lost:
             self.commit_events([Lost(runs_of(loaded.lost))])
         if loaded.passed:
-            self.commit_events([Cancelled(runs_of(loaded.passed))])
+            behind = self._supply.removed_from(max(loaded.passed) + 1)
+            self.commit_events([Cancelled(runs_of([*loaded.passed, *behind]))])
         if loaded.expired:
             self._pass_expired(loaded.expired, now)
         return loaded.records

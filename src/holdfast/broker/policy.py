@@ -83,6 +83,13 @@ def dead_settings(settings: TopicSettings) -> TopicSettings:
     )
 
 
+def log_settings(settings: TopicSettings) -> TopicSettings:
+    """As the logs of its partitions follow them: a topic that is only compacted keeps the last of each key for ever."""
+    if settings.cleanup != "compact":
+        return settings
+    return msgspec.structs.replace(settings, retention_ms=None, retention_bytes=None, retention_segments=None)
+
+
 def kept_settings(world: World, path: str) -> dict[str, Any]:
     """What a file of settings says, checked; nothing where there is none."""
     content = read_file(world.disk, path)

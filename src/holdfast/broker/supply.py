@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from holdfast.broker.keyed import Keyed
 from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.marks import is_for
+from holdfast.broker.marks import MOVED, is_for
 from holdfast.codec.columns import PRIORITIES
 from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import Group
-from holdfast.errors import DamagedRange, OffsetOutOfRange
+from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
 from holdfast.model import Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
@@ -27,9 +26,6 @@ logger = logging.getLogger(__name__)
 # How many expired messages are passed over at a time.
 _PASS_MOST: Final = 100_000
 _AGE_EVERY_MS: Final = 100
-
-_EXPIRES: Final = attrgetter("expires_at_ms")
-_FLAGS: Final = attrgetter("flags")
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):
@@ -72,7 +68,9 @@ class Supply:
         if isinstance(offsets, range):
             with suppress(DamagedRange, OffsetOutOfRange):
                 in_order = self._follower.records(offsets.start, offsets.stop)
-                if not any(map(_EXPIRES, in_order)) and not any(map(_FLAGS, in_order)):
+                plain = len(in_order) == len(offsets)  # otherwise some were removed
+                special = [record.offset for record in in_order if record.flags & MOVED or record.expires_at_ms]
+                if plain and not special:
                     return Loaded(in_order)
         records: list[Record] = []
         expired: list[int] = []
@@ -81,6 +79,9 @@ class Supply:
         for offset in offsets:
             try:
                 record = self._follower.record(offset)
+            except Removed:
+                passed.append(offset)
+                continue
             except (DamagedRange, OffsetOutOfRange) as error:
                 logger.error("message %d of %s cannot be read: %s", offset, self._log.folder, error)
                 lost.append(offset)
@@ -93,11 +94,22 @@ class Supply:
                 passed.append(offset)
         return Loaded(records, expired, lost, passed)
 
+    def removed_from(self, offset: int) -> range:
+        """How far everything was removed from there on."""
+        if not self._is_untouched(offset):
+            return range(0)
+        try:
+            self._follower.record(offset)
+        except Removed as gone:
+            return range(offset, min(gone.next_offset, self._log.end))
+        except (DamagedRange, OffsetOutOfRange):
+            pass
+        return range(0)
+
     def expired_from(self, offset: int, now_ms: int) -> range:
         """How far everything is expired from there on: whole frames at a time."""
         start, end = offset, min(self._log.end, offset + _PASS_MOST)
-        ahead = self._group.ahead
-        if offset < self._group.cursor or (ahead and ahead.max() >= offset):
+        if not self._is_untouched(offset):
             return range(0)
         with suppress(DamagedRange, OffsetOutOfRange):
             while offset < end:
@@ -107,6 +119,11 @@ class Supply:
                     break
                 offset = frame.next_offset
         return range(start, min(offset, self._log.end))
+
+    def _is_untouched(self, offset: int) -> bool:
+        """Whether nothing has happened yet to any message from there on."""
+        ahead = self._group.ahead
+        return self._group.cursor <= offset < self._log.end and not (ahead and ahead.max() >= offset)
 
     def unread_priorities(self) -> list[tuple[int, int]]:
         """(offset, priority) of messages that are written, but cannot be read yet: a scan would not find them."""

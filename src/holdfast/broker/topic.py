@@ -24,9 +24,10 @@ from holdfast.broker.layout import (
     partition_folder,
     topic_folder,
 )
+from holdfast.broker.marks import ONLY_FOR
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
-from holdfast.broker.policy import NOT_KEPT, dead_settings
+from holdfast.broker.policy import NOT_KEPT, dead_settings, log_settings
 from holdfast.broker.quick import QuickDelivery
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
@@ -35,6 +36,7 @@ from holdfast.broker.tracing import TopicTracing
 from holdfast.env import World
 from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
+from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.keeper import soonest
 from holdfast.storage.opening import open_error, translated
 
@@ -99,7 +101,7 @@ class Topic:
 
     def _open_partition(self, number: int) -> None:
         folder = partition_folder(self.root, self.name, number)
-        partition = Partition.open(self._world, folder, self.settings, self.metrics)
+        partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics)
         self._closing.callback(partition.close)
         partition.on_attention = partition.log.on_attention = self._attend
         if self.settings.trace_sample:
@@ -202,7 +204,7 @@ class Topic:
             self.check_open()
             self.settings = settings
             for partition in self.partitions:
-                partition.change(settings)
+                partition.change(log_settings(settings))
             for name, group in self.groups.items():
                 group.change(self._group_settings(self._notes.read(name).settings))
             self._trace_all()
@@ -330,6 +332,26 @@ class Topic:
         """Apply the retention settings to every partition now."""
         for partition, _ in self._parts():
             partition.log.retain()
+
+    def compact_keys(self, progress: Progress | None = None, *, roll: bool = False) -> KeysCompacted:
+        """Of each key keep the last message, where every group is through with the others."""
+        total = KeysCompacted(0, 0, 0)
+        for partition in self.partitions:
+            if roll:  # only what is sealed can be compacted
+                partition.log.roll()
+            done = partition.log.compact_keys(
+                before=partition.log.end,
+                tombstone_ms=self.settings.tombstone_ms,
+                min_saving_percent=self.settings.compact_min_saving_percent,
+                apart_header=ONLY_FOR,
+                progress=progress,
+            )
+            total = KeysCompacted(
+                total.segments + done.segments,
+                total.removed_messages + done.removed_messages,
+                total.freed_bytes + done.freed_bytes,
+            )
+        return total
 
     def trim(self) -> tuple[int, int]:
         """Drop the segments that every group is through with; answers how many, and their bytes."""

@@ -19,7 +19,7 @@ from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumb
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
 from holdfast.cli.reading import time_of
 from holdfast.cli.standing import GroupStanding, Standing
-from holdfast.cli.tables import table
+from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.embedded.times import to_datetime
 from holdfast.env import real_world
@@ -49,7 +49,7 @@ def ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False)
     elif not found:
         stderr().print(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}", soft_wrap=True)
     else:
-        stdout().print(groups_table(found))
+        show_table(stdout(), groups_table(found))
     return OK
 
 
@@ -86,7 +86,7 @@ def show_command(folder: DataFolder, name: Name, topic: Topic = None, as_json: A
         if number:
             console.print()
         console.print(_sentence(group), soft_wrap=True)
-        console.print(_lags_table(group))
+        show_table(console, _lags_table(group))
         for wrong in group.wrong:
             stderr().print(f"damaged: {safe(wrong)}; see `holdfast check {safe(folder)}`", soft_wrap=True)
     return OK
@@ -124,9 +124,9 @@ def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
     found = [group for group in everyone if group.name == name]
     if not found:
         names = sorted({group.name for group in everyone})
-        where = folder if topic is None else f"{topic} in {folder}"
+        where = f"in {folder}" if topic is None else f"on {topic} in {folder}"
         there = f"there are {some_of(names)}" if names else "there is none yet"
-        raise UnknownGroup(f"there is no group {name} on {where}; {there}")
+        raise UnknownGroup(f"there is no group {name} {where}; {there}")
     return found
 
 
@@ -198,7 +198,7 @@ def delete_command(
         found = [_one_group(folder, name, topic)]
     if not as_json:
         for group in found:
-            stdout().print(f"{_sentence(group)}; {'would' if dry_run else 'will'} be forgotten", soft_wrap=True)
+            stdout().print(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be forgotten", soft_wrap=True)
     if not dry_run:
         if not confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
             return NOT_DONE

@@ -34,7 +34,7 @@ from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 
 app = typer.Typer(
     name="holdfast",
-    help="Durable queues and topics in a folder: put, get, look, check, repair. Every command speaks JSON, too (--json).",
+    help="Durable queues and topics in a folder: put, get, look, check, repair. All of them speak JSON (--json).",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     invoke_without_command=True,

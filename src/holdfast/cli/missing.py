@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from os.path import abspath
 from typing import Final
 
 import msgspec
 
-from holdfast.broker.layout import DEAD_SUFFIX, DEFAULT_GROUP, SETTINGS, TOPICS, topics
-from holdfast.cli.parts import GroupState, holds_log
+from holdfast.broker.catalog import Catalog
+from holdfast.broker.groups import GroupNotes
+from holdfast.broker.layout import (
+    DEAD_SUFFIX,
+    DEFAULT_GROUP,
+    GROUPS,
+    SETTINGS,
+    TOPICS,
+    topic_folder,
+    topic_for,
+    topics,
+)
+from holdfast.broker.offsets import Committed
+from holdfast.cli.parts import GroupState, folders_in, holds_log
 from holdfast.env import World
+from holdfast.errors import CorruptData, UnknownTopic
 from holdfast.storage.files import join, read_file
 from holdfast.storage.finding import CheckReport, count_of
 
@@ -21,7 +36,7 @@ _TRIES: Final = 5
 _LOOK_EVERY_S: Final = 0.1
 
 
-def missing_start(world: World, folder: str, topic: str, log: CheckReport, state: GroupState) -> str | None:
+def missing_start(world: World, folder: str, topic: str, group: str, log: CheckReport, state: GroupState) -> str | None:
     """What the log lacks before its first message, in words; None where all that is gone was settled."""
     if not state.missing or may_be_forced(world, folder, topic):
         return None
@@ -29,9 +44,10 @@ def missing_start(world: World, folder: str, topic: str, log: CheckReport, state
     span = f"{state.floor}" if last == state.floor else f"{state.floor} to {last}"
     some = "" if state.missing == log.start - state.floor else "of "
     are = "is" if state.missing == 1 else "are"
+    of_group = "" if group == DEFAULT_GROUP else f" {group}"
     return (
         f"{lost} ({some}{span}) {are} missing: the log begins at {log.start}, "
-        f"the group had settled only up to {state.floor}. {_ADVICE}"
+        f"the group{of_group} had settled only up to {state.floor}. {_ADVICE}"
     )
 
 
@@ -62,23 +78,67 @@ def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned
 def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list[str]:
     found = []
     for topic in topics(world, folder):
-        for name in (topic, topic + DEAD_SUFFIX):
-            if _is_folder(world, join(folder, f"{TOPICS}/{name}")):
-                found += _missing_of(world, folder, f"{TOPICS}/{name}/0", ends)
+        count, letters = _partitions(world, folder, topic), f"{TOPICS}/{topic}{DEAD_SUFFIX}"
+        groups = _groups(world, folder, topic, count)
+        for number in range(count):
+            place = f"{TOPICS}/{topic}/{number}"
+            # One that was added just before a crash is made at the next opening.
+            if not number or _is_folder(world, join(folder, place)) or _is_folder(world, join(folder, letters)):
+                found += _missing_of(world, folder, place, groups, ends)
+        for number in map(int, filter(str.isdigit, folders_in(world, join(folder, letters)))):
+            found += _missing_of(world, folder, f"{letters}/{number}", [DEFAULT_GROUP], ends)
+        if _is_folder(world, join(folder, letters)) and not folders_in(world, join(folder, letters)):
+            found += _missing_of(world, folder, f"{letters}/0", [DEFAULT_GROUP], ends)
     return found
 
 
-def _missing_of(world: World, folder: str, place: str, ends: Mapping[str, int]) -> list[str]:
-    log, group = f"{place}/log", f"{place}/groups/{DEFAULT_GROUP}"
+def _partitions(world: World, folder: str, topic: str) -> int:
+    try:
+        return Catalog(world, folder).facts(topic).partitions
+    except (CorruptData, UnknownTopic):  # said elsewhere; deleted meanwhile
+        numbers = [int(name) for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        return max(numbers, default=-1) + 1
+
+
+def _groups(world: World, folder: str, topic: str, count: int) -> list[str]:
+    """The groups in queue mode that the topic has, as far as anything is left of them; a queue has always one."""
+    notes, found = GroupNotes(world, topic_folder(folder, topic)), []
+    for name in notes.names(count):
+        with suppress(CorruptData):
+            if notes.read(name).deleted:
+                continue
+        found.append(name)
+    simple = topic == topic_for(abspath(folder)) or _is_folder(world, topic_folder(folder, topic + DEAD_SUFFIX))
+    streams = folders_in(world, join(folder, GROUPS))
+    return found or ([DEFAULT_GROUP] if simple and not streams else [])
+
+
+def _missing_of(world: World, folder: str, place: str, groups: Sequence[str], ends: Mapping[str, int]) -> list[str]:
+    log = f"{place}/log"
     found = []
     if not holds_log(world, join(folder, log)):
-        come = f"; the group had come up to {ends[group]}" if ends.get(group) else ""
-        found.append(f"{log} {_lack(world, folder, log)}{come}: its messages are lost. {_ADVICE}")
-    # A log without a message and without a group: making the queue was cut short, and nothing is lost.
-    if not holds_log(world, join(folder, group)) and (found or ends.get(log)):
-        again = "what was handled is not known, and all messages that are kept come again"
-        found.append(f"{group} {_lack(world, folder, group)}: {again}. Restore it from a copy to prevent that")
+        come = max((ends.get(f"{place}/groups/{group}", 0) for group in groups), default=0)
+        far = f"; the group had come up to {come}" if come else ""
+        found.append(f"{log} {_lack(world, folder, log)}{far}: its messages are lost. {_ADVICE}")
+    for name in groups:
+        group = f"{place}/groups/{name}"
+        # A log without a message and without a group: making the queue was cut short, and nothing is lost.
+        if not holds_log(world, join(folder, group)) and (found or ends.get(log)):
+            again = "what was handled is not known, and all messages that are kept come again"
+            found.append(f"{group} {_lack(world, folder, group)}: {again}. Restore it from a copy to prevent that")
     return found
+
+
+def unread_start(name: str, entry: Committed, start: int) -> str | None:
+    """What a group in stream mode has not read and the log no longer has, in words."""
+    if entry.offset >= start:
+        return None
+    lost = start - entry.offset
+    are = "is" if lost == 1 else "are"
+    return (
+        f"{count_of(lost, 'message')} of partition {entry.partition} of {entry.topic} ({entry.offset} to {start - 1}) "
+        f"{are} missing: the log begins at {start}, the group {name} had committed only up to {entry.offset}. {_ADVICE}"
+    )
 
 
 def _lack(world: World, folder: str, name: str) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.positions import Reset
 from holdfast.broker.station import Station
-from holdfast.cli.tables import table
+from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.storage.finding import count_of
 
@@ -72,7 +72,7 @@ def show_moves(console: Console, moves: Sequence[Move]) -> None:
             before = "new" if move.before is None else f"{move.before:,}"
             numbers = (before, *(f"{number:,}" for number in (move.after, move.again, move.passed_over)))
             shown.add_row(safe(move.topic), str(move.partition), *numbers)
-        console.print(shown)
+        show_table(console, shown)
     console.print(
         f"going on with {where}: {count_of(again, 'handled message')} will come again, "
         f"{count_of(passed, 'message')} will be passed over",

@@ -53,27 +53,28 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 def parts_of(world: World, folder: str) -> list[Part]:
     """Every log in a data folder, the messages before what is derived from them."""
     found = []
-    for topic in _folders(world, join(folder, TOPICS)):
+    for topic in folders_in(world, join(folder, TOPICS)):
         kind: Literal["messages", "traces"] = "traces" if topic.startswith(INTERNAL_PREFIX) else "messages"
-        numbers = [name for name in _folders(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
+        numbers = [name for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
         for number in sorted(numbers, key=int):
             place = f"{TOPICS}/{topic}/{number}"
             found.append(Part(kind, f"{place}/log", join(folder, f"{place}/log")))
             found.append(Part("delayed", f"{place}/delayed/intake", join(folder, f"{place}/delayed/intake")))
-            for group in _folders(world, join(folder, f"{place}/groups")):
+            for group in folders_in(world, join(folder, f"{place}/groups")):
                 name = f"{place}/groups/{group}"
                 found.append(Part("journal", name, join(folder, name)))
-    for group in _folders(world, join(folder, GROUPS)):
+    for group in folders_in(world, join(folder, GROUPS)):
         found.append(Part("commits", f"{GROUPS}/{group}", join(folder, f"{GROUPS}/{group}")))
     return [part for part in found if holds_log(world, part.folder)]
 
 
 def holds_log(world: World, folder: str) -> bool:
     """Whether there is a log. One whose state file is gone is still a log, and one to be checked."""
-    return is_log(world, folder) or any(name.endswith(".log") for name in _folders(world, folder))
+    return is_log(world, folder) or any(name.endswith(".log") for name in folders_in(world, folder))
 
 
-def _folders(world: World, folder: str) -> list[str]:
+def folders_in(world: World, folder: str) -> list[str]:
+    """What a folder holds, without what was left half made or half deleted; nothing where there is none."""
     try:
         return sorted(name for name in world.disk.names(folder) if not name.startswith("."))
     except OSError:

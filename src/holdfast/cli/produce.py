@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from holdfast.cli.intake import Defaults, Intake, Item, header_pairs, separator_of, text_or_bytes
+from holdfast.cli.lifeline import time_text
 from holdfast.cli.opened import chosen_topic, opened_broker
 from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, Wait
 from holdfast.cli.output import OK, command, print_json, stderr, stdout
@@ -259,9 +260,7 @@ class _Producing:
             return
         again = f", {self.known:,} of them there already" if self.known else ""
         text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}{again}"
-        speed = f" in {self._seconds:,.1f} s, {rate:,.0f} a second" if self.sent > 1 else ""
+        speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} a second" if self.sent > 1 else ""
         stdout().print(f"{text}{speed} (acks {acks})", soft_wrap=True)
-        if self.sent == 1 and self._spans:
-            return
         for number, (count, first, last) in sorted(self._spans.items()) if len(self._spans) > 1 else ():
             stdout().print(f"  partition {number}: {count_of(count, 'message')} (offsets {first} to {last})")

@@ -11,6 +11,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from holdfast.broker.policy import NOT_KEPT
 from holdfast.cli.opened import chosen_topic, new_queue, owned
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, stdout
@@ -73,6 +74,11 @@ def show_settings(shown: dict[str, Any]) -> None:
 def changes_of(texts: Sequence[str]) -> dict[str, Any]:
     """Settings by name, from `name=value`; what is not known or cannot be is refused before anything is made."""
     wanted = dict(_change(text) for text in texts)
+    for name in wanted.keys() & (NOT_KEPT - {"partitions"}):
+        raise BadSettings(
+            f"{name} is not kept with a topic: each program says for itself what it waits for, such as "
+            "open(..., durability=...); `holdfast put` has --durability"
+        )
     load(TopicSettings, {**msgspec.structs.asdict(TopicSettings()), **wanted})
     return wanted
 

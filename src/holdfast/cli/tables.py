@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 
@@ -10,9 +12,17 @@ def table(*titles: str, wide: str = "") -> Table:
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for title in titles:
         name = title.removesuffix(">")
-        justify = "right" if title.endswith(">") else "left"
         if name == wide:
-            made.add_column(name, overflow="fold")
+            made.add_column(name, overflow="fold", min_width=min(len(name), 20))
         else:
-            made.add_column(name, justify=justify, no_wrap=True, overflow="ignore")  # type: ignore[arg-type]
+            made.add_column(name, justify="right" if title.endswith(">") else "left", no_wrap=True)
     return made
+
+
+def show_table(console: Console, shown: Table) -> None:
+    """Print it; where a terminal is too narrow for the names, they go over its edge and are not cut."""
+    needed = Measurement.get(console, console.options.update(max_width=10_000), shown).minimum
+    width = console.width
+    console.width = max(width, needed)
+    console.print(shown)
+    console.width = width

@@ -19,7 +19,7 @@ from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdou
 from holdfast.cli.progress import counter
 from holdfast.cli.settings import changes_of, show_settings
 from holdfast.cli.standing import Standing, TopicStanding
-from holdfast.cli.tables import table
+from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, short_time, size
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists
@@ -86,7 +86,7 @@ def ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     elif not found:
         stderr().print(f"no topics in {safe(folder)}", soft_wrap=True)
     else:
-        stdout().print(topics_table(found))
+        show_table(stdout(), topics_table(found))
     return OK
 
 
@@ -151,9 +151,12 @@ def show_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int
     facts.add_row("dead letters", f"{topic.dead:,}")
     console.print(facts)
     console.print()
-    console.print(_partitions_table(topic))
+    show_table(console, _partitions_table(topic))
     console.print()
-    console.print(groups_table(topic.groups) if topic.groups else "no groups")
+    if topic.groups:
+        show_table(console, groups_table(topic.groups))
+    else:
+        console.print("no groups")
     if topic.settings:
         console.print()
         show_settings(topic.settings)
@@ -231,7 +234,7 @@ def partitions_command(
     if as_json:
         print_json({"topic": name, "partitions": msgspec.to_builtins(topic.partitions)})
     else:
-        stdout().print(_partitions_table(topic))
+        show_table(stdout(), _partitions_table(topic))
     return OK
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.broker.catalog import Catalog
+from holdfast.broker.layout import TOPICS, topics
 from holdfast.cli.ask import confirmed
-from holdfast.cli.missing import missing_folders, missing_start
+from holdfast.cli.commits import CommitState, commits_of
+from holdfast.cli.missing import may_be_forced, missing_folders, missing_start, unread_start
+from holdfast.cli.notes import damaged_notes
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout
 from holdfast.cli.owner import owner_of
 from holdfast.cli.parts import JOURNAL_FILES, GroupState, Part, damaged_runs, parts_of, state_of
@@ -20,10 +25,14 @@ from holdfast.cli.plans import document, show_plan, show_result
 from holdfast.cli.reports import STYLES, progress_bar, report_document, show_findings
 from holdfast.cli.text import safe, size
 from holdfast.env import real_world
+from holdfast.errors import HoldfastError
 from holdfast.storage.check import check
 from holdfast.storage.finding import CheckReport, count_of
 from holdfast.storage.lock import take_lock
 from holdfast.storage.repair import plan_repair, repair
+
+# What is wrong with these beyond their bytes only a copy mends.
+_COPIED: Final = frozenset({"messages", "commits"})
 
 
 class PartReport(msgspec.Struct, frozen=True):
@@ -31,7 +40,7 @@ class PartReport(msgspec.Struct, frozen=True):
 
     part: Part
     log: CheckReport
-    state: GroupState | None
+    state: GroupState | CommitState | None
     wrong: tuple[str, ...]
 
     @property
@@ -45,14 +54,21 @@ def check_queue(folder: str, *, as_json: bool) -> int:
     owned = owner is not None and owner.alive is True
     with progress_bar("checking", shown=not as_json) as progress:
         found = _checked_all(folder, progress, owned=owned)
-    ends = {report.part.name: report.state.cursor if report.state else report.log.end for report in found}
+    ends = {
+        report.part.name: report.state.cursor if isinstance(report.state, GroupState) else report.log.end
+        for report in found
+    }
     missing = missing_folders(real_world(), folder, ends, owned=owned)
-    ok = not missing and all(report.ok for report in found)
+    noted = list(damaged_notes(real_world(), folder))
+    wrong = [what for severity, what in noted if severity == "damage"]
+    notes = [what for severity, what in noted if severity == "note"]
+    ok = not missing and not wrong and all(report.ok for report in found)
     if as_json:
         logs = list(map(_document, found))
-        print_json({"folder": folder, "ok": ok, "owned": owned, "missing": missing, "logs": logs})
+        facts = {"folder": folder, "ok": ok, "owned": owned, "missing": missing, "wrong": wrong, "notes": notes}
+        print_json({**facts, "logs": logs})
     else:
-        _show(stdout(), folder, found, missing, owned=owned)
+        _show(stdout(), folder, found, [*missing, *wrong], notes, owned=owned)
     return OK if ok else DAMAGED
 
 
@@ -64,25 +80,48 @@ def _checked_all(folder: str, progress: Any, *, owned: bool) -> list[PartReport]
         log = found.get(f"{part.name.partition('/groups/')[0]}/log") if part.kind == "journal" else None
         report = _checked(part, progress, owned=owned, log_start=log.log.start if log is not None else 0)
         found[part.name] = report
-        if log is None or report.state is None or any(each.code == "unpublished" for each in report.log.findings):
+        if part.kind == "commits":
+            found[part.name] = _against_logs(folder, report, found)
+        if (
+            not isinstance(report.state, GroupState)
+            or log is None
+            or any(each.code == "unpublished" for each in report.log.findings)
+        ):
             continue  # of events that only the next opening will see, some may have settled what seems to be missing
-        what = missing_start(world, folder, part.name.split("/")[1], log.log, report.state)
+        _, topic, _, _, group = part.name.split("/")
+        what = missing_start(world, folder, topic, group, log.log, report.state)
         if what is not None:
             found[log.part.name] = msgspec.structs.replace(log, wrong=(*log.wrong, what))
     return list(found.values())
 
 
+def _against_logs(folder: str, report: PartReport, found: Mapping[str, PartReport]) -> PartReport:
+    """A group in stream mode held against the logs that it reads: they were looked at before."""
+    world, wrong = real_world(), list(report.wrong)
+    assert isinstance(report.state, CommitState)
+    catalog = Catalog(world, folder)
+    for entry in report.state.committed:
+        log = found.get(f"{TOPICS}/{entry.topic}/{entry.partition}/log")
+        if log is None or may_be_forced(world, folder, entry.topic):
+            continue
+        with suppress(HoldfastError):  # deleted meanwhile, or damaged, which is said elsewhere
+            if catalog.facts(entry.topic).id == entry.topic_id:
+                what = unread_start(report.part.name.rpartition("/")[2], entry, log.log.start)
+                wrong += [] if what is None else [what]
+    return msgspec.structs.replace(report, wrong=tuple(wrong))
+
+
 def _checked(part: Part, progress: Any, *, owned: bool, log_start: int) -> PartReport:
     world = real_world()
     report = check(part.folder, owned=True if owned else None, progress=progress)
-    if part.kind == "journal":
+    if part.kind in ("journal", "commits"):
         findings = tuple(
             finding
             for finding in report.findings
             if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
         )
         report = msgspec.structs.replace(report, findings=findings)
-        state = state_of(world, part, log_start)
+        state = commits_of(world, part.folder) if part.kind == "commits" else state_of(world, part, log_start)
         return PartReport(part, report, state, state.wrong)
     # An owner drops these files while we look: only without one is a file that is not there a missing one.
     wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
@@ -100,8 +139,18 @@ def _document(found: PartReport) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, folder: str, found: Sequence[PartReport], missing: Sequence[str], *, owned: bool) -> None:
-    console.print(f"{safe(folder)}: a queue of {count_of(len(found), 'log')}", soft_wrap=True)
+def _show(
+    console: Console,
+    folder: str,
+    found: Sequence[PartReport],
+    missing: Sequence[str],
+    notes: Sequence[str],
+    *,
+    owned: bool,
+) -> None:
+    count = len(topics(real_world(), folder))
+    what = "a queue of" if count == 1 else f"{count_of(count, 'topic')}, in all"
+    console.print(f"{safe(folder)}: {what} {count_of(len(found), 'log')}", soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
@@ -109,7 +158,7 @@ def _show(console: Console, folder: str, found: Sequence[PartReport], missing: S
     table.add_column(no_wrap=True)
     for report in found:
         counts = report.log.counts
-        thing = "event" if report.part.kind == "journal" else "message"
+        thing = {"journal": "event", "commits": "event", "traces": "step"}.get(report.part.kind, "message")
         verdict = Text("ok", "green") if report.ok else Text("damaged", STYLES["damage"])
         table.add_row(safe(report.part.name), count_of(counts.messages, thing), size(counts.bytes), verdict)
     console.print(table)
@@ -121,17 +170,19 @@ def _show(console: Console, folder: str, found: Sequence[PartReport], missing: S
             show_findings(console, report.log.findings)
             for what in report.wrong:
                 _show_damage(console, what)
-    if missing:
+    if missing or notes:
         console.print()
     for what in missing:
         _show_damage(console, what)
+    for what in notes:
+        console.print(Text.assemble(("note", STYLES["note"]), f"    {safe(what)}"), soft_wrap=True)
     console.print()
     if not missing and all(report.ok for report in found):
         messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
         console.print(Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
         return
     # What is missing as a whole only a copy brings back, and that was said.
-    mends = any(not report.log.ok or (report.wrong and report.part.kind != "messages") for report in found)
+    mends = any(not report.log.ok or (report.wrong and report.part.kind not in _COPIED) for report in found)
     text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run" if mends else ""
     console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
 

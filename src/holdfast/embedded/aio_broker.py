@@ -26,6 +26,7 @@ from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
 from holdfast.model import CodecName, Durability
 from holdfast.settings import BrokerSettings
+from holdfast.storage.compaction import KeysCompacted
 
 _Result = TypeVar("_Result")
 
@@ -148,6 +149,10 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         on_revoked.
         """
         return await AsyncConsumer.open(self._engine, topics, group, body_type=self._body_type(body_type), **options)
+
+    async def compact_topic(self, name: str) -> KeysCompacted:
+        """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
+        return await _aside(self._compact_topic, name)
 
     async def groups(self, topic: str | None = None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""

@@ -81,13 +81,16 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         await self._close(failed=kind is not None)
 
     async def _close(self, *, failed: bool) -> None:
-        if self._closed:
+        if self._closed or self._leaving:
             return
-        self._closed = True
-        self._line.wake_all()
-        if self._feeds and self._on_revoked is not None and not self._engine.closed:
-            await _told(self._on_revoked(self.assignment()))
-        await _aside(lambda: self._leave(failed=failed))
+        self._leaving = True
+        try:
+            if self._feeds and self._on_revoked is not None and not self._engine.closed:
+                await _told(self._on_revoked(self.assignment()))  # which may still commit
+        finally:
+            self._closed = True
+            self._line.wake_all()
+            await _aside(lambda: self._leave(failed=failed))
 
     async def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""

@@ -23,6 +23,7 @@ from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
 from holdfast.model import CodecName, Durability
 from holdfast.settings import BrokerSettings
+from holdfast.storage.compaction import KeysCompacted
 
 
 class Broker(TraceFace, BrokerFace):
@@ -142,6 +143,10 @@ class Broker(TraceFace, BrokerFace):
         on_revoked.
         """
         return Consumer.open(self._engine, topics, group, body_type=self._body_type(body_type), **options)
+
+    def compact_topic(self, name: str) -> KeysCompacted:
+        """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
+        return self._compact_topic(name)
 
     def groups(self, topic: str | None = None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""

@@ -24,6 +24,7 @@ from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
 from holdfast.model import Durability
 from holdfast.settings import BrokerSettings
+from holdfast.storage.compaction import KeysCompacted
 
 _Face = TypeVar("_Face", bound="BrokerFace")
 
@@ -96,6 +97,15 @@ class BrokerFace:
     def _delete_topic(self, name: str) -> None:
         self._engine.delete_topic(name)
         self._publishers.pop(name, None)
+
+    def _compact_topic(self, name: str) -> KeysCompacted:
+        with self._engine.using(name) as topic:
+            if topic.settings.cleanup == "delete":
+                raise InvalidRequest(
+                    f"topic {name} is not one to be compacted: that would take away messages. "
+                    'Use alter_topic(cleanup="compact") if only the last message of each key is wanted'
+                )
+            return topic.compact_keys(roll=True)
 
     @contextmanager
     def _publisher(self, name: str) -> Iterator[Publisher]:

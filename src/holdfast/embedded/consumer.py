@@ -77,13 +77,16 @@ class Consumer(Consuming[Body], Generic[Body]):
         self._close(failed=kind is not None)
 
     def _close(self, *, failed: bool) -> None:
-        if self._closed:
+        if self._closed or self._leaving:
             return
-        self._closed = True
-        self._line.wake_all()
-        if self._feeds and self._on_revoked is not None and not self._engine.closed:
-            self._on_revoked(self.assignment())
-        self._leave(failed=failed)
+        self._leaving = True
+        try:
+            if self._feeds and self._on_revoked is not None and not self._engine.closed:
+                self._on_revoked(self.assignment())  # which may still commit
+        finally:
+            self._closed = True
+            self._line.wake_all()
+            self._leave(failed=failed)
 
     def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""

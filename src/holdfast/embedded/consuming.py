@@ -62,7 +62,7 @@ class Consuming(Standing[Body], Generic[Body]):
         self._seen = -1  # the group's version that we know
         self._turn = 0
         self._out: Feed[Body] | None = None  # where the message comes from that an iteration handed out last
-        self._polling = False
+        self._polling = self._leaving = False
         self._polled_ms = self._committed_ms = self._now_ms()
         close_in_children(self)
 

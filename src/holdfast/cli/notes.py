@@ -1,0 +1,61 @@
+"""The small files of a data folder that are no logs: what cannot be read of them, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+from holdfast.broker.catalog import Catalog
+from holdfast.broker.groups import GroupNotes
+from holdfast.broker.layout import SETTINGS, partition_folder, topic_folder, topics
+from holdfast.broker.policy import kept_settings
+from holdfast.broker.producers import Producers
+from holdfast.broker.sequences_file import load_snapshot
+from holdfast.env import World
+from holdfast.errors import BadSettings, CorruptData, UnknownFormat, UnknownTopic
+from holdfast.storage.files import join
+
+Note: TypeAlias = tuple[Literal["damage", "note"], str]
+
+
+def damaged_notes(world: World, folder: str) -> Iterator[Note]:
+    """What is damaged in the catalog, the settings, the notes of groups and producers."""
+    try:
+        Producers.open(world, folder)
+    except CorruptData as error:
+        yield "damage", str(error)
+    catalog = Catalog(world, folder)
+    for topic in topics(world, folder):
+        try:
+            count = catalog.facts(topic).partitions
+            yield from _of_topic(world, folder, topic, count)
+            for number in range(count):
+                yield from _sequences(world, partition_folder(folder, topic, number))
+        except CorruptData as error:
+            yield "damage", str(error)
+        except UnknownTopic:
+            continue  # deleted meanwhile
+
+
+def _of_topic(world: World, folder: str, topic: str, count: int) -> Iterator[Note]:
+    place = topic_folder(folder, topic)
+    try:
+        kept_settings(world, join(place, SETTINGS))
+    except (CorruptData, BadSettings) as error:
+        yield "damage", str(error)
+    notes = GroupNotes(world, place)
+    for group in notes.names(count):
+        try:
+            notes.read(group)
+        except CorruptData as error:
+            yield "damage", str(error)
+
+
+def _sequences(world: World, place: str) -> Iterator[Note]:
+    """What is known of producers is a cache: where it is damaged, the log is read instead."""
+    try:
+        load_snapshot(world.disk, place, 0)
+    except UnknownFormat as error:
+        yield "damage", str(error)
+    except CorruptData as error:
+        yield "note", f"{error}; opening reads the log instead, and loses nothing but time"
