@@ -23,8 +23,7 @@ TOPICS = ("orders", "mails", "clicks")
 PARTITIONS = 3
 QUEUES = ("billing", "audit")
 STREAM = "readers"
-PRODUCERS = 2
-NUMBERS = 1 << 24  # so many for each producer of each life
+NUMBERS = 1 << 24  # so many for each line of messages of each life: those of one line keep their order
 MAX_ATTEMPTS = 4
 
 
@@ -100,21 +99,23 @@ class Load:
         """Send without end; an answer that says stored is noted."""
         rng = random.Random(f"{self._seed} {producer_number}")
         producer = self._broker.producer(acks=acks, linger_ms=rng.choice([0, 1, 3]), batch_messages=rng.choice([1, 5, 50]))
-        number = (self._life * PRODUCERS + producer_number) * NUMBERS
+        first = (self._life * 4 + producer_number * 2) * NUMBERS
+        numbers = {False: first, True: first + NUMBERS}  # by the producer, and around it
         while True:
             sent = []
             for _ in range(rng.randint(1, 20)):
-                topic = rng.choice(TOPICS)
+                topic, around = rng.choice(TOPICS), rng.random() < 0.1
+                number = numbers[around]
+                numbers[around] += 1
                 body = b"%d " % number + bytes(rng.choice([0, 20, 300]))
                 key = f"k{rng.randint(0, 20)}" if rng.random() < 0.5 else None
                 self._note(Did.PUBLISH, BEGUN, number, place=place_of(topic))
-                if rng.random() < 0.1:
+                if around:
                     stored = self._broker.publish_many(topic, [NewMessage(body=body, key=key)])
                     assert len(stored) == 1
                     self._note(Did.PUBLISH, ANSWERED, number, place=place_of(topic))
                 else:
                     sent.append((number, topic, producer.send(topic, body, key=key)))
-                number += 1
             for each, topic, future in sent:
                 future.result(60)
                 self._note(Did.PUBLISH, ANSWERED, each, place=place_of(topic))

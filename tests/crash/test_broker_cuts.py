@@ -13,12 +13,13 @@ from tests.crash.broker_histories import BrokerHistory
 from tests.crash.broker_promises import check_after_cut
 
 SLICES = 2
+STOPS = 20  # of each operation, in a usual run
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("part", range(SLICES))
 def test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut(durability, part, scale):
-    wanted = scale(80, 40_000) // SLICES
+    wanted = scale(40, 40_000) // SLICES
     states, seed = 0, part * 1_000_000
     while states < wanted:
         states += stop_here_and_there(seed, durability, killed=False)
@@ -27,7 +28,7 @@ def test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut(durabilit
 
 def test_nothing_that_was_answered_is_undone_wherever_the_process_is_killed(scale):
     states, seed = 0, 0
-    while states < scale(60, 20_000):
+    while states < scale(30, 20_000):
         states += stop_here_and_there(seed, "os", killed=True)
         seed += 1
 
@@ -39,7 +40,7 @@ def stop_here_and_there(seed: int, durability: str, *, killed: bool) -> int:
 
     def stop(history: BrokerHistory, call: str) -> None:
         nonlocal states
-        if rng.random() < 0.01:
+        if rng.random() < 0.015:
             states += 1
             check_after_cut(history, history.disk.kill() if killed else history.disk.cut(rng), killed=killed)
 
@@ -102,6 +103,11 @@ def make_again(history: BrokerHistory) -> None:
     history.receive(2)
 
 
+def read_and_commit(history: BrokerHistory) -> None:
+    history.poll()
+    history.commit()
+
+
 OPERATIONS: dict[str, tuple[Callable[[BrokerHistory], None], Callable[[BrokerHistory], object]]] = {
     "create_topic": (nothing, lambda history: history.create_topic("orders", 2)),
     "delete_topic": (buried, BrokerHistory.delete_topic),
@@ -118,7 +124,7 @@ OPERATIONS: dict[str, tuple[Callable[[BrokerHistory], None], Callable[[BrokerHis
     "a redrive": (buried, BrokerHistory.redrive),
     "a reset in queue mode": (buried, BrokerHistory.reset_queue),
     "a new group in stream mode": (one_group, BrokerHistory.join),
-    "a commit": (busy, BrokerHistory.commit),
+    "a commit": (busy, read_and_commit),
     "a reset in stream mode": (busy, BrokerHistory.reset_stream),
     "a stream group deleted": (busy, BrokerHistory.delete_stream),
     "compacting": (buried, BrokerHistory.compact),
@@ -131,10 +137,13 @@ def test_a_cut_or_a_kill_inside_an_operation_undoes_nothing(name, scale):
     prepare, operate = OPERATIONS[name]
     for seed in range(scale(1, 200)):
         rng = random.Random(f"{name} {seed}")
+        chance = scale(STOPS / changes_of(name), 1)  # in a long run at every call
 
-        def stop(history: BrokerHistory, call: str, rng: random.Random = rng) -> None:
-            check_after_cut(history, history.disk.cut(rng), go_on=rng.random() < scale(0.15, 1))
-            check_after_cut(history, history.disk.kill(), killed=True, go_on=rng.random() < scale(0.1, 1))
+        def stop(history: BrokerHistory, call: str, rng: random.Random = rng, chance: float = chance) -> None:
+            if rng.random() < chance:
+                check_after_cut(history, history.disk.cut(rng), go_on=rng.random() < scale(0.2, 1))
+            if rng.random() < chance / 3:
+                check_after_cut(history, history.disk.kill(), killed=True, go_on=rng.random() < scale(0.2, 1))
 
         history = BrokerHistory(seed, durability=rng.choice(["fsync", "os"]), maps=(seed + len(name)) % 2 == 0)
         prepare(history)
@@ -142,6 +151,15 @@ def test_a_cut_or_a_kill_inside_an_operation_undoes_nothing(name, scale):
         history.do(lambda history=history, operate=operate: operate(history))
         for _ in range(3):
             check_after_cut(history, history.disk.cut(rng))
+
+
+def changes_of(name: str) -> int:
+    """How many changes of the disk the operation makes."""
+    history, operate = prepared(name, "fsync")
+    changes: list[str] = []
+    history.disk.on_call = changes.append
+    operate(history)
+    return len(changes)
 
 
 # Calls that fail
@@ -152,7 +170,7 @@ def test_a_cut_or_a_kill_inside_an_operation_undoes_nothing(name, scale):
 def test_no_fault_makes_the_broker_lie(name, fault, scale):
     calls = calls_of(name)
     rng = random.Random(f"{name} {fault}")
-    for nth in sorted(rng.sample(range(1, calls + 1), min(calls, scale(6, calls)))):
+    for nth in sorted(rng.sample(range(1, calls + 1), min(calls, scale(3, calls)))):
         strike(name, fault, nth, sticky=rng.random() < 0.5)
 
 

@@ -114,6 +114,12 @@ def test_the_example_ordering_keys(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_example_compacted_topic(tmp_path: Path):
+    said = run("compacted_topic.py", folder=tmp_path)
+    assert said == "stored: 5001, left: 50\na table of 49 prices, as it should be: True\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_example_traces(tmp_path: Path):
     said = run("traces.py", folder=tmp_path)
     steps = ["published", "leased", "nacked", "leased", "buried", "redriven", "published", "leased", "acked"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,19 @@ def ended(capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...]) -> 
         main([str(argument) for argument in arguments])
     out, err = capsys.readouterr()
     return Done(int(end.value.code or 0), out, err)
+
+
+def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """What runs a command, with or without something on stdin."""
+    monkeypatch.setenv("COLUMNS", "100")
+    for name in ("HOLDFAST_RECEIPT", "HOLDFAST_GROUP"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: object, stdin: bytes = b"") -> Done:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        return ended(capsys, arguments)
+
+    return call
 
 
 def everything(folder: Path) -> dict[str, bytes]:

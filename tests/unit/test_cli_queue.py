@@ -134,7 +134,8 @@ def test_put_json_lines(run, jobs):
     ("line", "words"),
     [
         (b"{not json", "malformed"),
-        (b'{"body": 1}', "Expected `str`"),
+        (b'{"body": 1}', "Expected `str | null`"),
+        (b'{"body": null}', "None"),
         (b'{"bdoy": "x"}', "bdoy"),
         (b"{}", "there is no body"),
         (b'{"body": "x", "json": 1}', "body and json are given"),

@@ -37,13 +37,14 @@ _MOST_NAMES: Final = 20
 
 
 @contextmanager
-def owned(folder: str, *, wait: str | float = WAIT, create: bool = False) -> Iterator[BrokerEngine]:
-    """The data folder. Another short command may have it first; we wait a little."""
+def owned(folder: str, *, wait: str | float = WAIT, create: bool = False, keep: bool = True) -> Iterator[BrokerEngine]:
+    """The data folder, with threads that look after it. Another short command may have it first; we wait a little."""
     wait_s = parse_duration(wait, "--wait") if isinstance(wait, str) else wait
     settings = read_settings(real_world(), environment()).broker
     engine = _engine(folder, wait_s, settings, create=create)
     try:
-        engine.keep()
+        if keep:
+            engine.keep()
         yield engine
     finally:
         engine.close()

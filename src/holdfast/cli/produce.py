@@ -140,7 +140,8 @@ def _keyed(items: Iterator[Item], separator: bytes | None) -> Iterator[Item]:
     for place, message in items:
         key, found, body = message.body.partition(separator)
         if not found:
-            raise InvalidRequest(f"{place}: there is no {separator!r} behind a key")
+            shown = separator.decode("utf-8", "backslashreplace")
+            raise InvalidRequest(f"{place}: there is no {shown!r} behind a key")
         try:
             yield Item(place, msgspec.structs.replace(message, key=key.decode(), body=body))
         except UnicodeDecodeError:
@@ -171,7 +172,8 @@ class _Producing:
                 self._answered(0)
         except HoldfastError as error:
             self._end()
-            error.args = (f"{str(error).rstrip('.')}. {self._count()} before that",)
+            before = f"{self._count()} before that" if self.stored or self.known else "Nothing was stored"
+            error.args = (f"{str(error).rstrip('.')}. {before}",)
             raise
         except KeyboardInterrupt:
             self._end()
@@ -258,9 +260,9 @@ class _Producing:
                 }
             )
             return
-        again = f", {self.known:,} of them there already" if self.known else ""
-        text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}{again}"
+        again = f"; {self.known:,} of them were there already" if self.known else ""
+        text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}"
         speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} a second" if self.sent > 1 else ""
-        stdout().print(f"{text}{speed} (acks {acks})", soft_wrap=True)
+        stdout().print(f"{text}{speed} (acks {acks}){again}", soft_wrap=True)
         for number, (count, first, last) in sorted(self._spans.items()) if len(self._spans) > 1 else ():
             stdout().print(f"  partition {number}: {count_of(count, 'message')} (offsets {first} to {last})")

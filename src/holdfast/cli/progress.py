@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from holdfast.cli.output import stderr
 
@@ -15,23 +23,34 @@ _LONG: Final = 1_000
 
 
 @contextmanager
-def counter(what: str, *, shown: bool, total: int | None = None, least: int = _LONG) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many are done, of a total that need not be known."""
+def counter(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many are done, where nobody knows how many there will be."""
+    with _bar(what, SpinnerColumn(), shown=shown) as update:
+        yield lambda done: update(done, None) if done >= _LONG else None
+
+
+@contextmanager
+def share(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A function that is told how many are done, and of how many."""
+    with _bar(what, BarColumn(), shown=shown) as update:
+        yield lambda done, total: update(done, total) if done else None
+
+
+@contextmanager
+def _bar(what: str, first: ProgressColumn, *, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
     console = stderr()
     if not shown or not console.is_terminal:
-        yield lambda done: None
+        yield lambda done, total: None
         return
-    first = SpinnerColumn() if total is None else BarColumn()
     columns = (first, TextColumn(what), MofNCompleteColumn(), TimeElapsedColumn())
     bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(what, total=total)
+    task = bar.add_task(what, total=None)
 
-    def told(done: int) -> None:
-        if done >= least:
-            bar.start()
-            bar.update(task, completed=done)
+    def update(done: int, total: int | None) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total)
 
     try:
-        yield told
+        yield update
     finally:
         bar.stop()

@@ -9,21 +9,18 @@ import typer
 from rich.table import Table
 
 from holdfast.broker.layout import check_topic_name
-from holdfast.broker.marks import ONLY_FOR
-from holdfast.broker.topic import Topic
 from holdfast.cli.ask import confirmed
 from holdfast.cli.group import groups_table
-from holdfast.cli.opened import opened_broker, topics_of, unknown_topic
+from holdfast.cli.opened import opened_broker, owned, topics_of, unknown_topic
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
-from holdfast.cli.progress import counter
+from holdfast.cli.progress import share
 from holdfast.cli.settings import changes_of, show_settings
 from holdfast.cli.standing import Standing, TopicStanding
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, short_time, size
 from holdfast.env import real_world
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists
-from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.finding import count_of
 
 app = typer.Typer(help="Topics: make them, look at them, change them, take them away.", rich_markup_mode=None)
@@ -287,44 +284,23 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 def compact_command(folder: DataFolder, name: Name, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
     _standing(folder, name)
-    with opened_broker(folder, wait=wait) as broker, broker._engine.using(name) as topic:
+    # Without the threads that look after a folder: they compact as well, and what they do would go uncounted.
+    with owned(folder, wait=wait, keep=False) as engine, engine.using(name) as topic:
         if topic.settings.cleanup == "delete":
             raise InvalidRequest(
                 f"{name} does not go by keys: its messages go by retention (cleanup=delete). Change that with "
                 f"`holdfast topic alter {folder} {name} cleanup=compact`; to let go of handled messages use "
                 f"`holdfast compact {folder} --topic {name}`"
             )
-        broker._engine.tick()
-        results = _compacted(topic, shown=not as_json)
+        engine.tick()
+        with share("compacting", shown=not as_json) as progress:
+            done = topic.compact_keys(progress, roll=True)
     if as_json:
-        each = [{"partition": number, **msgspec.to_builtins(result)} for number, result in enumerate(results)]
-        print_json({"topic": name, "partitions": each})
+        print_json({"topic": name, **msgspec.to_builtins(done)})
         return OK
-    segments, messages, freed = (
-        sum(getattr(result, field) for result in results) for field in ("segments", "removed_messages", "freed_bytes")
-    )
     stdout().print(
-        f"{count_of(messages, 'message')} dropped for newer ones of their keys, {size(freed)} freed: "
-        f"{count_of(segments, 'segment')} written anew",
+        f"{count_of(done.removed_messages, 'message')} dropped for newer ones of their keys, {size(done.freed_bytes)} "
+        f"freed: {count_of(done.segments, 'segment')} written anew",
         soft_wrap=True,
     )
     return OK
-
-
-def _compacted(topic: Topic, *, shown: bool) -> list[KeysCompacted]:
-    """Each partition; what its groups have not handled stays."""
-    settings, results = topic.settings, []
-    for number, partition in enumerate(topic.partitions):
-        partition.log.roll()  # all that is there by now is to be looked at
-        total = len(partition.log.segments())
-        with counter(f"compacting partition {number}", shown=shown, total=total, least=2) as told:
-            results.append(
-                partition.log.compact_keys(
-                    before=partition.log.end,
-                    tombstone_ms=settings.tombstone_ms,
-                    min_saving_percent=settings.compact_min_saving_percent,
-                    apart_header=ONLY_FOR,
-                    progress=lambda done, _, told=told: told(done),  # type: ignore[misc]
-                )
-            )
-    return results

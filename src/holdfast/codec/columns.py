@@ -25,7 +25,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
-from struct import Struct
+from struct import Struct, unpack
 from typing import Final
 
 from holdfast.errors import CorruptData
@@ -199,7 +199,7 @@ class _Cutter:
         self.at = end + -length % 8
         return part
 
-    def ends(self, count: int) -> array[int]:
+    def ends(self, count: int) -> list[int]:
         return _checked_ends(self.take(4 * (count + 1)))
 
     def variable(self, count: int) -> tuple[memoryview, memoryview]:
@@ -243,14 +243,17 @@ def _items(ends: memoryview, data: memoryview) -> list[bytes]:
     cuts = _checked_ends(ends)
     if cuts[-1] > len(data):
         raise CorruptData(f"a column's items end at {cuts[-1]}, beyond its {len(data)} bytes")
-    plain = bytes(data)
+    count, size = len(cuts) - 1, cuts[1] if len(cuts) > 1 else 0
+    plain = bytes(data[: cuts[-1]])
+    if size and cuts[-1] == size * count and cuts == list(range(0, cuts[-1] + 1, size)):
+        return list(unpack(f"{size}s" * count, plain))  # all of one length: cut in C
     return [plain[start:end] for start, end in pairwise(cuts)]
 
 
-def _checked_ends(ends: memoryview) -> array[int]:
-    cuts = array("i", bytes(ends))
+def _checked_ends(ends: memoryview) -> list[int]:
+    cuts = array("i", bytes(ends)).tolist()
     # One comparison in C is cheaper than a loop that looks at neighbours.
-    if cuts[0] != 0 or (len(cuts) > 2 and cuts.tolist() != sorted(cuts)) or cuts[-1] < 0:
+    if cuts[0] != 0 or (len(cuts) > 2 and cuts != sorted(cuts)) or cuts[-1] < 0:
         raise CorruptData("the ends of a column's items are not in order")
     return cuts
 

@@ -30,7 +30,7 @@ valid in one place only: a copy inside a message, or a stale block, is never tak
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from itertools import compress
 from struct import Struct
@@ -288,15 +288,15 @@ class Frame:
         kept = columns.kept()
         return columns.values() if kept is None else list(compress(columns.values(), kept))
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> list[Record]:
         """The messages, in order."""
         header = self.header
         if header.columns == 0:
-            for offset, value in enumerate(self.values(), header.base_offset):
-                yield Record(offset, header.max_time_ns, value, epoch=header.epoch)
-            return
+            time_ns, epoch = header.max_time_ns, header.epoch
+            first = header.base_offset
+            return [Record(offset, time_ns, value, epoch=epoch) for offset, value in enumerate(self.values(), first)]
         if header.kind == Kind.HOLE:
-            return
+            return []
         columns, count = self.columns(), header.count
         rows = map(
             Record,
@@ -312,7 +312,7 @@ class Frame:
             [header.epoch] * count,
         )
         kept = columns.kept()
-        yield from rows if kept is None else compress(rows, kept)
+        return list(rows if kept is None else compress(rows, kept))
 
 
 def read_frame(buffer: memoryview, at: int, position: int, *, max_raw_bytes: int) -> Frame:

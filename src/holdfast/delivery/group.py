@@ -228,7 +228,11 @@ class Group:
             if stop > self.cursor:
                 self.ahead.add_range(max(start, self.cursor), stop)
             return
-        deque(map(self._table(phase).__delitem__, range(start, stop)), maxlen=0)  # a loop without Python in it
+        table = self._table(phase)
+        if len(table) == stop - start:  # those and no others
+            table.clear()
+        else:
+            deque(map(table.__delitem__, range(start, stop)), maxlen=0)  # a loop without Python in it
 
     def _enter(self, phase: Phase, start: int, stop: int, value: Any) -> None:
         if phase is Phase.DONE:

@@ -112,6 +112,10 @@ class BrokerFace:
         with self._engine.using(name) as topic:
             publisher = self._publishers.get(name)
             if publisher is None or publisher.topic is not topic:
+                # Topics that were let go must not stay in memory for those that nobody publishes to any more.
+                self._publishers = {
+                    other: each for other, each in list(self._publishers.items()) if not each.topic.closed
+                }
                 publisher = self._publishers[name] = Publisher(topic, self._bodies, self._engine.world.clock)
             yield publisher
 

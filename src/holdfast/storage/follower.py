@@ -54,7 +54,7 @@ class Follower:
                 return record
         frame = self.frame(offset)
         if not self._records:
-            self._records = list(frame.records())
+            self._records = frame.records()
         if self._sparse:
             return self._in_sparse(frame, offset)
         return self._records[offset - frame.base_offset]
@@ -72,7 +72,7 @@ class Follower:
                     continue
             frame = self.frame(start)
             if not self._records:
-                self._records = list(frame.records())
+                self._records = frame.records()
             if self._sparse:
                 found += [record for record in self._records if start <= record.offset < stop]
             else:
