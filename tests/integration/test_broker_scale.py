@@ -12,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import BrokerSettings, TopicSettings
+from holdfast.broker.topic import Topic
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(900)]
 
@@ -79,12 +80,28 @@ def test_a_thousand_topics_are_opened_in_seconds_with_bounded_memory_and_handles
         for name in names[:: max(1, len(names) // 20)]:
             assert broker.describe_topic(name).messages == 2 * PARTITIONS
         assert sum(len(topic.partitions) for topic in broker._engine._topics.values()) <= OPEN_PARTITIONS
+        alive = sum(isinstance(each, Topic) for each in gc.get_objects())
     print({name: round(value, 2) for name, value in took.items()}, f"{max(seen)} handles", f"{after_second - first_mb:.1f} MB")
     assert took["open"] < SOME_SECONDS
     assert max(seen) <= 6 * OPEN_PARTITIONS + 20, "more files are open than the open partitions need"
+    assert alive <= OPEN_PARTITIONS // PARTITIONS + 1, "topics that were let go are still in memory"
     assert after_second - after_first < 16, "memory grows with the topics that were used"
     assert after_second - first_mb < 100
     assert handles() <= first_handles + 1
+
+
+def test_a_producer_holds_no_more_topics_open_than_may_be(tmp_path, scale):
+    names = [f"topic-{number:04d}" for number in range(scale(40, 400))]
+    with holdfast.open_broker(tmp_path / "data", settings=SETTINGS) as broker, broker.producer(linger_ms=0) as producer:
+        for name in names:
+            broker.create_topic(name)
+        first, seen = handles(), 0
+        for _ in range(2):
+            for name in names:
+                producer.send(name, b"x").result(SOME_SECONDS)
+                seen = max(seen, handles() - first)
+        assert seen <= 6 * 2 * OPEN_PARTITIONS + 20
+        assert all(broker.describe_topic(name).messages == 2 for name in names[::10])
 
 
 def test_ten_groups_cost_their_state_and_no_copy_of_the_data(tmp_path, scale):

@@ -39,6 +39,14 @@ def taken(run: Run, folder: Path, *options: object) -> dict[str, Any]:
     return found
 
 
+def in_segments(folder: Path, count: int) -> None:
+    """So many messages in the empty topic, a segment each."""
+    with holdfast.open_broker(folder) as broker:
+        broker.alter_topic("other", segment_messages=1)
+        for n in range(count):
+            broker.publish("other", b"%d" % n)
+
+
 # Which topic, which group
 
 
@@ -82,7 +90,7 @@ def test_stats_of_many_topics_is_a_table_of_them(run, data):
     done = run("stats", data)
     assert done.code == 0
     assert [line.split()[0] for line in done.out.splitlines()] == ["topic", "orders", "other"]
-    assert run("stats", data, "--json").document == run("topic", "ls", data, "--json").document
+    assert [topic["name"] for topic in run("stats", data, "--json").document["topics"]] == ["orders", "other"]
     one = run("stats", data, "--topic", "orders", "--group", "billing", "--json").document
     assert (one["ready"], one["partitions"], one["group"]) == (6, 2, "billing")
     assert "2, with 6 messages kept" in run("stats", data, "--topic", "orders", "--group", "billing").out
@@ -147,8 +155,7 @@ def test_seek_goes_somewhere_in_every_partition(run, data):
 
 
 def test_what_every_group_is_through_with_can_be_let_go(run, data):
-    run("topic", "alter", data, "other", "segment_messages=1")
-    run("produce", data, "other", "--batch-messages", 1, stdin=b"1\n2\n3\n")
+    in_segments(data, 3)
     assert run("compact", data, "--topic", "other", "--json").document["segments"] == 0
     run("consume", data, "other", "--group", "stream", "-n", 2)
     assert run("compact", data, "--topic", "other", "--json").document["segments"] == 2
@@ -266,8 +273,7 @@ def test_damaged_sequences_are_only_a_note(run, full):
 
 
 def test_messages_that_a_stream_has_not_read_and_the_log_has_not_are_damage(run, data):
-    run("topic", "alter", data, "other", "segment_messages=1")
-    run("produce", data, "other", "--batch-messages", 1, stdin=b"1\n2\n3\n4\n")
+    in_segments(data, 4)
     run("consume", data, "other", "--group", "stream", "-n", 1)
     for segment in sorted((data / "topics/other/0/log").glob("*.log"))[:3]:
         segment.unlink()

@@ -40,7 +40,7 @@ class AsyncState(StateOf):
         await self._station.wait_async(self._save(value, durability))
 
 
-class AsyncMessage(Handle[Body], Generic[Body], eq=False):
+class AsyncMessage(Handle[Body], Generic[Body], eq=False, gc=False):
     """A message in hand. As a context manager: ack on success, nack with the error on an exception."""
 
     async def ack(self, *, durability: Durability | None = None) -> None:

@@ -34,7 +34,7 @@ class State(StateOf):
         self._station.wait(self._save(value, durability))
 
 
-class Message(Handle[Body], Generic[Body], eq=False):
+class Message(Handle[Body], Generic[Body], eq=False, gc=False):
     """A message in hand. As a context manager: ack on success, nack with the error on an exception."""
 
     def ack(self, *, durability: Durability | None = None) -> None:

@@ -93,6 +93,7 @@ class Producing:
     def _open_route(self, name: str) -> Route:
         """The lanes to a topic, which is open and held; this may take a while."""
         self._check_open()
+        self._let_go_beyond_limit()
         topic = self._engine.hold(check_topic_name(name), self)
         with self._accumulator.lock:
             route = self._routes.get(name)
@@ -105,6 +106,16 @@ class Producing:
                 route.used_ns = self._clock.monotonic_ns()
                 route.look()
         return route
+
+    def _let_go_beyond_limit(self) -> None:
+        """Let go of topics that nothing is on its way to, where this producer holds all that may be open."""
+        with self._accumulator.lock:
+            held = [route for route in self._routes.values() if route.held]
+            if sum(route.count for route in held) >= self._engine.settings.open_partitions:
+                for route in held:
+                    if not route.pending:
+                        route.held = False
+                        route.topic.holders.discard(self)
 
     def _place(
         self, route: Route, body: Any, key: Any, priority: Any, options: tuple[Any, ...], partition: object
