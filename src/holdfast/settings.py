@@ -108,6 +108,7 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
     tombstone_ms: Annotated[int, Meta(ge=0, le=100 * 365 * _DAY_MS)] = _DAY_MS
     compact_min_saving_percent: Annotated[int, Meta(ge=0, le=99)] = 20
     trace_sample: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    producer_idle_ms: _Millis = 7 * _DAY_MS
     dead_letters: bool = True
 
     key_order: bool = False

@@ -55,12 +55,11 @@ class QueueGroupModel:
 
 @dataclass
 class StreamGroupModel:
-    """A group in stream mode: where it goes on, and what was handed out how often."""
+    """A group in stream mode: where it goes on, and what was handed out since it may have come again."""
 
     name: str
     committed: dict[Place, int] = field(default_factory=dict)
     delivered: Counter[tuple[Place, int]] = field(default_factory=Counter)
-    failed: bool = False  # from now on a message may come twice
 
 
 @dataclass

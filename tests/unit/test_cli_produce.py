@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,14 +26,19 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return runner(capsys, monkeypatch)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Topics with three partitions and with one, both empty."""
-    folder = tmp_path / "data"
+    folder = tmp_path_factory.mktemp("produce") / "data"
     with holdfast.open_broker(folder) as broker:
         broker.create_topic("orders", partitions=3)
         broker.create_topic("single")
     return folder
+
+
+@pytest.fixture
+def data(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "data")
 
 
 def stored(folder: Path, topic: str) -> list[tuple[Any, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,20 +17,25 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return runner(capsys, monkeypatch)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two topics; one has messages in each of two partitions, a group in queue mode and one in stream mode."""
-    folder = tmp_path / "data"
-    with holdfast.open_broker(folder) as broker:
+    folder = tmp_path_factory.mktemp("topics") / "data"
+    with holdfast.open_broker(folder, durability="os") as broker:
         broker.create_topic("orders", partitions=2)
         broker.create_topic("profiles", cleanup="compact")
         for n in range(10):
-            broker.publish("orders", b"%d" % n, partition=n % 2, durability="os")
+            broker.publish("orders", b"%d" % n, partition=n % 2)
         workers = broker.group("orders", "billing")
         workers.ack_many(workers.receive_many(4, timeout=0))
         with broker.consumer("orders", group="analytics", auto_commit=False) as consumer:
             consumer.commit(consumer.poll(timeout=0, max_records=3))
     return folder
+
+
+@pytest.fixture
+def data(template: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "data")
 
 
 # Topics

@@ -416,7 +416,9 @@ class Partition:
         if self.sequences is None:
             with self._lock:
                 if self.sequences is None:
-                    self.sequences = Sequences.open(self._world, self._folder, self.log)
+                    self.sequences = Sequences.open(
+                        self._world, self._folder, self.log, idle_ms=self._settings.producer_idle_ms
+                    )
         return self.sequences
 
     def _open_dedup(self) -> DedupIndex:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Final
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -101,9 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(given))
 
 
+@cache
+def _commands() -> Callable[..., Any]:
+    """All commands; made once, since that takes longer than most of them."""
+    return typer.main.get_command(app)
+
+
 def _run(arguments: Sequence[str]) -> int:
     try:
-        code = app(list(arguments), prog_name="holdfast", standalone_mode=False)
+        code = _commands()(list(arguments), prog_name="holdfast", standalone_mode=False)
     except _CallError as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "holdfast"

@@ -56,7 +56,14 @@ _PLACES: Final = {
     "trace_retention_ms": ("traces", "retention_ms"),
 }
 _STORED: Final = frozenset(
-    {*LogSettings.__struct_fields__, "partitions", "cleanup", "tombstone_ms", "compact_min_saving_percent"}
+    {
+        *LogSettings.__struct_fields__,
+        "partitions",
+        "cleanup",
+        "tombstone_ms",
+        "compact_min_saving_percent",
+        "producer_idle_ms",
+    }
 )
 
 
