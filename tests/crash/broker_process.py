@@ -98,7 +98,9 @@ class Load:
     def produce(self, producer_number: int, acks: str) -> None:
         """Send without end; an answer that says stored is noted."""
         rng = random.Random(f"{self._seed} {producer_number}")
-        producer = self._broker.producer(acks=acks, linger_ms=rng.choice([0, 1, 3]), batch_messages=rng.choice([1, 5, 50]))
+        producer = self._broker.producer(
+            acks=acks, linger_ms=rng.choice([0, 1, 3]), batch_messages=rng.choice([1, 5, 50])
+        )
         first = (self._life * 4 + producer_number * 2) * NUMBERS
         numbers = {False: first, True: first + NUMBERS}  # by the producer, and around it
         while True:

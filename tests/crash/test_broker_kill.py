@@ -1,4 +1,4 @@
-"""kill -9 of a broker with three topics of three partitions under load: what it answered counts, in every group's view."""
+"""kill -9 of a broker with three topics of three partitions under load: what it answered counts for every group."""
 
 from __future__ import annotations
 

@@ -48,6 +48,7 @@ class Reader:
         self.model: StreamGroupModel = machine.model.streams[group]
         self.machine = machine
         self.at: dict[Place, int] = {}
+        self.lost = False  # it was put out of the group, and may not know
         self.polled_ms = machine.model.mono_ms
         self.consumer = machine.broker.consumer(
             ["orders", "mails"],
@@ -60,12 +61,8 @@ class Reader:
         )
 
     @property
-    def members(self) -> Any:
-        return self.machine.broker._engine.streams.group(self.group).members
-
-    @property
     def evicted(self) -> bool:
-        return self.consumer.member_id not in self.members.members
+        return self.consumer.member_id not in self.consumer._group.members.members
 
     def assigned(self, places: list[Place]) -> None:
         for place in places:
@@ -82,13 +79,14 @@ class Reader:
     def revoked(self, places: list[Place]) -> None:
         for place in places:
             at = self.at.pop(place)
-            if self.group == "readers" and at != self.model.committed.get(place, 0):
+            if self.group == "readers" and not self.lost and at != self.model.committed.get(place, 0):
                 self.machine.may_come_again(self.model, [place])  # what it did not commit
 
     def poll(self, most: int) -> int:
         """Get messages: in each partition exactly the next ones."""
         self.polled_ms = self.machine.model.mono_ms
         messages = self.consumer.poll(0, max_records=most)
+        self.lost = False
         assert sorted(self.at) == self.consumer.assignment()
         for message in messages:
             place, model = (message.topic, message.partition), self.machine.model
@@ -160,9 +158,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.readers.clear()
         world = World(clock=self.clock, disk=self.disk, ids=self.ids)
         base = BrokerSettings(topic=SMALL, consumer=CONSUMERS, open_partitions=2)
-        self.broker = holdfast.open_broker(
-            "/data", world=world, durability=self.durability, settings=base
-        )
+        self.broker = holdfast.open_broker("/data", world=world, durability=self.durability, settings=base)
 
     def committed(self, group: str, place: Place) -> int:
         with self.broker._engine.using(place[0]) as topic:
@@ -245,7 +241,9 @@ class BrokerMachine(RuleBasedStateMachine):
             self.hands.append((group, place, message))
         group.fences |= {message.partition: message.fence for message in messages}
 
-    def settle(self, pick: int, call: Callable[[Any], Any], effect: Callable[[QueueGroupModel, Place, int], Any]) -> None:
+    def settle(
+        self, pick: int, call: Callable[[Any], Any], effect: Callable[[QueueGroupModel, Place, int], Any]
+    ) -> None:
         """What is held is settled; a stale receipt changes nothing."""
         group, place, message = self.hands[pick % len(self.hands)]
         slot = group.slots[place][message.offset]
@@ -342,7 +340,10 @@ class BrokerMachine(RuleBasedStateMachine):
             group = self.broker._engine.streams.group("readers")
             if not group.members.members:
                 for moved in self.broker.reset_offsets("readers", "orders", to="earliest"):
-                    assert moved.before in (None, self.model.streams["readers"].committed.get(("orders", moved.partition), 0))
+                    assert moved.before in (
+                        None,
+                        self.model.streams["readers"].committed.get(("orders", moved.partition), 0),
+                    )
                     self.model.streams["readers"].committed["orders", moved.partition] = 0
                 self.may_come_again(self.model.streams["readers"], [p for p in self.model.logs if p[0] == "orders"])
 
@@ -383,6 +384,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.model.tick()
             for reader in before:
                 if reader.evicted:
+                    reader.lost = True
                     self.may_come_again(reader.model, reader.at)
                     idle_ms = self.model.mono_ms - reader.polled_ms
                     assert idle_ms >= min(MAX_POLL_MS, CONSUMERS.rebalance_ms), "put out, though it was at work"
@@ -432,7 +434,9 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def no_partition_has_two_owners(self) -> None:
         for name in STREAMS:
-            owners = [place for reader in self.readers if reader.group == name and not reader.evicted for place in reader.at]
+            owners = [
+                place for reader in self.readers if reader.group == name and not reader.evicted for place in reader.at
+            ]
             assert len(owners) == len(set(owners)), f"{name}: {sorted(owners)}"
             if name in self.broker._engine.streams.names():
                 assert check_members(self.broker._engine.streams.group(name).members) == []

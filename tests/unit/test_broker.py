@@ -29,7 +29,24 @@ from holdfast import (
 from holdfast.broker.routing import partition_for
 from tests.unit.brokers import FOLDER, Place, polled, taken
 
-BAD_NAMES = ["", ".", "..", "../x", "a/b", "/", ".hidden", "-x", "x" * 300, "x" * 201, "a b", "a\0b", "ä", "a\n", None, 7]
+BAD_NAMES = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/",
+    ".hidden",
+    "-x",
+    "x" * 300,
+    "x" * 201,
+    "a b",
+    "a\0b",
+    "ä",
+    "a\n",
+    None,
+    7,
+]
 
 
 @pytest.fixture(params=["threads", "tasks"])
@@ -323,7 +340,9 @@ def test_a_delayed_message_reaches_every_group_when_it_is_due(place):
     place.broker.create_topic("orders", partitions=2)
     groups = [place.broker.group("orders", name) for name in ("billing", "audit")]
     place.broker.publish("orders", b"later", delay=5)
-    place.broker.publish("orders", b"then", at=datetime.fromtimestamp(place.clock.now_ns() / 1e9, UTC) + timedelta(seconds=9))
+    place.broker.publish(
+        "orders", b"then", at=datetime.fromtimestamp(place.clock.now_ns() / 1e9, UTC) + timedelta(seconds=9)
+    )
     assert [taken(group) for group in groups] == [[], []]
     place.after(seconds=6)
     assert [taken(group) for group in groups] == [[b"later"], [b"later"]]

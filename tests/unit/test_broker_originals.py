@@ -23,9 +23,18 @@ def place():
 def restarts(place: Place) -> list[Place]:
     """The broker after a kill, after power cuts, and after an orderly restart."""
     found = []
-    for disk, seed in [(place.disk.kill(), 1), *[(place.disk.cut(random.Random(seed)), 100 + seed) for seed in range(8)]]:
+    for disk, seed in [
+        (place.disk.kill(), 1),
+        *[(place.disk.cut(random.Random(seed)), 100 + seed) for seed in range(8)],
+    ]:
         other = Place.__new__(Place)
-        other.disk, other.clock, other.ids, other.settings, other._loop = disk, place.clock, SeededIds(seed), place.settings, None
+        other.disk, other.clock, other.ids, other.settings, other._loop = (
+            disk,
+            place.clock,
+            SeededIds(seed),
+            place.settings,
+            None,
+        )
         other.broker = other.open()
         found.append(other)
     place.reopen()

@@ -22,7 +22,7 @@ from holdfast.broker.layout import (
     topic_of_id,
 )
 from holdfast.broker.marks import DELAYED_ID, mark
-from holdfast.broker.metrics import Metrics, Observer
+from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import keep_settings, settings_for
 from holdfast.broker.producers import Producers
 from holdfast.broker.stream_groups import StreamGroups
@@ -94,7 +94,7 @@ class BrokerEngine:
         world: World | None = None,
     ) -> BrokerEngine:
         """Own the data folder, which is made where there is none (unless create=False)."""
-        folder = _path(folder)
+        folder = folder_path(folder)
         world = world or real_world()
         if settings is not None and not isinstance(settings, BrokerSettings):
             raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
@@ -141,7 +141,7 @@ class BrokerEngine:
 
     def topic(self, name: str) -> Topic:
         """The topic, opened; it may be let go again at once where nobody holds it."""
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) if type(name) is str else None
         if topic is None or topic.closed:
             topic = self.open_topic(check_topic_name(name))
         if self.closed:
@@ -259,7 +259,7 @@ class BrokerEngine:
                 name,
                 facts,
                 settings,
-                metrics=Metrics(self._observer),
+                observer=self._observer,
                 holder=self.holder,
                 check_owner=self.check_open,
                 on_attention=self._attention,
@@ -405,11 +405,12 @@ def _open_error(folder: str, error: OSError) -> HoldfastError:
     return failure
 
 
-def _path(folder: str | PathLike[str]) -> str:
+def folder_path(folder: object, what: str = "the folder") -> str:
+    """The path as text, without a slash at its end."""
     try:
-        path: object = fspath(folder)
+        path: object = fspath(folder)  # type: ignore[call-overload]
     except TypeError:
-        raise InvalidRequest(f"the folder must be a path, not {type(folder).__name__}") from None
+        raise InvalidRequest(f"{what} must be a path, not {type(folder).__name__}") from None
     if not isinstance(path, str) or not path or "\0" in path:
         raise InvalidRequest(f"{path!r} cannot be the path of a folder")
     return path.rstrip("/") or "/"

@@ -147,6 +147,11 @@ class StreamGroup:
         with self.lock:
             return self.members.known(member, self.members.epoch).epoch
 
+    def is_taken(self, instance_id: str) -> bool:
+        """Whether a member has this instance id now."""
+        with self.lock:
+            return any(member.instance_id == instance_id for member in self.members.members.values())
+
     def leave(self, member: str, epoch: int) -> None:
         """The member has stopped working on all it had."""
         with self.lock:
@@ -299,11 +304,8 @@ class StreamGroup:
         due_ms = self.offsets.tick()
         written = self.offsets.log.written_end
         if written != self._pinned_at and self.offsets.synced:
-            with self.lock:
-                topics = list(self._topics.values())
-            for topic in topics:
-                if not topic.closed:
-                    self.pin(topic)
+            for topic in self._engine.open_topics():  # also those that no member wants any more
+                self.pin(topic)
             self._pinned_at = written
         return due_ms
 

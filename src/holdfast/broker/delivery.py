@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Final, Self
@@ -265,12 +264,8 @@ class Delivery:
     def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
         appended = self.commit_events([Acked(runs_of(offsets))], durability)
         self._count_acked(len(offsets))
-        now_ns = self._now_ns()
-        first = leases[0]
-        together = leases.count(first) == len(leases)
-        times = {first.at_ms: len(leases)} if together else Counter(map(_LEASED_AT, leases))
-        for at_ms, count in times.items():
-            self._observe_handle(now_ns - at_ms * 1_000_000, count)
+        leased_at_ms = list(map(_LEASED_AT, leases))
+        self.metrics.handle_seconds.observe_since(self._now_ns(), leased_at_ms, unit_ns=1_000_000)
         return appended
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
@@ -398,9 +393,14 @@ class Delivery:
         freed = self.save()
         self.journal.log.roll()
         freed += self.save()  # the journal goes behind the last but one
+        self.bring_pin()
+        return freed
+
+    def bring_pin(self) -> None:
+        """Let the log go up to the floor as it is now."""
+        self.journal.log.sync()
         for _ in range(2):  # by the last mark, which is synced by now, and by the one that takes its place
             self.pin()
-        return freed
 
     def save(self) -> int:
         """Take a snapshot now; answers how many bytes of old journal it freed."""
@@ -492,9 +492,5 @@ class Delivery:
             self.on_attention()
 
     def _count_all(self, records: Sequence[Record]) -> None:
-        now_ns = self._now_ns()
         self._count_delivered(len(records))
-        published = list(map(_TIMESTAMP, records))
-        together = published.count(published[0]) == len(published)
-        for timestamp_ns, times in ({published[0]: len(published)} if together else Counter(published)).items():
-            self._observe_wait(now_ns - timestamp_ns, times)
+        self.metrics.wait_seconds.observe_since(self._now_ns(), list(map(_TIMESTAMP, records)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -116,6 +117,13 @@ class Histogram:
         self.min_ns = _NEVER_NS
         self._slots = [0] * _SLOTS
         self._relay: _Relay | None = None
+
+    def observe_since(self, now_ns: int, moments: Sequence[int], *, unit_ns: int = 1) -> None:
+        """From each of these moments until now; those of one batch are mostly the same."""
+        first = moments[0]
+        together = moments.count(first) == len(moments)
+        for moment, times in ({first: len(moments)} if together else Tally(moments)).items():
+            self.observe_ns(now_ns - moment * unit_ns, times)
 
     def observe_ns(self, ns: int, times: int = 1) -> None:
         """One more time, or several alike; one below 0, as after a clock was set back, counts as 0."""

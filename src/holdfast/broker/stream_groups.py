@@ -78,6 +78,12 @@ class StreamGroups:
                 f"the group {name} reads {topic.name} in stream mode; choose another name, or delete that group first"
             )
 
+    def bring_pins(self, topic: Topic) -> None:
+        """Let the topic's logs go up to what is committed now."""
+        for group in self.on(topic):
+            group.offsets.log.sync()
+            group.pin(topic)
+
     def delete(self, name: str) -> None:
         """Forget a group and all that it committed; it must have no members."""
         group = self.group(name)

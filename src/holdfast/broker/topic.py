@@ -25,7 +25,7 @@ from holdfast.broker.layout import (
     topic_folder,
 )
 from holdfast.broker.marks import ONLY_FOR
-from holdfast.broker.metrics import Metrics
+from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import Partition
 from holdfast.broker.policy import NOT_KEPT, dead_settings, log_settings
 from holdfast.broker.quick import QuickDelivery
@@ -56,7 +56,7 @@ class Topic:
         facts: TopicFacts,
         settings: TopicSettings,
         *,
-        metrics: Metrics,
+        observer: Observer | None = None,
         holder: str = "",
         check_owner: Callable[[], None] = lambda: None,
         on_attention: Callable[[], None] = lambda: None,
@@ -68,7 +68,8 @@ class Topic:
         self.id = facts.id
         self.created_ms = facts.created_ms
         self.settings = settings
-        self.metrics = metrics
+        self._observer = observer
+        self.metrics = Metrics(observer)
         self.holder = holder
         self._check_owner = check_owner
         self.told = ""  # what went wrong in upkeep
@@ -110,7 +111,7 @@ class Topic:
 
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
         # One set of numbers for the simple queue, which is a topic with one group.
-        group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else Metrics())
+        group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else Metrics(self._observer))
         self._closing.callback(group.waiters.wake_all)
         try:
             for number in range(len(self.partitions)):
@@ -334,10 +335,16 @@ class Topic:
             partition.log.retain()
 
     def compact_keys(self, progress: Progress | None = None, *, roll: bool = False) -> KeysCompacted:
-        """Of each key keep the last message, where every group is through with the others."""
+        """Of each key keep the last message, where every group is through with the others.
+
+        With `roll` all is done first that may hold something back: only what is sealed can be compacted.
+        """
         total = KeysCompacted(0, 0, 0)
         for partition in self.partitions:
-            if roll:  # only what is sealed can be compacted
+            if roll:
+                partition.save()
+                for delivery in partition.deliveries:
+                    delivery.bring_pin()
                 partition.log.roll()
             done = partition.log.compact_keys(
                 before=partition.log.end,

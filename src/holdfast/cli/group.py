@@ -55,7 +55,9 @@ def ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False)
 
 def groups_table(groups: Sequence[GroupStanding]) -> Table:
     """Groups for people."""
-    shown = table("group", "topic", "mode", "behind>", "oldest>", "in hand>", "static members", wide="static members")
+    statics = any(group.static_members for group in groups)
+    titles = ("group", "topic", "mode", "behind>", "oldest>", "in hand>", *(["static members"] if statics else []))
+    shown = table(*titles, wide="static members")
     for group in groups:
         shown.add_row(
             safe(group.name),
@@ -64,7 +66,7 @@ def groups_table(groups: Sequence[GroupStanding]) -> Table:
             f"{group.lag:,}",
             _age(group.lag_seconds),
             f"{group.leased:,}" if group.mode == "queue" else "",
-            ", ".join(map(safe, group.static_members)),
+            *([", ".join(map(safe, group.static_members))] if statics else []),
         )
     return shown
 

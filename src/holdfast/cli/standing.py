@@ -24,6 +24,7 @@ from holdfast.broker.layout import (
 from holdfast.broker.policy import kept_settings
 from holdfast.cli.commits import commits_of
 from holdfast.cli.parts import replayed_group
+from holdfast.delivery.group import Group
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange
 from holdfast.storage import LogReader
@@ -191,7 +192,7 @@ class Standing:
                     end=reader.end,
                     lag=max(reader.end - group.floor - len(group.done), 0),
                     lag_seconds=self._age_s(reader, group.floor),
-                    leased=len(group.leases),
+                    leased=self._held(group),
                     waiting=len(group.waiting),
                 )
                 lags.append(lag)
@@ -236,6 +237,11 @@ class Standing:
                     partitions=lags,
                     wrong=commits.wrong,
                 )
+
+    def _held(self, group: Group) -> int:
+        """How many messages are in hand; leases that have ended are there until an owner looks."""
+        now_ms = self._world.clock.monotonic_ns() // 1_000_000
+        return sum(lease.until_ms > now_ms for lease in group.leases.values())
 
     def _age_s(self, reader: LogReader, offset: int) -> float:
         """How long ago the first message from the offset on was published; 0 where there is none."""

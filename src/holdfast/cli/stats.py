@@ -21,6 +21,7 @@ from holdfast.cli.opened import opened, topics_of
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
 from holdfast.cli.standing import Standing
+from holdfast.cli.tables import show_table
 from holdfast.cli.text import safe, size
 from holdfast.cli.topic import topics_document, topics_table
 from holdfast.delivery.events import Phase
@@ -51,7 +52,7 @@ def stats_command(
         if as_json:
             print_json(found)
         else:
-            stdout().print(shown)
+            show_table(stdout(), shown)
         return OK
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -13,7 +14,7 @@ def table(*titles: str, wide: str = "") -> Table:
     for title in titles:
         name = title.removesuffix(">")
         if name == wide:
-            made.add_column(name, overflow="fold", min_width=min(len(name), 20))
+            made.add_column(name, overflow="fold", min_width=len(name))
         else:
             made.add_column(name, justify="right" if title.endswith(">") else "left", no_wrap=True)
     return made
@@ -21,6 +22,9 @@ def table(*titles: str, wide: str = "") -> Table:
 
 def show_table(console: Console, shown: Table) -> None:
     """Print it; where a terminal is too narrow for the names, they go over its edge and are not cut."""
+    for column in shown.columns:
+        if column.no_wrap:  # otherwise rich thinks that it may be broken at a space
+            column.min_width = max(cell_len(str(text)) for text in (column.header, *column.cells))
     needed = Measurement.get(console, console.options.update(max_width=10_000), shown).minimum
     width = console.width
     console.width = max(width, needed)

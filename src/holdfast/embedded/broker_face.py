@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.broker import BrokerEngine, folder_path
 from holdfast.broker.group import QueueGroup
+from holdfast.broker.layout import check_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.face import switch
 from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
 from holdfast.embedded.settings_file import read_settings
@@ -70,7 +72,7 @@ class BrokerFace:
         try:
             self._engine.create_topic(name, None, changes)
         except TopicExists:
-            if not exist_ok:
+            if not switch(exist_ok, "exist_ok"):
                 raise
         return self._describe_topic(name)
 
@@ -105,6 +107,7 @@ class BrokerFace:
                     f"topic {name} is not one to be compacted: that would take away messages. "
                     'Use alter_topic(cleanup="compact") if only the last message of each key is wanted'
                 )
+            self._engine.streams.bring_pins(topic)
             return topic.compact_keys(roll=True)
 
     @contextmanager
@@ -149,12 +152,18 @@ class BrokerFace:
         return sorted(found, key=lambda info: (info.name, info.topic))
 
     def _delete_group(self, name: str, topic: str | None) -> None:
+        check_name(name, "group")
         if topic is not None:
             with self._engine.using(topic) as opened:
                 if name in opened.groups:
                     opened.delete_group(name)
                     return
-        if name in self._engine.streams.names():
+                if any(stream.name == name for stream in self._engine.streams.on(opened)):
+                    raise InvalidRequest(
+                        f"the group {name} reads {topic} in stream mode, and maybe other topics: it is deleted as a "
+                        "whole. Leave the topic out to do that"
+                    )
+        elif name in self._engine.streams.names():
             self._engine.streams.delete(name)
             return
         where = "" if topic is None else f" on {topic}"
@@ -162,6 +171,7 @@ class BrokerFace:
 
     def _reset_offsets(self, group: str, name: str, to: object, number: int | None, *, dry_run: bool) -> list[Reset]:
         where = to_of(to)
+        check_name(group, "group")
         with self._engine.using(name) as topic:
             known = topic.groups.get(group)
             if known is None:
@@ -169,7 +179,7 @@ class BrokerFace:
             found = []
             for station in known.stations if number is None else [known.station(number)]:
                 before, after = station.delivery.group.floor, where.find(station.partition.log)
-                if not dry_run:
+                if not switch(dry_run, "dry_run"):
                     station.delivery.seek(after)
                 found.append(Reset(topic=name, partition=station.number, before=before, after=after))
             return found
@@ -192,10 +202,11 @@ def open_broker_face(
 ) -> _Face:
     """A face of the data folder, with a thread that looks after it where time runs by itself."""
     Bodies(body_type)  # refused before anything is made
+    switch(create, "create")
     if settings is not None and settings_file is not None:
         raise InvalidRequest("give settings or settings_file, not both")
     if settings is None:
-        path = None if settings_file is None else fspath(settings_file)
+        path = None if settings_file is None else folder_path(settings_file, "the settings file")
         effective = read_settings(world or real_world(), environment() if world is None else {}, path)
         settings, folder = effective.broker, folder if folder is not None else effective.data_dir
     if folder is None:

@@ -201,12 +201,7 @@ class Consuming(Standing[Body], Generic[Body]):
             try:
                 share = self._group.heartbeat(self._member or "", self._epoch, self._feeds)
             except Fenced as error:
-                logger.warning("put out of the group: joining again", extra={"group": self.group, "why": str(error)})
-                lost = sorted(self._feeds)
-                self._member = None
-                self._drop(lost)
-                if lost and self._on_revoked is not None:
-                    yield self._on_revoked, lost
+                yield from self._put_out(error)
                 continue
             self._epoch = share.epoch
             revoked = sorted(place for place in self._feeds if place not in share.partitions)
@@ -224,6 +219,21 @@ class Consuming(Standing[Body], Generic[Body]):
             else:
                 self._seen = version  # not before: a callback may fail, and must be asked again
                 return
+
+    def _put_out(self, error: Fenced) -> Iterator[tuple[Told, list[TopicPartition]]]:
+        """The group takes us for gone, or for another: join again, unless that one is there."""
+        logger.warning("put out of the group", extra={"group": self.group, "why": str(error)})
+        lost = sorted(self._feeds)
+        self._member = None
+        self._drop(lost)
+        if lost and self._on_revoked is not None:
+            yield self._on_revoked, lost
+        if self.instance_id and self._group.is_taken(self.instance_id):
+            self._closed = True  # or the two would put each other out for ever
+            raise Fenced(
+                f"another consumer has taken over as {self.instance_id!r} in group {self.group}: an instance id is for "
+                "one consumer at a time. This one is closed"
+            ) from error
 
     def _join(self) -> None:
         self._member, self._line = self._group.join(
@@ -280,6 +290,8 @@ class Consuming(Standing[Body], Generic[Body]):
     def _behind(self, messages: Iterable[StreamMessage[Body]]) -> dict[TopicPartition, int]:
         """Where each partition goes on behind the last of these messages."""
         offsets: dict[TopicPartition, int] = {}
+        if not isinstance(messages, Iterable):
+            raise InvalidRequest(f"commit takes messages, not {type(messages).__name__}")
         for message in messages:
             if not isinstance(message, StreamMessage):
                 raise InvalidRequest(f"{message!r} is no message of a consumer")
@@ -357,7 +369,8 @@ def _text(value: object, name: str) -> str:
 
 def _checked(offsets: object) -> Mapping[TopicPartition, int]:
     if not isinstance(offsets, Mapping) or not all(
-        isinstance(place, tuple) and len(place) == 2 and type(offset) is int for place, offset in offsets.items()
+        isinstance(place, tuple) and tuple(map(type, place)) == (str, int) and type(offset) is int
+        for place, offset in offsets.items()
     ):
         raise InvalidRequest(f"offsets={offsets!r} cannot be used: give {{(topic, partition): offset}}")
     return offsets

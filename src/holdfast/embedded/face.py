@@ -66,6 +66,16 @@ class Face(Generic[Body]):
         return self._group.topic.name
 
     @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self._group.topic.name
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._group.name
+
+    @property
     def folder(self) -> str:
         return self._engine.folder
 
@@ -109,7 +119,7 @@ class Face(Generic[Body]):
             holder = self._engine.holder
         if not isinstance(holder, str) or len(holder) > 200 or not _is_clean(holder):
             raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
-        return Wanted(count, timeout_s, lease_ms, holder, _switch(renew, "renew"), _switch(detached, "detached"))
+        return Wanted(count, timeout_s, lease_ms, holder, switch(renew, "renew"), switch(detached, "detached"))
 
     def _take(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
         if self.closed:
@@ -300,6 +310,7 @@ def open_face(
 ) -> _Face:
     """A face of the queue in a folder, with a thread that looks after it where time runs by itself."""
     Bodies(body_type)  # refused before anything is made
+    switch(create, "create")
     if durability is not None:
         changes = {**changes, "durability": durability}
     check_settings(settings, changes)
@@ -314,7 +325,8 @@ def open_face(
         raise
 
 
-def _switch(value: object, name: str) -> bool:
+def switch(value: object, name: str) -> bool:
+    """The argument, if it is True or False."""
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name}={value!r} cannot be used: give True or False")
     return value

@@ -22,7 +22,7 @@ from holdfast.embedded.sender import Sender
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
 from holdfast.model import Appended
-from holdfast.settings import ProducerSettings
+from holdfast.settings import ProducerSettings, load
 
 NO_OPTIONS: Final = (None,) * 6
 _PLAIN_KEYS: Final = frozenset({type(None), bytes, str})
@@ -36,11 +36,7 @@ Placed: TypeAlias = tuple[Lane, bytes, bytes | None, int, Draft | None, bool]  #
 
 def producer_settings(base: ProducerSettings, changes: Mapping[str, Any]) -> ProducerSettings:
     """The settings of one producer: those of the broker, changed as asked."""
-    known = ProducerSettings.__struct_fields__
-    unknown = sorted(set(changes) - set(known))
-    if unknown:
-        raise InvalidRequest(f"unknown setting {', '.join(unknown)} of a producer; known ones: {', '.join(known)}")
-    return ProducerSettings(**{**msgspec.structs.asdict(base), **changes})
+    return load(ProducerSettings, {**msgspec.structs.asdict(base), **changes})
 
 
 class Producing:

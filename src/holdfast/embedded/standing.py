@@ -102,7 +102,7 @@ class Standing(Generic[Body]):
 
     def _feed(self, topic: object, partition: object) -> Feed[Body]:
         self._check_open()
-        feed = self._feeds.get((topic, partition))  # type: ignore[arg-type]
+        feed = self._feeds.get((topic, partition)) if type(topic) is str and type(partition) is int else None
         if feed is None:
             ours = ", ".join(f"{name}-{number}" for name, number in self.assignment()[:10]) or "none"
             raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
