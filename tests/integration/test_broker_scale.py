@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ import holdfast
 from holdfast import BrokerSettings, TopicSettings
 from holdfast.broker.topic import Topic
 
+logger = logging.getLogger(__name__)
+
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(900)]
 
 PARTITIONS = 3
 OPEN_PARTITIONS = 30
 GROUPS = 10
 
-# Far more than anything here takes on a busy machine; the test prints the real figures.
+# Far more than anything here takes on a busy machine; --log-cli-level=info shows the real figures.
 SOME_SECONDS = 60
 SETTINGS = BrokerSettings(
     open_partitions=OPEN_PARTITIONS, topic=TopicSettings(partitions=PARTITIONS, min_free_bytes=0, durability="os")
@@ -82,11 +85,8 @@ def test_a_thousand_topics_are_opened_in_seconds_with_bounded_memory_and_handles
         assert sum(len(topic.partitions) for topic in broker._engine._topics.values()) <= OPEN_PARTITIONS
         gc.collect()
         alive = sum(isinstance(each, Topic) for each in gc.get_objects())
-    print(
-        {name: round(value, 2) for name, value in took.items()},
-        f"{max(seen)} handles",
-        f"{after_second - first_mb:.1f} MB",
-    )
+    figures = ", ".join(f"{name} {value:.2f} s" for name, value in took.items())
+    logger.info("%d topics: %s, %d handles, %.1f MB", len(names), figures, max(seen), after_second - first_mb)
     assert took["open"] < SOME_SECONDS
     assert max(seen) <= 6 * OPEN_PARTITIONS + 20, "more files are open than the open partitions need"
     assert alive <= OPEN_PARTITIONS // PARTITIONS + 1, "topics that were let go are still in memory"
@@ -135,11 +135,9 @@ def test_ten_groups_cost_their_state_and_no_copy_of_the_data(tmp_path, scale):
         del messages
         broker.sync()
         read_mb, read_bytes = anonymous_mb(), stored_bytes(tmp_path)
-        print(
-            f"{count} messages in {data_bytes >> 10} KiB; {GROUPS} new groups take {(with_groups - data_bytes) >> 10} KiB, "
-            f"{after_mb - before_mb:.1f} MB of memory; {2 * GROUPS} that have read all {(read_bytes - data_bytes) >> 10} KiB, "
-            f"{read_mb - before_mb:.1f} MB"
-        )
+        kib = [size >> 10 for size in (data_bytes, with_groups - data_bytes, read_bytes - data_bytes)]
+        logger.info("%d messages: KiB of data, new groups, groups that have read all: %s", count, kib)
+        logger.info("MB of memory: new groups %.1f, having read all %.1f", after_mb - before_mb, read_mb - before_mb)
         for consumer in consumers:
             consumer.close()
     per_group = (with_groups - data_bytes) / GROUPS

@@ -486,8 +486,8 @@ def possible(machine: BrokerMachine, name: str) -> bool:
 
 WEIGHTS = {
     "publish": 8, "add_partition": 0.5, "alter_topic": 0.5, "make_group": 2, "delete_group": 1, "receive": 6, "ack": 5,
-    "nack": 3, "reject": 3, "redrive": 2, "join": 3, "poll": 10, "commit": 4, "commit_late": 0.7, "leave": 1, "fail": 0.6, "reset": 0.5,
-    "drain": 1, "wait": 4, "reopen": 0.7, "kill": 0.7, "power_cut": 0.5,
+    "nack": 3, "reject": 3, "redrive": 2, "join": 3, "poll": 10, "commit": 4, "commit_late": 0.7, "leave": 1,
+    "fail": 0.6, "reset": 0.5, "drain": 1, "wait": 4, "reopen": 0.7, "kill": 0.7, "power_cut": 0.5,
 }  # fmt: skip
 ARGUMENTS: dict[str, Callable[[Random], dict[str, Any]]] = {
     "publish": lambda rng: {

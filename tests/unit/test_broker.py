@@ -88,7 +88,7 @@ def test_no_path_can_be_made_of_a_name(name):
         place.broker.describe_topic,
         place.broker.delete_topic,
         lambda bad: place.broker.publish(bad, b""),
-        lambda bad: place.broker.read(bad),
+        place.broker.read,
         lambda bad: place.broker.alter_topic(bad, max_attempts=2),
         lambda bad: place.broker.add_partitions(bad, 1),
         lambda bad: place.broker.group(bad, "billing"),
@@ -98,7 +98,7 @@ def test_no_path_can_be_made_of_a_name(name):
         lambda bad: place.broker.delete_group(bad, "orders"),
         lambda bad: place.broker.reset_offsets(bad, "orders", to="earliest"),
     ):
-        with pytest.raises(InvalidRequest, match="."):
+        with pytest.raises(InvalidRequest, match=r"cannot be used|no group"):
             call(name)
     assert place.files() == before
 
@@ -240,7 +240,7 @@ def test_a_deleted_topic_is_gone_with_all_that_it_had(place):
     assert [path for path in place.files() if "orders" in path] == []
     with pytest.raises(UnknownTopic):
         place.broker.publish("orders", b"x")
-    for call in (lambda: workers.receive(timeout=0), workers.stats, lambda: message.nack()):
+    for call in (lambda: workers.receive(timeout=0), workers.stats, message.nack):
         with pytest.raises(Closed, match="orders"):
             call()
     assert [each.name for each in place.broker.groups()] == []
@@ -523,7 +523,7 @@ def test_a_deleted_group_is_forgotten_and_a_new_one_of_its_name_begins_anew(plac
     audit.receive(timeout=0).reject("never")
     place.broker.delete_group("billing", "orders")
     assert place.broker.describe_topic("orders").groups == ["audit"]
-    for call in (lambda: billing.receive(timeout=0), billing.stats, lambda: billing.dead.list()):
+    for call in (lambda: billing.receive(timeout=0), billing.stats, billing.dead.list):
         with pytest.raises(Closed, match="deleted"):
             call()
     with pytest.raises(HoldfastError):
@@ -594,7 +594,7 @@ def test_offsets_are_reset_in_both_modes(place, mode):
     assert rest() == []
 
 
-@pytest.mark.parametrize("to", ["start", "", None, -1, 1.5, True, datetime(2024, 1, 1)])  # noqa: DTZ001 (naive on purpose)
+@pytest.mark.parametrize("to", ["start", "", None, -1, 1.5, True, datetime(2024, 1, 1)])
 def test_a_reset_to_nowhere_is_refused(place, to):
     place.broker.create_topic("orders")
     place.broker.group("orders", "billing")

@@ -1,0 +1,112 @@
+"""What first users of the broker ran into, each kept from coming back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast import Fenced, InvalidRequest
+from holdfast.broker.broker import BrokerEngine
+from holdfast.embedded.broker import Broker
+from holdfast.errors import BadSettings
+from tests.unit.streams import FOLDER, Streams, drain
+
+
+def broker_of(streams: Streams) -> Broker:
+    return Broker(streams.engine, None, with_threads=False)
+
+
+def test_what_a_group_has_committed_is_let_go_after_its_last_consumer_left():
+    streams = Streams(partitions=1)
+    streams.fill(10, partitions=1)
+    with streams.consumer() as consumer:
+        drain(consumer)
+    streams.engine.sync()
+    streams.after(seconds=2)
+    assert streams.engine.topic("orders").partitions[0].log.pins["stream:analytics"] == 10
+
+
+def test_a_topic_is_compacted_up_to_what_its_readers_are_through_with_now():
+    streams = Streams(partitions=1, cleanup="compact")
+    broker = broker_of(streams)
+    group = broker.group("orders", "billing")
+    with broker.producer() as producer:
+        for i in range(50):
+            producer.send("orders", b"%d" % i, key="k")
+    with broker.consumer("orders", group="analytics") as consumer:
+        drain(consumer)
+    group.ack_many(group.receive_many(100, timeout=0))
+    assert broker.compact_topic("orders").removed_messages == 49
+    assert [message.raw for message in broker.read("orders")] == [b"49"]
+
+
+def test_a_group_in_stream_mode_is_not_deleted_by_the_name_of_one_of_its_topics():
+    streams = Streams()
+    broker = broker_of(streams)
+    broker.create_topic("invoices")
+    broker.consumer(["orders", "invoices"], group="analytics").close()
+    with pytest.raises(InvalidRequest, match="deleted as a whole"):
+        broker.delete_group("analytics", "orders")
+    broker.delete_group("analytics")
+    assert broker.groups() == []
+
+
+def test_two_consumers_with_one_instance_id_do_not_put_each_other_out_for_ever():
+    streams = Streams()
+    streams.fill(3)
+    first = streams.consumer(instance_id="one")
+    second = streams.consumer(instance_id="one")
+    with pytest.raises(Fenced, match="has taken over as 'one'"):
+        first.poll(0)
+    assert first.closed
+    assert len(drain(second)) == 9
+
+
+def test_an_observer_hears_of_every_group():
+    class Ear:
+        def __init__(self) -> None:
+            self.heard: dict[str, int] = {}
+
+        def count(self, name: str, n: int) -> None:
+            self.heard[name] = self.heard.get(name, 0) + n
+
+        def observe(self, name: str, seconds: float) -> None: ...
+
+    streams = Streams()
+    streams.engine.close()
+    ear = Ear()
+    streams.engine = BrokerEngine.open(FOLDER, world=streams.engine.world, settings=streams.settings, observer=ear)
+    broker = broker_of(streams)
+    broker.publish("orders", b"x")
+    broker.group("orders", "billing").receive(timeout=0).ack()
+    assert (ear.heard["published"], ear.heard["delivered"], ear.heard["acked"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda broker, consumer: broker.publish(["orders"], b"x"),
+        lambda broker, consumer: broker.reset_offsets(["g"], "orders", to="latest"),
+        lambda broker, consumer: broker.create_topic("orders", exist_ok="yes"),
+        lambda broker, consumer: consumer.commit(5),
+        lambda broker, consumer: consumer.commit(offsets={(7, 0): 1}),
+        lambda broker, consumer: consumer.seek(["orders"], 0, 0),
+        lambda broker, consumer: consumer.pause("orders", [1]),
+        lambda broker, consumer: broker.producer(linger=5),
+    ],
+)
+def test_a_wrong_argument_is_named_by_our_own_error(call: Any):
+    streams = Streams()
+    with pytest.raises(InvalidRequest):
+        call(broker_of(streams), streams.consumer())
+
+
+def test_an_unknown_setting_of_a_producer_names_the_nearest():
+    with pytest.raises(BadSettings, match="did you mean linger_ms"):
+        broker_of(Streams()).producer(linger=5)
+
+
+def test_a_view_of_a_group_tells_which_group_of_which_topic_it_is():
+    group = broker_of(Streams()).group("orders", "billing")
+    assert (group.topic, group.group) == ("orders", "billing")
