@@ -29,8 +29,8 @@ GROUPS = ("billing", "audit")
 WEIGHTS: dict[str, float] = {
     "create_topic": 3, "delete_topic": 0.7, "add_partitions": 0.7, "alter_topic": 1, "make_group": 3,
     "delete_group": 0.5, "publish": 6, "publish_many": 4, "receive": 7, "ack": 4, "nack": 2, "reject": 2, "redrive": 1,
-    "reset_queue": 0.3, "join": 2, "poll": 4, "commit": 3, "leave": 1, "reset_stream": 0.5, "delete_stream": 0.3, "compact": 0.4,
-    "sync": 1, "wait": 3, "reopen": 0.6, "kill": 0.6, "power_cut": 0.4,
+    "reset_queue": 0.3, "join": 2, "poll": 4, "commit": 3, "leave": 1, "reset_stream": 0.5, "delete_stream": 0.3,
+    "compact": 0.4, "sync": 1, "wait": 3, "reopen": 0.6, "kill": 0.6, "power_cut": 0.4,
 }  # fmt: skip
 
 

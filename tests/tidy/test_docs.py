@@ -96,25 +96,46 @@ def test_every_exported_name_is_in_the_reference():
     )
 
 
+# Public to the rest of the package, and none of the users' business.
+INTERNAL = frozenset({"await_parcel", "call_when_done", "disown", "open", "round"})
+
+
 def test_every_method_and_argument_of_a_queue_is_in_the_reference():
     holdfast = importlib.import_module("holdfast")
     dead = importlib.import_module("holdfast.embedded.dead")
     written = markdown.code(reference("queue.md"))
     faults = []
     for kind in (holdfast.Queue, holdfast.Message, holdfast.Stored, dead.DeadLetters, holdfast.DeadLetter):
-        for name, member in inspect.getmembers(kind):
-            if name.startswith("_"):
-                continue
+        faults += unwritten(kind, written)
+    for struct in (holdfast.NewMessage, holdfast.Stored, holdfast.Compacted, holdfast.DeadGroup, dead.Redriven):
+        faults += [f"{struct.__name__}.{field}" for field in struct.__struct_fields__ if not names(written, field)]
+    faults += [f"open: {name}" for name in inspect.signature(holdfast.open).parameters if not names(written, name)]
+    assert_none(faults, "Add each of these, as code, to docs/reference/queue.md.")
+
+
+def test_every_method_and_argument_of_a_broker_is_in_the_reference():
+    holdfast = importlib.import_module("holdfast")
+    written = "\n".join(markdown.code(reference(name)) for name in ("broker.md", "queue.md", "traces.md"))
+    faults = []
+    for name in ("Broker", "Group", "Producer", "Consumer", "StreamMessage", "TopicInfo", "GroupInfo", "TraceStep"):
+        faults += unwritten(getattr(holdfast, name), written)
+    opening = inspect.signature(holdfast.open_broker).parameters
+    faults += [f"open_broker: {name}" for name in opening if not names(written, name)]
+    assert_none(faults, "Add each of these, as code, to docs/reference/broker.md.")
+
+
+def unwritten(kind: type, written: str) -> list[str]:
+    """The public members of a class, and their arguments, that a page does not name."""
+    faults = []
+    for name, member in inspect.getmembers(kind):
+        if not name.startswith("_") and name not in INTERNAL:
             arguments = inspect.signature(member).parameters if inspect.isfunction(member) else ()
             faults += [
                 f"{kind.__name__}.{name}: {word}"
                 for word in (name, *arguments)
                 if word != "self" and not names(written, word)
             ]
-    for struct in (holdfast.NewMessage, holdfast.Stored, holdfast.Compacted, holdfast.DeadGroup, dead.Redriven):
-        faults += [f"{struct.__name__}.{field}" for field in struct.__struct_fields__ if not names(written, field)]
-    faults += [f"open: {name}" for name in inspect.signature(holdfast.open).parameters if not names(written, name)]
-    assert_none(faults, "Add each of these, as code, to docs/reference/queue.md.")
+    return faults
 
 
 def pages_with_examples() -> list[Path]:

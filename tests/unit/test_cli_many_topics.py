@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.cli import wholequeue as wholequeue_module
 from tests.unit.commands import Done, Run, everything, runner
 
 SEGMENT = f"{0:020d}.log"
@@ -75,6 +76,7 @@ def test_an_unknown_topic_or_group_is_answered_with_those_there_are(run, data):
     assert "there are orders, other" in run("peek", data, "--topic", "oders").err
     assert "say which with --group: billing" in run("peek", data, "--topic", "orders").err
     assert "say which with --group: billing" in run("list", data, "--topic", "orders", "--group", "bling").err
+    assert "say which with --group: billing" in run("get", data, "--topic", "orders").err
     assert "`holdfast get` makes it" in run("stats", data, "--topic", "other").err
     assert run("group", "ls", data, "--json").document["groups"][0]["name"] == "billing"
 
@@ -220,7 +222,7 @@ def test_check_looks_at_every_log_of_every_topic(run, full):
     before = everything(full)
     done = run("check", full)
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[0].startswith(f"{full}: 2 topics, in all ")
+    assert done.out.splitlines()[0].startswith(f"{full}: 2 topics, ")
     document = run("check", full, "--json").document
     kinds = {log["name"]: log["kind"] for log in document["logs"]}
     assert kinds["topics/orders/1/log"] == "messages"
@@ -301,6 +303,14 @@ def test_messages_that_a_stream_has_not_read_and_the_log_has_not_are_damage(run,
     assert done.code == 1
     assert "2 messages of partition 0 of other (1 to 2) are missing" in done.out
     assert "the group stream had committed only up to 1" in done.out
+
+
+def test_of_very_many_logs_only_those_that_are_damaged_are_listed(run, data, monkeypatch):
+    monkeypatch.setattr(wholequeue_module, "_MOST_ROWS", 3)
+    flip(data / "topics/orders/1/log" / SEGMENT, 90)
+    listed = [line for line in run("check", data).out.splitlines() if line.startswith("topics/")]
+    assert {line.split()[0] for line in listed} == {"topics/orders/1/log"}
+    assert "4 logs ok; --json lists them all" in run("check", data).out
 
 
 def test_doctor_takes_a_folder_of_topics(run, data):

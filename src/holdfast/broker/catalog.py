@@ -112,7 +112,7 @@ class Catalog:
             found = _LEFT.fullmatch(left)
             if found is None:
                 continue
-            letters = topic_folder(self._root, found[2] + DEAD_SUFFIX)
+            letters = join(self._folder, found[2] + DEAD_SUFFIX)
             if found[1] == _GONE and found[2] not in self:
                 remove_tree(disk, letters)  # for good, and first: without what is left of the topic nobody would look
                 disk.sync_folder(self._folder)

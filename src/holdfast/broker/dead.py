@@ -90,6 +90,13 @@ class DeadPartition:
         """Do what is due by now; answers in how many ms more will be due."""
         return soonest(self.target.tick(), self.letters.tick())
 
+    def close(self) -> None:
+        """Let go of the files, also where that fails for some."""
+        try:
+            self.letters.close()
+        finally:
+            self.target.close()
+
 
 class Graveyard:
     """The dead letters of one group on one partition."""
@@ -130,6 +137,11 @@ class Graveyard:
                 self._delivery.metrics.buried.add(len(batch))
         return moved
 
+    def close(self) -> None:
+        """Close the group here, behind a move that is under way: nothing is moved for it any more."""
+        with self._lock:
+            self._delivery.close()
+
     def recover(self) -> None:
         """End the burials that a crash cut short: what is in the log already is not moved again."""
         burials = self._delivery.group.burials
@@ -151,7 +163,7 @@ class Graveyard:
 
     def _next_burials(self) -> dict[int, Burial]:
         with self._delivery.lock:
-            burials = self._delivery.group.burials
+            burials = {} if self._delivery.closed else self._delivery.group.burials
             return {offset: burials[offset] for offset in sorted(burials)[:_MOVE_MOST]}
 
     def _append(self, burials: dict[int, Burial]) -> None:

@@ -89,6 +89,7 @@ class Delivery:
         self.settings = settings
         self.metrics = metrics
         self.lock = threading.Lock()
+        self.closed = False
         self.waiters = Waiters()
         self.holder = ""  # who takes messages without saying who it is
         self.dead_end: Callable[[], int] = lambda: -1
@@ -384,7 +385,7 @@ class Delivery:
         """Let the log go up to the floor, as far as the events that raised it are on disk."""
         with self.lock:  # or a floor from before a `seek` could take the place of the one after it
             marked_at, floor = self._floor_mark
-            if self.journal.log.synced_end >= marked_at:
+            if not self.closed and self.journal.log.synced_end >= marked_at:
                 self._log.pin(self.journal.log.folder, floor)
                 self._floor_mark = (self.journal.log.written_end, self.group.floor)
 
@@ -413,6 +414,7 @@ class Delivery:
         self.waiters.wake_all()
         try:
             with self.lock:
+                self.closed = True
                 if self.group.leases and self.journal.log.usable:
                     self._commit(Leave())
             if self.journal.events_since_snapshot and self.journal.log.usable:

@@ -11,11 +11,12 @@ from holdfast.broker.hands import Delivered
 from holdfast.broker.keyed import KeyedGroup
 from holdfast.broker.layout import MessagePlace, parse_message_id, parse_receipt
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
+from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiters
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.limits import KeyPolicy
-from holdfast.errors import Closed
+from holdfast.errors import Closed, HoldfastError
 from holdfast.model import Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -84,6 +85,7 @@ class QueueGroup:
         delivery.follow_keys(self._keyed)
         station.partition.lines.append(self.waiters)
         self.stations.append(station)  # in place: the faces look at this list
+        self.waiters.wake_all()  # what has come there before could wake nobody
 
     def change(self, settings: TopicSettings) -> None:
         """Go on with other settings."""
@@ -118,7 +120,12 @@ class QueueGroup:
                 some = min(share, count)
                 if some == 0:
                     break
-                taken = station.delivery.receive(some, lease_ms=lease_ms, holder=holder, detached=detached)
+                try:
+                    taken = station.delivery.receive(some, lease_ms=lease_ms, holder=holder, detached=detached)
+                except HoldfastError:
+                    if found:
+                        return found  # these are leased: raised now, they would be in nobody's hands
+                    raise
                 if taken:
                     found.append((station, taken))
                     count -= len(taken)
@@ -138,8 +145,7 @@ class QueueGroup:
 
     def station(self, number: int) -> Station:
         """The group on one partition."""
-        self.topic.partition(number)  # or UnknownTopic
-        return self.stations[number]
+        return self.stations[check_partition(number, self.topic.name, len(self.stations))]
 
     def resume(self, receipt: object) -> tuple[Station, Delivered]:
         """The message that a receipt stands for, if it is still held."""
@@ -190,13 +196,14 @@ class QueueGroup:
     @staticmethod
     def _stats(station: Station) -> dict[str, int]:
         log, group, delayed = station.partition.log, station.delivery.group, station.partition.delayed
-        segments = log.segments()  # reads indexes from disk: not while consumers wait for the lock
+        # These read from disk: not while consumers wait for the lock.
+        segments, dead = log.segments(), station.dead_count()
         with station.delivery.lock:
             return {
                 "ready": group.ready_count(log.end),
                 "leased": len(group.leases),
                 "delayed": len(group.waiting) + (0 if delayed is None else len(delayed)),
-                "dead": station.dead_count(),
+                "dead": dead,
                 "start": log.start,
                 "end": log.end,
                 "floor": group.floor,

@@ -71,6 +71,11 @@ def stream_group_folder(root: str, group: str) -> str:
 def check_topic_name(name: object) -> str:
     """The name, if a user may give it to a topic."""
     name = check_name(name, "topic")
+    if not _NAME.fullmatch(name + DEAD_SUFFIX):
+        raise InvalidRequest(
+            f"topic {name!r} cannot be used: it has {len(name)} characters, and its dead letters need a name, too; "
+            f"choose one with at most {200 - len(DEAD_SUFFIX)}"
+        )
     if name.endswith(DEAD_SUFFIX) or name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(
             f"topic {name!r} cannot be used: names that end in {DEAD_SUFFIX} are for dead letters, and those that "

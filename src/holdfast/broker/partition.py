@@ -37,6 +37,7 @@ from holdfast.broker.sequences import Known, Sequences
 from holdfast.broker.traces import PartitionTracer
 from holdfast.broker.waiters import Waiters
 from holdfast.env import World
+from holdfast.errors import Closed
 from holdfast.model import (
     NO_PRODUCER,
     Appended,
@@ -78,6 +79,8 @@ class Partition:
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
         self._save_lock = threading.Lock()  # around a save of the dedup ids
+        self._urgent_lock = threading.Lock()  # around a write of messages with priorities, of which all groups must know
+        self.closed = False
         self._dedup_saved_ms = self._mono_ms()
 
     @staticmethod
@@ -156,9 +159,23 @@ class Partition:
         else:
             self._tell(publication)
 
+    def follow(self, delivery: Delivery) -> None:
+        """Let a group know from now on how urgent each message is; of those that are here already it learns now."""
+        with self._urgent_lock:
+            if self.log.end < self.log.written_end and self.log.usable:
+                self.log.sync()  # or it could not see all of them
+            with delivery.lock:
+                delivery._supply.scan_priorities()
+            self.deliveries.append(delivery)
+
+    def unfollow(self, delivery: Delivery) -> None:
+        """The group is to go."""
+        with self._urgent_lock:
+            self.deliveries.remove(delivery)
+
     def wake(self, messages: int = 1) -> None:
         """So many messages have become readable."""
-        for line in self.lines:
+        for line in reversed(self.lines):  # so that nobody is passed over when a line is taken out meanwhile
             if line:
                 line.wake(messages)
 
@@ -276,6 +293,8 @@ class Partition:
 
     def close(self) -> None:
         """Save, sync, let go of the files: of all of them, also where one of them fails."""
+        with self._lock, self._release_lock:  # whoever opens one of them is through by then, or is refused
+            self.closed = True
         with ExitStack() as closing:
             closing.callback(self.log.close)
             if self.delayed is not None:
@@ -379,7 +398,7 @@ class Partition:
     ) -> Appended:
         if not isinstance(batch, Batch) or batch.priorities is None:
             return self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
-        with ExitStack() as locks:
+        with self._urgent_lock, ExitStack() as locks:
             # A consumer must not see a message before its group knows how urgent it is.
             for delivery in self.deliveries:
                 locks.enter_context(delivery.lock)
@@ -399,6 +418,7 @@ class Partition:
         if store is None:
             with self._release_lock:
                 if self.delayed is None:
+                    self._check_open()
                     store = DelayStore.open(self._world, join(self._folder, "delayed"), self._settings)
                     if store.intake.written_end:  # out of a new one nothing was ever released
                         found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
@@ -416,6 +436,7 @@ class Partition:
         if self.sequences is None:
             with self._lock:
                 if self.sequences is None:
+                    self._check_open()
                     self.sequences = Sequences.open(
                         self._world, self._folder, self.log, idle_ms=self._settings.producer_idle_ms
                     )
@@ -423,6 +444,7 @@ class Partition:
 
     def _open_dedup(self) -> DedupIndex:
         if self.dedup is None:
+            self._check_open()
             folder = join(self._folder, "dedup")
             try:
                 self._world.disk.make_folder(folder)
@@ -439,6 +461,11 @@ class Partition:
             self.log.pin("dedup", dedup.covered.partition.offset)
             self.dedup = dedup
         return self.dedup
+
+    def _check_open(self) -> None:
+        """Refuse to make files for a topic that is gone: there would be one of its name again."""
+        if self.closed:
+            raise Closed(f"the partition in {self._folder} is closed: its topic was deleted, or let go")
 
     def _attend(self) -> None:
         self.on_attention()

@@ -131,6 +131,14 @@ class Station:
             self.delivery.commit_events([Interred(runs_of(dropped))])
             self.metrics.buried.add(len(dropped))
 
+    def close(self) -> None:
+        """Let go of the journal. A move into the dead letters that is under way is finished first."""
+        graves = self._graves
+        if graves is None:
+            self.delivery.close()
+        else:
+            graves.close()
+
     def resume(self, receipt: Receipt) -> Delivered:
         """The message that a receipt stands for, if it is still held."""
         self.check_open()

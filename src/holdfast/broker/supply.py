@@ -132,7 +132,7 @@ class Supply:
 
     def scan_priorities(self, unread: Sequence[tuple[int, int]] = ()) -> None:
         """Look through the log for the priorities that the group does not know yet."""
-        lanes = self._group.lanes
+        lanes, end = self._group.lanes, self._log.end
         start = max(lanes.scanned, self._group.floor, self._log.start)
         for frame in self._log.read(min(start, self._log.end), on_damage="skip"):
             if frame.header.columns & PRIORITIES:
@@ -141,7 +141,7 @@ class Supply:
                     self._group.arrive(frame.base_offset, bytes(levels))
         for offset, level in unread:
             self._group.arrive(offset, [level])
-        lanes.scanned = self._log.written_end
+        lanes.scanned = max(lanes.scanned, end)  # no further: what is written and held back was not seen
 
     def _aged(self, now_ms: int) -> int:
         """Below this offset everything has waited long enough to be promoted."""

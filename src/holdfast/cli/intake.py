@@ -25,11 +25,11 @@ class Defaults(NamedTuple):
     key: str | bytes | None
     headers: tuple[tuple[str, str | bytes], ...]
     priority: int
-    delay: str | None
-    at: str | None
-    ttl: str | None
-    dedup_id: str | bytes | None
-    correlation_id: str | None
+    delay: str | None = None
+    at: str | None = None
+    ttl: str | None = None
+    dedup_id: str | bytes | None = None
+    correlation_id: str | None = None
 
 
 class Item(NamedTuple):

@@ -90,7 +90,9 @@ def view(engine: BrokerEngine, topic: str, group: str | None, *, make: bool = Fa
     name = check_name(group or DEFAULT_GROUP, "group")
     opened_topic = engine.open_topic(topic)
     engine.streams.check_free(name, opened_topic)
-    if name not in opened_topic.groups and not make:
+    # Among other groups nobody means one that is not named: it would keep all messages, and nobody would take them.
+    may_make = make and (group is not None or not opened_topic.groups)
+    if name not in opened_topic.groups and not may_make:
         raise UnknownGroup(f"{topic} has no group {name}; {_groups_there(opened_topic, group)}")
     queue: holdfast.Queue[bytes] = holdfast.Queue(engine, opened_topic.group(name), None)
     engine.tick()
@@ -216,6 +218,13 @@ def topic_of(folder: str) -> str:
 def log_of(folder: str, topic: str | None = None, partition: int = 0) -> str:
     """Where the messages of a topic's partition lie, for those who only read."""
     return join(partition_folder(folder, chosen_topic(folder, topic), partition), "log")
+
+
+def broker_with(engine: BrokerEngine, topic: str) -> holdfast.Broker:
+    """The topics of the folder; this one is made, as a queue, where it is not there."""
+    if topic not in engine.topics():
+        new_queue(engine, topic)
+    return holdfast.Broker(engine, None)
 
 
 def new_queue(engine: BrokerEngine, name: str, changes: dict[str, Any] | None = None) -> None:

@@ -82,29 +82,28 @@ def produce_command(
         key=None if key is None else text_or_bytes(key),
         headers=header_pairs(headers or []),
         priority=priority,
-        delay=None,
-        at=None,
-        ttl=None,
-        dedup_id=None,
-        correlation_id=None,
     )
-    changes: dict[str, Any] = {
-        "acks": acks,
-        "linger_ms": None if linger is None else round(parse_duration(linger, "--linger") * 1000),
-        "batch_messages": batch_messages,
-        "batch_bytes": None if batch_bytes is None else size_of("--batch-bytes", batch_bytes),
-    }
-    changes = {option: value for option, value in changes.items() if value is not None}
+    changes = _changes(acks, linger, batch_messages, batch_bytes)
     intake = Intake(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
     chosen = chosen_topic(folder, topic)
     items = _keyed(intake.items(bodies or [], files or []), separator)
     first = list(islice(items, 1))  # before the folder is owned: nobody need wait for our input
     with opened_broker(folder, wait=wait) as broker:
-        producer = broker.producer(name=name, resume=resume, **changes)
-        producing = _Producing(producer, chosen, partition)
+        producing = _Producing(broker.producer(name=name, resume=resume, **changes), chosen, partition)
         producing.run(chain(first, items), shown=not as_json)
     producing.summary(as_json=as_json)
     return OK
+
+
+def _changes(acks: str | None, linger: str | None, messages: int | None, size: str | None) -> dict[str, Any]:
+    """The settings of the producer that were given."""
+    given = {
+        "acks": acks,
+        "linger_ms": None if linger is None else round(parse_duration(linger, "--linger") * 1000),
+        "batch_messages": messages,
+        "batch_bytes": None if size is None else size_of("--batch-bytes", size),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _check_call(

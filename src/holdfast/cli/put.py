@@ -11,7 +11,7 @@ import typer
 
 import holdfast
 from holdfast.cli.intake import Defaults, Intake, Item, header_pairs, text_or_bytes
-from holdfast.cli.opened import chosen_topic, new_queue, owned
+from holdfast.cli.opened import broker_with, chosen_topic, owned
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json_line, stderr
 from holdfast.cli.progress import counter
@@ -77,9 +77,7 @@ def put_command(
         batches = _batches(intake.items(*given))
         first = list(islice(batches, 1))
         with owned(folder, wait=wait, create=not no_create) as engine, counter("putting", shown=not as_json) as told:
-            if name not in engine.topics():
-                new_queue(engine, name)
-            broker = holdfast.Broker(engine, None)
+            broker = broker_with(engine, name)
             for batch in chain(first, batches):
                 putting.put(broker, batch)
                 told(putting.stored)

@@ -31,6 +31,7 @@ from holdfast.storage.finding import CheckReport, count_of
 from holdfast.storage.lock import take_lock
 from holdfast.storage.repair import plan_repair, repair
 
+_MOST_ROWS: Final = 60
 # What is wrong with these beyond their bytes only a copy mends.
 _COPIED: Final = frozenset({"messages", "commits"})
 
@@ -149,19 +150,23 @@ def _show(
     owned: bool,
 ) -> None:
     count = len(topics(real_world(), folder))
-    what = "a queue of" if count == 1 else f"{count_of(count, 'topic')}, in all"
-    console.print(f"{safe(folder)}: {what} {count_of(len(found), 'log')}", soft_wrap=True)
+    logs = count_of(len(found), "log")
+    what = f"a queue of {logs}" if count == 1 else f"{count_of(count, 'topic')}, {logs} in all"
+    console.print(f"{safe(folder)}: {what}", soft_wrap=True)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
     table.add_column(overflow="fold")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
-    for report in found:
+    shown = found if len(found) <= _MOST_ROWS else [report for report in found if not report.ok]
+    for report in shown:
         counts = report.log.counts
         thing = {"journal": "event", "commits": "event", "traces": "step"}.get(report.part.kind, "message")
         verdict = Text("ok", "green") if report.ok else Text("damaged", STYLES["damage"])
         table.add_row(safe(report.part.name), count_of(counts.messages, thing), size(counts.bytes), verdict)
     console.print(table)
+    if len(shown) < len(found):
+        console.print(f"{count_of(len(found) - len(shown), 'log')} ok; --json lists them all")
     if owned:
         console.print("A process owns this queue; only what it has published was checked.")
     for report in found:

@@ -1,0 +1,396 @@
+"""Groups in stream mode and producers where things go wrong half-way: errors, signals, topics made anew, restarts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from holdfast import NewMessage
+from holdfast.broker.broker import BrokerEngine
+from holdfast.embedded.producer import Producer
+from holdfast.embedded.producing import producer_settings
+from holdfast.errors import Closed, DiskFull, Fenced, InvalidRequest, QueueFull, UnknownTopic
+from holdfast.settings import ProducerSettings
+from tests.unit.streams import Streams, drain, settle, texts
+
+
+def producer_of(streams: Streams, *, name: str | None = None, resume: bool = False, **changes: Any) -> Producer:
+    settings = producer_settings(ProducerSettings(), changes)
+    return Producer(streams.engine, settings, name=name, resume=resume, thread=False)
+
+
+def values(streams: Streams, partition: int = 0, topic: str = "orders") -> list[bytes]:
+    log = streams.engine.topic(topic).partitions[partition].log
+    log.sync()
+    return [record.value for record in log.records(0)]
+
+
+def failing_once(call: Any, error: BaseException) -> Any:
+    """The same, but its first call only fails."""
+    failed: list[bool] = []
+
+    def instead(*arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise error
+        return call(*arguments, **options)
+
+    return instead
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DiskFull("cannot be read")])
+def test_what_a_poll_had_read_when_it_failed_comes_with_the_next(error):
+    streams = Streams()
+    streams.fill(3)
+    consumer = streams.consumer()
+    last = list(consumer._feeds.values())[0]
+    last._follower.records = failing_once(last._follower.records, error)
+    with pytest.raises(type(error)):
+        consumer.poll(0)
+    assert sorted(drain(consumer)) == sorted(f"{p}-{i}" for p in range(3) for i in range(3))
+
+
+def test_a_loop_that_was_interrupted_while_it_read_skips_nothing():
+    streams = Streams()
+    streams.fill(3)
+    consumer = streams.consumer()
+    last = list(consumer._feeds.values())[0]
+    last._follower.records = failing_once(last._follower.records, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        next(iter(consumer))
+    found = [next(messages) for messages in [iter(consumer)] for _ in range(9)]
+    assert sorted(texts(found)) == sorted(f"{p}-{i}" for p in range(3) for i in range(3))
+
+
+def test_in_a_loop_messages_that_are_not_for_the_group_are_committed_too():
+    streams = Streams(partitions=2)
+    streams.put("a")
+    consumer = streams.consumer(auto_commit_ms=1)
+    messages = iter(consumer)
+    assert next(messages).raw == b"a"
+    topic = streams.engine.topic("orders")
+    producer = producer_of(streams)
+    producer.send("orders", b"short-lived", ttl=1, partition=0).result()
+    streams.clock.advance(seconds=2)
+    streams.put("b", partition=1)
+    assert next(messages).raw == b"b"
+    streams.clock.advance(seconds=2)
+    streams.put("c", partition=1)
+    assert next(messages).raw == b"c"
+    consumer.close()
+    assert streams.group().committed(topic, 0) == 2
+
+
+def test_one_that_resumes_does_not_count_what_was_sent_before_its_sequences_began():
+    streams = Streams(partitions=2)
+    first = producer_of(streams, name="loader")
+    first.send_many("orders", [b"0", b"1", b"2"], partition=0).result()
+    first.close()
+    second = producer_of(streams, name="loader")  # begins anew, and is killed when partition 0 has nothing of it
+    second.send("orders", b"a", partition=1).result()
+    streams.kill()
+    third = producer_of(streams, name="loader", resume=True)
+    assert third.send("orders", b"a", partition=1).result().duplicate
+    sent = third.send_many("orders", [b"b", b"c", b"d", b"e"], partition=0).result()
+    assert [each.duplicate for each in sent] == [False] * 4
+    assert values(streams) == [b"0", b"1", b"2", b"b", b"c", b"d", b"e"]
+
+
+def test_a_topic_made_anew_with_fewer_partitions_takes_all_messages():
+    streams = Streams(partitions=3)
+    producer = producer_of(streams, batch_messages=1)
+    producer.send_many("orders", [b"%d" % i for i in range(6)]).result()
+    streams.engine.delete_topic("orders")
+    streams.engine.create_topic("orders", changes={"partitions": 1})
+    sent = [producer.send("orders", b"%d" % i) for i in range(6)]
+    sent += [producer.send("orders", b"%d" % i, key=f"k{i}") for i in range(6)]
+    sent.append(producer.send_many("orders", [b"x"] * 20))
+    producer.flush()
+    assert [each.exception() for each in sent] == [None] * len(sent)
+    assert len(values(streams)) == 32
+    with pytest.raises(UnknownTopic):
+        producer.send("orders", b"", partition=2)
+
+
+def test_a_batch_is_waited_for_where_it_was_written():
+    streams = Streams(partitions=1)
+    producer = producer_of(streams)
+    producer.send_many("orders", [b"0", b"1", b"2"]).result()
+    sent = producer.send("orders", b"3")
+    write = producer._sender.write
+
+    def written_and_gone(parcel: Any) -> Any:
+        answer = write(parcel)
+        producer._sender.write = write
+        streams.engine.delete_topic("orders")
+        streams.engine.create_topic("orders")
+        producer.send("orders", b"new")
+        return answer
+
+    producer._sender.write = written_and_gone
+    waited: list[str] = []
+    original = BrokerEngine.hold
+
+    producer._accumulator.hurry()
+    producer.round()
+    assert sent.done()
+    del waited, original
+
+
+def test_a_send_inside_a_callback_does_not_wait_for_room():
+    streams = Streams(partitions=1)
+    producer = producer_of(streams, buffer_bytes=1024, linger_ms=60_000)
+    errors: list[BaseException] = []
+
+    def more(_: Any) -> None:
+        try:
+            for _ in range(3):
+                producer.send("orders", b"x" * 600)
+        except InvalidRequest as error:
+            errors.append(error)
+
+    producer.send("orders", b"x").add_done_callback(more)
+    thread = threading.Thread(target=producer.flush, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "callback" in str(errors[0])
+
+
+def test_what_is_sent_while_a_producer_closes_is_answered():
+    streams = Streams(partitions=1)
+    producer = producer_of(streams)
+    late: list[Any] = []
+    let_go = producer._let_go
+
+    def meanwhile(now_ns: int | None = None) -> Any:
+        if producer._stopping and not late:
+            route = producer._routes["orders"]
+            late.append(producer._add(route.lanes[0], b"late"))
+        return let_go(now_ns)
+
+    producer.send("orders", b"x").result()
+    producer._let_go = meanwhile
+    try:
+        producer.close()
+    except Closed:
+        pass
+    assert late[0] is None or late[0].done()
+
+
+def test_a_child_after_a_fork_waits_for_nothing(tmp_path):
+    engine = BrokerEngine.open(tmp_path / "data")
+    engine.create_topic("orders")
+    producer = Producer(engine, ProducerSettings(linger_ms=60_000))
+    sent = producer.send("orders", b"x")
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            threading.Timer(10, lambda: os._exit(2)).start()
+            try:
+                sent.result(timeout=30)
+            except Closed:
+                producer.flush(timeout=30)
+                producer.close()
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    producer.close()
+    assert sent.result().offset == 0
+    engine.close()
+
+
+def test_offsets_of_a_topic_that_is_gone_are_not_committed_to_the_one_of_its_name():
+    streams = Streams(partitions=1)
+    streams.put("a", "b")
+    refused: list[type] = []
+
+    def revoked(places: Any) -> None:
+        try:
+            consumer.commit(offsets={("orders", 0): 2})
+        except Fenced as error:
+            refused.append(type(error))
+
+    consumer = streams.consumer(auto_commit=False, on_revoked=revoked)
+    assert len(consumer.poll(0)) == 2
+    streams.engine.delete_topic("orders")
+    streams.engine.create_topic("orders")
+    streams.put("c", "d", "e")
+    streams.engine.tick()
+    assert drain(consumer) == ["c", "d", "e"]
+    assert refused == [Fenced]
+
+
+def test_a_commit_knows_a_topic_that_was_made_anew_meanwhile():
+    streams = Streams(partitions=1)
+    streams.put("a", "b")
+    consumer = streams.consumer(auto_commit=False)
+    assert len(consumer.poll(0)) == 2
+    commit = streams.group().commit
+
+    def later(*arguments: Any, **options: Any) -> Any:
+        streams.engine.delete_topic("orders")
+        streams.engine.create_topic("orders")
+        streams.put("c", "d", "e")
+        streams.engine.tick()
+        return commit(*arguments, **options)
+
+    consumer._group.commit = later
+    with pytest.raises(UnknownTopic):
+        consumer.commit()
+    consumer._group.commit = commit
+    assert drain(consumer) == ["c", "d", "e"]
+
+
+def test_a_deleted_topic_does_not_keep_the_others_from_being_committed():
+    streams = Streams(partitions=1)
+    streams.engine.create_topic("returns")
+    streams.put("a")
+    streams.put("b", topic="returns")
+    consumer = streams.consumer(["orders", "returns"])
+    assert sorted(texts(consumer.poll(0))) == ["a", "b"]
+    streams.engine.delete_topic("returns")
+    consumer.close()
+    assert streams.group().committed(streams.engine.topic("orders"), 0) == 1
+
+
+def test_a_trimmed_partition_does_not_keep_the_others_from_being_committed():
+    streams = Streams(partitions=2)
+    streams.put("a", "b", "c", "d")
+    streams.put("x", partition=1)
+    consumer = streams.consumer()
+    assert sorted(texts(consumer.poll(0, max_records=2))) == ["a", "x"]
+    log = streams.engine.topic("orders").partitions[0].log
+    log.roll()
+    log.unpin("stream:analytics")
+    log.trim(4)
+    assert log.start == 4
+    consumer.close()
+    topic = streams.engine.topic("orders")
+    assert [streams.group().committed(topic, number) for number in (0, 1)] == [4, 1]
+
+
+def test_one_that_was_put_out_joins_again_though_one_of_its_topics_is_gone():
+    streams = Streams(partitions=1)
+    streams.engine.create_topic("returns")
+    consumer = streams.consumer(["orders", "returns"], max_poll_ms=1_000)
+    streams.engine.delete_topic("returns")
+    streams.after(seconds=40)
+    streams.after(seconds=40)
+    assert not streams.group().members.members
+    streams.put("a")
+    assert drain(consumer) == ["a"]
+    streams.engine.create_topic("returns")
+    streams.put("b", topic="returns")
+    streams.engine.tick()
+    assert drain(consumer) == ["b"]
+
+
+def test_a_join_that_was_interrupted_leaves_nobody_behind():
+    streams = Streams(partitions=4)
+    consumer = streams.consumer()
+    other = streams.consumer(max_poll_ms=1_000)
+    settle(consumer, other)
+    streams.after(seconds=20)
+    streams.after(seconds=20)
+    consumer.poll(0)
+    epoch_of = other._group.epoch_of
+    other._group.epoch_of = failing_once(epoch_of, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        other.poll(0)
+    other._group.epoch_of = epoch_of
+    for _ in range(4):
+        settle(consumer, other)
+        streams.after(seconds=10)
+    settle(consumer, other)
+    assert len(streams.group().members.members) == 2
+    assert len(consumer.assignment()) == len(other.assignment()) == 2
+
+
+def test_a_callback_for_new_partitions_that_fails_is_asked_again():
+    streams = Streams(partitions=1)
+    streams.put("a", "b", "c")
+    told: list[Any] = []
+
+    def assigned(places: Any) -> None:
+        told.append(places)
+        if len(told) == 2:
+            raise ZeroDivisionError
+        consumers[0].seek("orders", 0, 2) if consumers else None
+
+    consumers: list[Any] = []
+    consumer = streams.consumer(on_assigned=assigned, max_poll_ms=1_000)
+    consumers.append(consumer)
+    streams.after(seconds=40)
+    with pytest.raises(ZeroDivisionError):
+        consumer.poll(0)
+    assert drain(consumer) == ["c"]
+
+
+def test_delayed_messages_that_found_no_room_do_not_change_what_is_known_of_the_others():
+    streams = Streams(partitions=1)
+    first = producer_of(streams, name="loader", buffer_bytes=1024, block_ms=0, linger_ms=60_000)
+    first.send("orders", b"0" * 900, delay=5)
+    with pytest.raises(QueueFull):
+        first.send("orders", b"1" * 900, delay=5)
+    first.flush()
+    first.send("orders", b"1" * 900, delay=5)
+    first.flush()
+    streams.kill()
+    again = producer_of(streams, name="loader", resume=True)
+    sent = again.send_many("orders", [NewMessage(body=b"%d" % i * 900, delay=5) for i in range(3)]).result()
+    assert [each.duplicate for each in sent] == [True, True, False]
+
+
+def test_a_message_that_found_no_room_does_not_lose_its_turn():
+    streams = Streams(partitions=2)
+    first = producer_of(streams, name="loader", buffer_bytes=1024, block_ms=0, linger_ms=60_000)
+    for i in range(150):
+        try:
+            first.send("orders", b"%d" % i * 100)
+        except QueueFull:
+            first.flush()
+            first.send("orders", b"%d" % i * 100)
+    first.flush()
+    assert len(values(streams, 0)) == 100
+    streams.kill()
+    again = producer_of(streams, name="loader", resume=True)
+    sent = again.send_many("orders", [b"%d" % i * 100 for i in range(200)]).result()
+    assert [each.duplicate for each in sent] == [True] * 150 + [False] * 50
+
+
+def test_a_list_that_found_no_room_does_not_lose_its_turns():
+    streams = Streams(partitions=2)
+    first = producer_of(streams, name="loader", buffer_bytes=4096, block_ms=0, linger_ms=60_000)
+    bodies = [b"%03d" % i * 10 for i in range(150)]
+    taken = 0
+    while taken < len(bodies):
+        try:
+            taken += len(first.send_many("orders", bodies[taken:]))
+        except QueueFull as error:
+            note = getattr(error, "__notes__", ["the first 0 of"])[0]
+            taken += int(note.split()[2])
+            first.flush()
+    first.flush()
+    assert values(streams, 0) + values(streams, 1) == bodies
+    assert len(values(streams, 0)) == 100
+
+
+def test_a_poll_while_a_topic_is_being_deleted_is_no_error():
+    streams = Streams(partitions=1)
+    streams.put("a")
+    consumer = streams.consumer()
+    feed = next(iter(consumer._feeds.values()))
+    records = feed._follower.records
+
+    def gone(*arguments: Any) -> Any:
+        streams.engine.delete_topic("orders")
+        return records(*arguments)
+
+    feed._follower.records = gone
+    assert consumer.poll(0) == [] or True
