@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from holdfast import Broker, Group
+from holdfast.env import ManualClock, SeededIds
+from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import HoldfastError
 from tests.crash.broker_histories import BrokerHistory
-from tests.crash.broker_promises import check_after_cut
+from tests.crash.broker_promises import check_after_cut, small_broker
 
 SLICES = 2
 STOPS = 20  # of each operation, in a usual run
@@ -19,7 +22,7 @@ STOPS = 20  # of each operation, in a usual run
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 @pytest.mark.parametrize("part", range(SLICES))
 def test_nothing_that_was_promised_is_undone_wherever_the_power_is_cut(durability, part, scale):
-    wanted = scale(40, 40_000) // SLICES
+    wanted = scale(30, 40_000) // SLICES
     states, seed = 0, part * 1_000_000
     while states < wanted:
         states += stop_here_and_there(seed, durability, killed=False)
@@ -214,3 +217,114 @@ def attempt(step: Callable[[], object]) -> None:
         step()
     except HoldfastError as error:
         assert len(str(error)) > 20, "that says nothing"
+
+
+# Each of these was broken once
+
+
+def every_cut(history: BrokerHistory) -> list[SimulatedDisk]:
+    """What cuts of one moment may leave: all, nothing and much in between."""
+    return [history.disk.cut(random.Random(seed)) for seed in range(30)]
+
+
+def reopened(disk: SimulatedDisk) -> Broker:
+    return small_broker(disk, ManualClock(), SeededIds(99), durability="fsync")
+
+
+def test_a_deleted_topic_takes_its_dead_letters_with_it_for_good():
+    history = BrokerHistory(1, durability="fsync")
+    buried(history)
+    history.delete_topic()
+    for disk in every_cut(history):
+        with reopened(disk) as broker:
+            broker.create_topic("orders")
+            assert broker.group("orders", "billing").dead.list() == broker.group("orders", "audit").dead.list() == []
+
+
+def test_a_deleted_group_stays_deleted_with_its_dead_letters():
+    history = BrokerHistory(1, durability="fsync")
+    buried(history)
+    for name in ("billing", "audit"):
+        history.broker.delete_group(name, "orders")
+    for disk in every_cut(history):
+        with reopened(disk) as broker:
+            assert broker.describe_topic("orders").groups == []
+            for name in ("billing", "audit"):
+                group = broker.group("orders", name)
+                assert (group.dead.list(), group.stats().floor) == ([], 0)
+
+
+def counted(history: BrokerHistory, call: Callable[[BrokerHistory], object]) -> int:
+    """How many disk calls it makes that could fail."""
+    history.disk.faults.fail(10**9, errno.EIO, sticky=False)
+    call(history)
+    return history.disk.faults._faults[0].seen
+
+
+def topic_of_two(*groups: str) -> BrokerHistory:
+    history = BrokerHistory(1, durability="fsync")
+    history.broker.create_topic("orders", partitions=2)
+    for name in groups:
+        history.broker.group("orders", name)
+    for number in range(2):
+        history.broker.publish("orders", b"%d " % number, partition=number)
+    return history
+
+
+def test_a_group_that_could_not_be_made_can_be_made_later():
+    def make(history: BrokerHistory) -> Group[bytes]:
+        return history.broker.group("orders", "late", start="latest", max_attempts=2)
+
+    for nth in range(1, counted(topic_of_two(), make) + 1):
+        history = topic_of_two()
+        history.disk.faults.fail(nth, errno.ENOSPC, sticky=True)
+        attempt(lambda history=history: make(history))
+        history.disk.faults.clear()
+        group = make(history)
+        history.broker.publish("orders", b"2 ", partition=1)
+        assert [message.raw for message in group.receive_many(5, timeout=0)] == [b"2 "], f"call {nth}"
+        assert group.stats().partitions == 2
+
+
+def test_partitions_that_could_not_be_added_can_be_added_later_and_serve_every_group():
+    def grow(history: BrokerHistory) -> object:
+        return history.broker.alter_topic("orders", partitions=4)
+
+    groups = ("audit", "billing")
+    for nth in range(1, counted(topic_of_two(*groups), grow) + 1):
+        history = topic_of_two(*groups)
+        history.disk.faults.fail(nth, errno.ENOSPC, sticky=True)
+        attempt(lambda history=history: grow(history))
+        history.disk.faults.clear()
+        grow(history)
+        for number in range(4):
+            history.broker.publish("orders", b"%d " % (number + 2), partition=number)
+        for name in groups:
+            group = history.broker.group("orders", name)
+            assert [station.number for station in group._group.stations] == [0, 1, 2, 3]
+            assert len(group.receive_many(10, timeout=0)) == 6, f"call {nth}"
+
+
+def test_a_group_that_was_deleted_half_begins_anew_when_it_is_made_again():
+    def delete(history: BrokerHistory) -> None:
+        history.broker.delete_group("billing", "orders")
+
+    def settled() -> BrokerHistory:
+        history = topic_of_two("billing")
+        first, second = history.broker.group("orders", "billing").receive_many(2, timeout=0)
+        first.ack(durability="fsync")
+        second.reject("never")
+        return history
+
+    for nth in range(1, counted(settled(), delete) + 1):
+        history = settled()
+        history.disk.faults.fail(nth, errno.EIO, sticky=False)
+        attempt(lambda history=history: delete(history))
+        history.disk.faults.clear()
+        if "billing" in history.broker.describe_topic("orders").groups:
+            delete(history)
+        group = history.broker.group("orders", "billing")
+        assert len(group.receive_many(10, timeout=0)) == 2, f"call {nth}"
+        with reopened(history.disk.kill()) as broker:
+            assert broker.describe_topic("orders").groups == ["billing"]
+            assert len(broker.group("orders", "billing").receive_many(10, timeout=0)) == 2

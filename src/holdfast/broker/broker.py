@@ -197,14 +197,14 @@ class BrokerEngine:
         name = check_topic_name(name)
         with self._lock, self._translated(name):
             self.check_open()
-            settings = settings_for(
-                self.world, "", given, {**self._filed(name), **(changes or {})}, self.settings.topic
-            )
-            return self.catalog.create(name, settings, self.settings.topic)
+            base, changes = self.settings.topic, changes or {}
+            settings = settings_for(self.world, "", given, {**self._filed(name), **changes}, base)
+            kept = settings_for(self.world, "", given, {**changes, "partitions": settings.partitions}, base)
+            return self.catalog.create(name, kept, base)
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
         """Change settings of a topic, open or not; they count at once and are kept."""
-        with self.using(name) as topic, self._lock, self._translated(name):
+        with self._lock, self._translated(name), self.using(name) as topic:
             changes = dict(changes)
             wanted = changes.pop("partitions", len(topic.partitions))
             if type(wanted) is not int or wanted < len(topic.partitions):
@@ -212,9 +212,11 @@ class BrokerEngine:
                     f"partitions={wanted!r} cannot be used: {name} has {len(topic.partitions)}, and a partition is "
                     "never taken away"
                 )
-            folder = topic_folder(self.folder, name)
-            settings = settings_for(self.world, folder, None, {**changes, "partitions": wanted}, self.settings.topic)
-            keep_settings(self.world, folder, settings, self.settings.topic)
+            folder, base = topic_folder(self.folder, name), self.settings.topic
+            changes["partitions"] = wanted
+            kept = settings_for(self.world, folder, None, changes, base)
+            settings = settings_for(self.world, folder, None, {**self._filed(name), **changes}, base)
+            keep_settings(self.world, folder, kept, base)
             if wanted > len(topic.partitions):
                 self.catalog.grow(name, wanted)
                 topic.grow(wanted)
@@ -321,7 +323,7 @@ class BrokerEngine:
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
-        return soonest(*[topic.due_ms() for topic in self._topics.values() if not topic.closed])
+        return soonest(*[topic.due_ms() for topic in self.open_topics()])
 
     def let_go_idle(self, but: Topic | None = None) -> None:
         """Close the topics that were not used for longest, as far as there are too many open."""
@@ -357,8 +359,12 @@ class BrokerEngine:
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
         self.check_open()
-        for topic in list(self._topics.values()):
-            topic.sync()
+        for topic in self.open_topics():
+            try:
+                topic.sync()
+            except Closed:
+                if not topic.closed:  # otherwise whoever closed it meanwhile has synced it
+                    raise
         self.streams.sync()
 
     def disown(self) -> None:
@@ -376,16 +382,18 @@ class BrokerEngine:
 
     def close(self) -> None:
         """Sync, save, let go of the folder. Closing twice is fine."""
+        if self.closed:
+            return  # without the lock, which nobody gives back in a forked child
         with self._lock:
             if self.closed:
                 return
             self.closed = True
-        self.before_close()
-        if self._cleaner is not None:
-            self._cleaner.before_close()
-        with self._closing:
+        with self._closing:  # all of it, also where something fails on the way, or somebody loses patience
+            if self._cleaner is not None:
+                self._closing.callback(self._cleaner.before_close)  # behind the logs: then it leaves at once
             for topic in list(self._topics.values()):
                 self._closing.callback(topic.close)
+            self._closing.callback(self.before_close)
 
     def _attention(self) -> None:
         self.on_attention()

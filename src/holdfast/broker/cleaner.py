@@ -31,12 +31,15 @@ class Cleaner:
         """Compact what is due; answers in how many ms to look again."""
         self._engine.check_open()
         for topic in self._engine.open_topics():
-            if topic.settings.cleanup != "delete" and self._is_due(topic):
+            if topic.settings.cleanup != "delete":
                 try:
-                    self._compact(topic)
+                    if self._is_due(topic):
+                        self._compact(topic)
                 except (HoldfastError, OSError) as error:
                     if self._engine.closed:
                         raise Closed(str(error)) from error
+                    if topic.closed:
+                        continue  # meanwhile: it is nobody's trouble
                     logger.warning("key compaction failed", extra={"topic": topic.name, "error": str(error)})
         return _LOOK_AGAIN_MS
 

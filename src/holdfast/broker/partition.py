@@ -79,7 +79,9 @@ class Partition:
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
         self._save_lock = threading.Lock()  # around a save of the dedup ids
-        self._urgent_lock = threading.Lock()  # around a write of messages with priorities, of which all groups must know
+        self._urgent_lock = (
+            threading.Lock()
+        )  # around a write of messages with priorities, of which all groups must know
         self.closed = False
         self._dedup_saved_ms = self._mono_ms()
 

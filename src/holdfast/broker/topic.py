@@ -84,12 +84,11 @@ class Topic:
         self._notes = GroupNotes(world, topic_folder(root, name))
         self._dead: dict[int, DeadPartition] = {}
         self._lock = threading.RLock()
-        self._closing = ExitStack()  # lets go of everything, in the other order, whatever fails on the way
         try:
             self._open(facts.partitions)
         except BaseException:
             self.closed = True
-            self._closing.close()
+            self._let_go()
             raise
 
     def _open(self, count: int) -> None:
@@ -103,7 +102,6 @@ class Topic:
     def _open_partition(self, number: int) -> None:
         folder = partition_folder(self.root, self.name, number)
         partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics)
-        self._closing.callback(partition.close)
         partition.on_attention = partition.log.on_attention = self._attend
         if self.settings.trace_sample:
             self._trace_partition(partition, number)
@@ -112,7 +110,6 @@ class Topic:
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
         # One set of numbers for the simple queue, which is a topic with one group.
         group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else Metrics(self._observer))
-        self._closing.callback(group.waiters.wake_all)
         try:
             for number in range(len(self.partitions)):
                 self._open_station(group, number, note.start(number))
@@ -128,27 +125,31 @@ class Topic:
         delivery = QuickDelivery.open(
             self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start
         )
-        self._closing.callback(delivery.close)
-        delivery.holder = self.holder
-        delivery.on_attention = delivery.journal.log.on_attention = self._attend
-        partition.deliveries.append(delivery)
-        station = Station(
-            self.name,
-            number,
-            group.name,
-            partition,
-            delivery,
-            check_open=group.check_open,
-            open_dead=self.dead_partition,
-        )
-        group.add(station)
-        if self.settings.trace_sample:
-            self._trace_station(station)
-        station.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
+        with ExitStack() as unless_done:
+            unless_done.callback(delivery.close)
+            delivery.holder = self.holder
+            delivery.on_attention = delivery.journal.log.on_attention = self._attend
+            station = Station(
+                self.name,
+                number,
+                group.name,
+                partition,
+                delivery,
+                check_open=group.check_open,
+                open_dead=self.dead_partition,
+            )
+            if self.settings.trace_sample:
+                self._trace_station(station)
+            partition.follow(delivery)
+            unless_done.callback(partition.unfollow, delivery)
+            station.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
+            group.add(station)  # not before: whoever moves its dead letters may wait for our lock, and we for that move
+            unless_done.pop_all()
 
     def dead_partition(self, number: int) -> DeadPartition:
         """Where the dead letters of a partition are kept; made when first needed."""
         with self._lock:
+            self.check_open()  # or there would be dead letters of a topic that is gone
             if number not in self._dead:
                 self._dead[number] = self._open_dead(number)
             return self._dead[number]
@@ -165,12 +166,12 @@ class Topic:
             folder = group_folder(self.root, name, number, DEFAULT_GROUP)
             letters = QuickDelivery.open(self._world, target.log, folder, settings, metrics)
             opened.callback(letters.close)
-            target.deliveries.append(letters)
+            target.follow(letters)
             target.on_attention = target.log.on_attention = self._attend
             letters.on_attention = letters.journal.log.on_attention = self._attend
             place = DeadPartition(self.partitions[number], target, letters)
             place.recover()
-            self._closing.callback(opened.pop_all().close)
+            opened.pop_all()
         return place
 
     def partition(self, number: object) -> Partition:
@@ -255,10 +256,12 @@ class Topic:
                 closing.callback(self._close_station, group, station)
 
     def _close_station(self, group: QueueGroup, station: Station) -> None:
-        station.partition.deliveries.remove(station.delivery)
-        station.partition.lines.remove(group.waiters)
-        station.partition.log.unpin(station.delivery.journal.log.folder)
-        station.delivery.close()
+        with ExitStack() as closing:
+            # Behind the close: until then a tick that is under way may pin it anew.
+            closing.callback(station.partition.log.unpin, station.delivery.journal.log.folder)
+            closing.callback(station.close)
+            closing.callback(station.partition.unfollow, station.delivery)
+            closing.callback(station.partition.lines.remove, group.waiters)
 
     def _finish_deletions(self) -> None:
         """Take away the groups that are to go, their notes last: a crash on the way changes nothing."""
@@ -282,22 +285,28 @@ class Topic:
 
     def _close_partition(self, number: int) -> None:
         """Take the last partition out of use: not all of it could be opened. What it holds stays for the next try."""
-        for group in self.groups.values():
-            for station in group.stations[number:]:
-                group.stations.remove(station)
-                self._close_station(group, station)
-        for partition in self.partitions[number:]:
-            self.partitions.remove(partition)
-            partition.close()
+        with ExitStack() as closing:
+            for partition in self.partitions[number:]:
+                self.partitions.remove(partition)
+                closing.callback(partition.close)
+            place = self._dead.pop(number, None)
+            if place is not None:
+                closing.callback(place.close)
+            for group in self.groups.values():
+                for station in group.stations[number:]:
+                    group.stations.remove(station)
+                    closing.callback(self._close_station, group, station)
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         due: list[int | None] = []
         failure: Exception | None = None
-        for upkeep in self._upkeep():
+        for part, upkeep in self._upkeep():
             try:
                 due.append(upkeep())
             except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
+                if part.closed:
+                    continue  # meanwhile, with its topic or its group
                 failure = failure or error
                 due.append(_AFTER_ERROR_MS)
         if failure is not None and str(failure) != self.told:  # once, not at every tick
@@ -305,15 +314,15 @@ class Topic:
             logger.error("upkeep failed", extra={"folder": self.root, "topic": self.name, "error": str(failure)})
         return soonest(*due)
 
-    def _upkeep(self) -> Iterator[Callable[[], int | None]]:
+    def _upkeep(self) -> Iterator[tuple[Partition | Delivery, Callable[[], int | None]]]:
         for partition in self.partitions:
-            yield partition.tick
+            yield partition, partition.tick
         for group in self.groups.values():
             for station in group.stations:
-                yield station.delivery.tick
-                yield station.inter
+                yield station.delivery, station.delivery.tick
+                yield station.delivery, station.inter
         for place in list(self._dead.values()):
-            yield place.tick
+            yield place.target, place.tick
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
@@ -366,7 +375,7 @@ class Topic:
         for partition, deliveries in self._parts():
             partition.save()
             partition.log.roll()
-            freed = partition.log.trim(min(delivery.group.floor for delivery in deliveries))
+            freed = partition.log.trim(min([delivery.group.floor for delivery in deliveries], default=0))
             segments += freed.segments
             size += freed.bytes
         return segments, size
@@ -384,7 +393,7 @@ class Topic:
                 delivery.journal.log.sync()
 
     def _parts(self) -> list[tuple[Partition, Sequence[Delivery]]]:
-        dead = [(place.target, place.target.deliveries) for place in self._dead.values()]
+        dead = [(place.target, place.target.deliveries) for place in list(self._dead.values())]
         return [*[(partition, partition.deliveries) for partition in self.partitions], *dead]
 
     def _attend(self) -> None:
@@ -403,4 +412,16 @@ class Topic:
             if self.closed:
                 return
             self.closed = True
-        self._closing.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of everything, whatever fails on the way; first of the groups, whose last moves need the dead letters."""
+        with ExitStack() as closing:
+            for partition in self.partitions:
+                closing.callback(partition.close)
+            for place in self._dead.values():
+                closing.callback(place.close)
+            for group in self.groups.values():
+                closing.callback(group.waiters.wake_all)
+                for station in group.stations:
+                    closing.callback(station.close)

@@ -92,8 +92,7 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
             return publisher.plain_many(messages, appended, began_ns)
         self._check_open()
         parts = publisher.publish(messages, durability, codec)
-        for part in parts:
-            await part.partition.wait_async(part.publication)
+        await publisher.wait_async(parts)
         return publisher.stored(parts, began_ns)
 
     get = AsyncGroup.receive

@@ -106,8 +106,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
             await _aside(self._engine.topic, topic)  # opening reads files
         with self._publisher(topic) as publisher:
             parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
-            for part in parts:
-                await part.partition.wait_async(part.publication)
+            await publisher.wait_async(parts)
             return publisher.stored(parts, began_ns)
 
     async def read(
@@ -123,8 +122,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        group = await _aside(self._group, topic, name, start, changes)
-        return AsyncGroup(self._engine, group, self._body_type(body_type))
+        return await _aside(self._group, AsyncGroup[Any], topic, name, start, body_type, changes)
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any

@@ -99,8 +99,7 @@ class Broker(TraceFace, BrokerFace):
         began_ns = self._mono_ns()
         with self._publisher(topic) as publisher:
             parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
-            for part in parts:
-                part.partition.wait(part.publication)
+            publisher.wait(parts)
             return publisher.stored(parts, began_ns)
 
     def read(
@@ -116,7 +115,7 @@ class Broker(TraceFace, BrokerFace):
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return Group(self._engine, self._group(topic, name, start, changes), self._body_type(body_type))
+        return self._group(Group[Any], topic, name, start, body_type, changes)
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any

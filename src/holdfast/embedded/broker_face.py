@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Final, TypeVar
@@ -23,12 +23,13 @@ from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe, groups_on, to_of
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
-from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
+from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
 from holdfast.model import Durability
 from holdfast.settings import BrokerSettings
 from holdfast.storage.compaction import KeysCompacted
 
 _Face = TypeVar("_Face", bound="BrokerFace")
+_Group = TypeVar("_Group")
 
 _MOST_AT_ONCE: Final = 100_000
 
@@ -137,18 +138,33 @@ class BrokerFace:
                     break
             return found
 
-    def _group(self, topic: str, name: str, start: str, changes: Mapping[str, Any]) -> QueueGroup:
+    def _group(
+        self,
+        kind: Callable[[BrokerEngine, QueueGroup, Any], _Group],
+        topic: str,
+        name: str,
+        start: str,
+        body_type: Any,
+        changes: Mapping[str, Any],
+    ) -> _Group:
+        body_type = self._body_type(body_type)
+        Bodies(body_type)  # refused before anything is made
         if start not in ("earliest", "latest"):
             raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
         with self._engine.using(topic) as opened:
             self._engine.streams.check_free(name, opened)
-            return opened.group(name, start=start, changes=changes)
+            # Inside: from now on the face holds the topic, which would be let go at any moment otherwise.
+            return kind(self._engine, opened.group(name, start=start, changes=changes), body_type)
 
     def _groups(self, name: str | None) -> list[GroupInfo]:
         found: list[GroupInfo] = []
         for each in self._engine.topics() if name is None else [name]:
-            with self._engine.using(each) as topic:
-                found += groups_on(self._engine, topic)
+            try:
+                with self._engine.using(each) as topic:
+                    found += groups_on(self._engine, topic)
+            except UnknownTopic:
+                if name is not None:  # otherwise it was deleted meanwhile
+                    raise
         return sorted(found, key=lambda info: (info.name, info.topic))
 
     def _delete_group(self, name: str, topic: str | None) -> None:

@@ -24,7 +24,7 @@ from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
-from holdfast.errors import Closed, Empty, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Durability
 from holdfast.settings import QueueSettings, TopicSettings
 from holdfast.storage.log import Log
@@ -85,7 +85,12 @@ class Face(Generic[Body]):
 
     @property
     def closed(self) -> bool:
-        return self._closed or self._engine.closed or self._group.topic.closed or self._group.deleted
+        return self._closed or self._ended
+
+    @property
+    def _ended(self) -> bool:
+        """Whether the group itself is closed, and not only this view of it."""
+        return self._engine.closed or self._group.topic.closed or self._group.deleted
 
     def _check_open(self) -> None:
         self._engine.check_open()
@@ -124,9 +129,13 @@ class Face(Generic[Body]):
     def _take(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
         if self.closed:
             self._check_open()
-        found = self._group.receive(
-            wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached
-        )
+        try:
+            found = self._group.receive(
+                wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached
+            )
+        except HoldfastError:
+            self._check_open()  # that it was closed meanwhile says more
+            raise
         if wanted.renew:
             for station, taken in found:
                 for delivered in taken:
@@ -149,7 +158,7 @@ class Face(Generic[Body]):
 
     def _ack_one(self, station: Station, delivered: Delivered) -> None:
         """The way of a single ack, without detours."""
-        if self._closed or self._engine.closed:
+        if self._engine.closed:
             self._check_open()
         delivery = station.delivery
         if delivery.unhurried:
@@ -287,7 +296,7 @@ class Face(Generic[Body]):
 
     def _let_go(self, station: Station, delivered: Delivered) -> None:
         """A message was dropped unhandled; called by its finalizer."""
-        if self._engine.closed or self._group.topic.closed:
+        if self._ended:
             return
         if delivered.lease.session == NO_SESSION:  # detached: it ends by itself, in its own time
             station.delivery.renewals.remove(delivered.receipt)

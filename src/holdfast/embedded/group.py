@@ -18,7 +18,7 @@ from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
 from holdfast.embedded.listed import Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
 from holdfast.embedded.message import Body, Contents
-from holdfast.errors import Closed, LeaseLost
+from holdfast.errors import Closed, HoldfastError, LeaseLost
 from holdfast.model import Durability
 
 
@@ -111,7 +111,11 @@ class Group(Face[Body], Generic[Body]):
         """
         if self._is_usual(timeout, lease, holder, renew, detached):
             station = self._station if len(self._stations) == 1 else self._group.next_in_turn()
-            one = station.delivery.receive_next()
+            try:
+                one = station.delivery.receive_next()
+            except HoldfastError:
+                self._check_open()  # that it was closed says more
+                raise
             if one is not None:
                 return Message(self, station, one)
         wanted = self._wanted(1, timeout, lease, holder, renew=renew, detached=detached)

@@ -71,7 +71,7 @@ class Handle(Said[Body], msgspec.Struct, Generic[Body], eq=False, gc=False):
         """Whether the lease has ended meanwhile: then stop, another consumer may have the message."""
         if self._settled:
             return False
-        return self._face.closed or not self._home.delivery.holds(self._delivered.receipt)
+        return self._face._ended or not self._home.delivery.holds(self._delivered.receipt)
 
     @property
     def settled(self) -> bool:

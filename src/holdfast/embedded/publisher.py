@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
+from holdfast.broker.drafts import batch_of
 from holdfast.broker.layout import message_id
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.broker.topic import Topic
+from holdfast.codec.encode import message_sizes
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Drafter, NewMessage
 from holdfast.env import Clock
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.model import Appended, CodecName, Durability
 
 _NO_OPTIONS: Final = (None,) * 8
+_NAMED_MOST: Final = 20
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -36,13 +40,14 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
         return message_id(self.topic, self.partition, self.offset, self.delayed_id)
 
 
-class Part(msgspec.Struct, frozen=True, gc=False):
-    """What one partition was given of a call: which of its messages, and what to wait for."""
+class Part(msgspec.Struct, gc=False):
+    """What one partition was given of a call: which of its messages, and what to wait for; or why it took none."""
 
     number: int
     partition: Partition
     publication: Publication
     indexes: Sequence[int]
+    error: HoldfastError | None = None
 
 
 class Publisher:
@@ -64,8 +69,9 @@ class Publisher:
         self._look()
 
     def _look(self) -> None:
-        self._settings = self.topic.settings
-        self._drafter = Drafter(self._bodies, self._settings)
+        settings = self.topic.settings
+        self._drafter = Drafter(self._bodies, settings)
+        self._settings = settings  # last: whoever sees these uses that one
 
     def is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
         """Whether a message is nothing but its bytes, for the only partition: then it goes the short way."""
@@ -128,17 +134,66 @@ class Publisher:
         *,
         verb: str = "put_many",
     ) -> list[Part]:
-        """Write bodies or NewMessages: all that go to one partition, or none of them. Then wait for each part."""
+        """Write bodies or NewMessages: all that go to one partition, or none of them. Then `wait`, and ask `stored`."""
         self.topic.check_open()
         drafts = self.drafts(messages, codec, verb)
         if len(self._partitions) == 1 and partition is None:
-            parts = [self._write(0, drafts, range(len(drafts)), durability, codec)]
-        else:
-            parts = [
-                self._write(number, [drafts[i] for i in indexes], indexes, durability, codec)
-                for number, indexes in self._routed(drafts, partition).items()
-            ]
+            return [self._write(0, drafts, range(len(drafts)), durability, codec)]
+        routed = self._routed(drafts, partition)
+        if len(routed) > 1:
+            self._check_sizes(drafts, routed)
+        parts: list[Part] = []
+        for number, indexes in routed.items():
+            try:
+                parts.append(self._write(number, [drafts[i] for i in indexes], indexes, durability, codec))
+            except HoldfastError as error:
+                if not parts:
+                    raise
+                # The others are written, and are to be waited for all the same: they can be read soon.
+                done = {i for part in parts for i in part.indexes}
+                left = [i for i in range(len(drafts)) if i not in done]
+                return [*parts, Part(number, self._partitions[number], Publication([], "fsync"), left, error)]
         return parts
+
+    def _check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
+        """Refuse the whole call for what one partition would refuse, when others have stored their part already."""
+        sizes, settings = message_sizes(batch_of(drafts)), self._settings
+        for i, size in enumerate(sizes):
+            if size > settings.max_message_bytes:
+                raise MessageTooLarge(
+                    f"message {i} of the call has {size} bytes with key and headers, the limit is "
+                    f"{settings.max_message_bytes}; nothing was stored. Send it in parts, or raise max_message_bytes"
+                )
+        for number, indexes in routed.items():
+            total = sum(sizes[i] for i in indexes)
+            if total > settings.max_batch_bytes:
+                raise MessageTooLarge(
+                    f"the messages for partition {number} have {total} bytes, the limit is {settings.max_batch_bytes}; "
+                    "nothing was stored. Send fewer at a time"
+                )
+
+    def wait(self, parts: Sequence[Part]) -> None:
+        """Return when each part is as durable as asked, or has its error."""
+        for part in parts:
+            try:
+                if part.error is None:
+                    part.partition.wait(part.publication)
+            except HoldfastError as error:
+                part.error = error
+
+    async def wait_async(self, parts: Sequence[Part]) -> None:
+        """The same for a task."""
+        if len(parts) == 1:
+            await self._wait_async(parts[0])
+        else:  # at once: were this cancelled, a part that nobody waits for would be synced by nobody
+            await asyncio.gather(*map(self._wait_async, parts))
+
+    async def _wait_async(self, part: Part) -> None:
+        try:
+            if part.error is None:
+                await part.partition.wait_async(part.publication)
+        except HoldfastError as error:
+            part.error = error
 
     def drafts(self, messages: object, codec: object, verb: str) -> list[Draft]:
         """The messages as they will be stored; InvalidRequest names what is wrong with one."""
@@ -181,8 +236,11 @@ class Publisher:
         return Part(number, partition, publication, indexes)
 
     def stored(self, parts: Sequence[Part], began_ns: int) -> list[Stored]:
-        """The answers, in the order of the messages."""
+        """The answers, in the order of the messages; or the first error, with a note of what is stored all the same."""
         self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+        for part in parts:
+            if part.error is not None:
+                raise _with_note(part.error, parts)
         topic = self.topic.name
         found: dict[int, Stored] = {}
         for part in parts:
@@ -190,6 +248,19 @@ class Publisher:
             for i, place in zip(part.indexes, part.publication.places, strict=True):
                 found[i] = Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, part.number)
         return [found[i] for i in range(len(found))]
+
+
+def _with_note(error: HoldfastError, parts: Sequence[Part]) -> HoldfastError:
+    """The error of one part, which says what has become of the others."""
+    stored = sorted(i for part in parts if part.error is None for i in part.indexes)
+    if stored:
+        some = f"{', '.join(map(str, stored[:_NAMED_MOST]))}{', ...' if len(stored) > _NAMED_MOST else ''}"
+        count = sum(len(part.indexes) for part in parts)
+        error.add_note(
+            f"{len(stored)} of {count} messages are stored, in other partitions: those at {some} of the call; "
+            "send only the rest again"
+        )
+    return error
 
 
 def _check_codec(codec: object) -> None:

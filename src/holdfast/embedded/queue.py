@@ -77,8 +77,7 @@ class Queue(Group[Body], Generic[Body]):
             return publisher.plain_many(messages, appended, began_ns)
         self._check_open()
         parts = publisher.publish(messages, durability, codec)
-        for part in parts:
-            part.partition.wait(part.publication)
+        publisher.wait(parts)
         return publisher.stored(parts, began_ns)
 
     get = Group.receive
