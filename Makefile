@@ -46,7 +46,7 @@ check: $(DEV) ## format, lint, types, import rules and the fast tests, in under 
 	@echo "Checking that modules import downwards only."
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@echo "Running the fast tests: $(FAST)."
-	@$(PY) -m pytest $(PARALLEL) -m "not serial" --hypothesis-profile=quick $(FAST) $(ARGS)
+	@$(PY) -m pytest $(PARALLEL) -m "not serial and not slow" --hypothesis-profile=quick $(FAST) $(ARGS)
 	@echo "All checks passed."
 
 demo: $(DEV) ## run examples/demo.py

@@ -249,12 +249,14 @@ class BrokerHistory:
             view = view_of(self.broker, name, group)
             if to == "earliest":
                 kept = {number_of(record.value) for part in records_of(self.broker, name) for record in part}
-                told.replay(kept & told.owed)
-                told.owed |= kept  # also what was there before it began
+                told.ending |= kept - told.owed  # what was there before it began may come, once the call has answered
+                told.owed |= kept
                 told.replay(kept)
             else:
                 told.ending |= set(view.live)
             self.broker.reset_offsets(group, name, to=to)
+            if to == "earliest":
+                told.ending -= kept
 
     def compact(self) -> None:
         if chosen := self.some_group():

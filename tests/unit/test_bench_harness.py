@@ -71,6 +71,7 @@ def report_of(*outcomes: Outcome, scale: Scale = FULL) -> Report:
     return Report(machine, scale, 3, list(outcomes), survivors)
 
 
+@pytest.mark.slow
 def test_the_contestants_take_turns_in_every_round(tmp_path):
     calls = []
     cases = [case("A"), case("B"), case("C")]
@@ -273,6 +274,7 @@ def test_the_results_warn_of_a_busy_machine_and_of_a_disk_that_is_none():
     assert "in memory" in as_markdown(replace(report, machine={**report.machine, "file_system": "tmpfs"}))
 
 
+@pytest.mark.slow
 def test_the_result_files_are_written(tmp_path):
     if importlib.util.find_spec("matplotlib") is None:
         pytest.skip("the picture needs matplotlib")

@@ -695,6 +695,7 @@ def test_findings_of_a_log_that_is_damaged_all_over_are_cut_off_but_counted(logg
     assert report.lost_messages == 5 * (3 + report.hidden_findings)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log(tmp_path: Path):
     def peak(messages: int) -> int:
         folder = str(tmp_path / str(messages))

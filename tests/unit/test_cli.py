@@ -528,6 +528,7 @@ def process(*arguments: object, **options: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_dump_quietly(tmp_path, options):
     folder = tmp_path / "log"
     with Log.open(str(folder), LogSettings(min_free_bytes=0)) as log:
@@ -543,6 +544,7 @@ def test_a_reader_that_goes_away_ends_a_dump_quietly(tmp_path, options):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.slow
 def test_an_interrupted_measurement_removes_its_file_and_says_nothing(tmp_path, number, code):
     doctor = process("doctor", tmp_path, "--seconds", 60)
     give_up = time.monotonic() + 60

@@ -240,6 +240,7 @@ def test_check_looks_at_every_log_of_every_topic(run, full):
 @pytest.mark.parametrize(
     "name", ["topics/orders/1/log", "topics/orders/1/groups/billing", "groups/analytics", "topics/__traces/0/log"]
 )
+@pytest.mark.slow
 def test_damage_anywhere_is_found_and_mended(run, full, name):
     flip(full / name / SEGMENT, 90)
     assert run("check", full).code == 1

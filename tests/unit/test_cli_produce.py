@@ -244,6 +244,7 @@ def process(*arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("mode", ["queue", "stream"])
+@pytest.mark.slow
 def test_what_nobody_could_read_is_not_handled(run, data, mode):
     run("produce", data, "single", "--batch-messages", 1, stdin=b"x" * 1_000_000 + b"\n")
     with process("consume", data, "single", "--group", "g", "--mode", mode, "--raw") as taking:
@@ -255,6 +256,7 @@ def test_what_nobody_could_read_is_not_handled(run, data, mode):
     assert (group["lag"], group["leased"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_a_group_that_follows_lets_others_in_and_ends_quietly(run, data):
     run("produce", data, "single", "-m", "first")
     with process("consume", data, "single", "--group", "g", "--follow", "--raw") as following:

@@ -266,6 +266,7 @@ def test_get_waits_for_a_message_that_comes_due(run, jobs):
     assert taken(run, jobs, "--timeout", "30s")["body"] == "soon"
 
 
+@pytest.mark.slow
 def test_get_lets_go_of_the_folder_while_it_waits(run, jobs):
     run("put", jobs, "first")
     taken(run, jobs, "--ack")
@@ -338,6 +339,7 @@ def shell(script: str, *, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["sh", "-c", text], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_shell_script_gets_works_and_acks(tmp_path):
     with holdfast.open(tmp_path / "jobs") as queue:
         queue.put(b"$(touch bad)\n'`\"", key="it's; rm -rf *", headers={"a": "'$b'"})
@@ -515,6 +517,7 @@ def test_tail_reads_beside_the_owner_and_consumes_nothing(run, jobs):
         assert queue.stats().ready == 20
 
 
+@pytest.mark.slow
 def test_tail_follows(jobs):
     with holdfast.open(jobs) as queue:
         queue.put(b"one")
@@ -773,6 +776,7 @@ def process(*arguments: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("command", ["list --json", "tail --from start", "list"])
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_a_command_quietly(jobs, command):
     with holdfast.open(jobs) as queue:
         queue.put_many([b"x" * 100] * 20_000, durability="os")
@@ -788,6 +792,7 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(jobs, command):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [["--json"], ["--raw"]])
+@pytest.mark.slow
 def test_a_message_that_nobody_could_read_goes_back(run, jobs, monkeypatch, options, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with holdfast.open(jobs) as queue:
@@ -801,6 +806,7 @@ def test_a_message_that_nobody_could_read_goes_back(run, jobs, monkeypatch, opti
     assert (stats["ready"], stats["leased"]) == (1, 0)
 
 
+@pytest.mark.slow
 def test_an_interrupted_wait_says_nothing(jobs):
     with holdfast.open(jobs) as queue:
         queue.put(b"first")
@@ -867,6 +873,7 @@ def test_check_works_beside_the_owner(run, full):
     "name",
     ["topics/jobs/0/log", "topics/jobs/0/delayed/intake", "topics/jobs.dlq/0/log", "topics/jobs/0/groups/default"],
 )
+@pytest.mark.slow
 def test_damage_anywhere_is_found_and_mended(run, full, tmp_path, name):
     flip(full / name / f"{0:020d}.log", 90)
     done = run("check", full)

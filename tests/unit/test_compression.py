@@ -78,6 +78,7 @@ def test_what_was_packed_comes_back(codec: Codec, data: bytes):
 
 
 @pytest.mark.parametrize("codec", PACKERS)
+@pytest.mark.slow
 def test_the_best_packed_body_is_not_taken_for_a_bomb(codec: Codec):
     zeros = bytes(48 << 20)
     for level in (None, 9):
@@ -230,6 +231,7 @@ def test_a_body_over_the_readers_limit_is_not_unpacked(codec: Codec):
 
 
 @pytest.mark.parametrize("codec", PACKERS)
+@pytest.mark.slow
 def test_a_bomb_that_tells_its_size_costs_no_memory(codec: Codec):
     packed = bomb(codec)
     assert peak_bytes(lambda: unpack(codec, packed, GIB)) < 100_000

@@ -577,6 +577,7 @@ class History:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.slow
 def test_nothing_below_the_covered_place_is_lost_wherever_the_power_is_cut(seed):
     history = History(seed)
     history.run(steps=7)

@@ -271,6 +271,7 @@ def test_a_log_without_keeper_that_nobody_holds_any_more_is_let_go(tmp_path):
         assert log.end == 1
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_closing_ends(tmp_path):
     program = (
         "import asyncio, sys; from holdfast.storage import open_log\n"

@@ -577,6 +577,7 @@ def test_a_read_only_folder_is_refused(tmp_path):
 
 # Together the four try every call.
 @pytest.mark.parametrize(("first", "code"), [(1, errno.EACCES), (2, errno.EROFS), (3, errno.EIO), (4, errno.ENOSPC)])
+@pytest.mark.slow
 def test_whatever_call_fails_at_opening_the_error_is_clear_and_the_next_try_succeeds(first, code):
     place = Place(max_attempts=1, dedup_window_ms=1_000, segment_bytes=4_096, frame_bytes=1_024)
     place.q.put_many([b"a", NewMessage(body=b"b", delay=100), NewMessage(body=b"c", dedup_id="c")])
@@ -600,6 +601,7 @@ def test_whatever_call_fails_at_opening_the_error_is_clear_and_the_next_try_succ
     pytest.fail("opening never succeeded")
 
 
+@pytest.mark.slow
 def test_one_failing_call_at_opening_leaves_nothing_owned():
     nth = 0
     while True:
@@ -621,6 +623,7 @@ def test_one_failing_call_at_opening_leaves_nothing_owned():
             return
 
 
+@pytest.mark.slow
 def test_a_failing_close_lets_go_of_everything():
     nth = 0
     while True:

@@ -89,6 +89,7 @@ def expect_sound(place: Place) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's end
 @pytest.mark.parametrize("durability", ["os", "fsync"])
+@pytest.mark.slow
 def test_a_signal_at_any_moment_of_put_get_and_ack_leaves_the_queue_sound(durability):
     step = 0
     while True:

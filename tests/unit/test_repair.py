@@ -361,6 +361,7 @@ def spoiled(seed: int) -> Logged:
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.slow
 def test_a_power_cut_at_any_step_of_a_repair_costs_nothing_and_the_next_repair_ends_it(seed, scale):
     baseline = spoiled(seed)
     report = baseline.check()
@@ -433,6 +434,7 @@ def check_backups(logged: Logged) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+@pytest.mark.slow
 def test_a_disk_that_fails_at_any_call_of_a_repair_is_reported_and_the_next_repair_ends_it(code, scale):
     nth = 0
     while True:
@@ -492,6 +494,7 @@ def spoil_somewhere(logged: Logged, rng: random.Random) -> None:
             logged.zero(name, at, min(size, at + rng.randint(1, 600)))
 
 
+@pytest.mark.slow
 def test_whatever_is_spoiled_a_repair_makes_the_log_whole(scale):
     for seed in range(scale(150, 5_000)):
         rng = random.Random(seed)

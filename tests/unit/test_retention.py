@@ -138,6 +138,7 @@ def test_ticks_apply_retention_when_it_is_due_and_say_when_they_want_to_be_calle
     assert kept.files == 2
 
 
+@pytest.mark.slow
 def test_a_crash_between_any_two_steps_of_retention_leaves_a_whole_log():
     """An oldest part is gone or not; never a middle, and never what was to be kept."""
     for seed in range(200):

@@ -77,6 +77,7 @@ def test_partitions_that_are_added_get_their_turns():
     assert [turns.take(4) for _ in range(4)] == [1, 2, 3, 0]
 
 
+@pytest.mark.slow
 def test_importing_holdfast_does_not_load_the_hash():
     listing = "import sys, holdfast, holdfast.broker.routing; print('mmh3' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True)

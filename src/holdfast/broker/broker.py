@@ -382,8 +382,8 @@ class BrokerEngine:
 
     def close(self) -> None:
         """Sync, save, let go of the folder. Closing twice is fine."""
-        if self.closed:
-            return  # without the lock, which nobody gives back in a forked child
+        if self._forked:
+            return  # without the lock: whoever had it in the parent does not give it back here
         with self._lock:
             if self.closed:
                 return

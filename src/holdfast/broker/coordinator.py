@@ -100,10 +100,12 @@ class StreamGroup:
         instance_id: str = "",
         holder: str = "",
         alive: Callable[[], bool | None] | None = None,
+        again: bool = False,
     ) -> tuple[str, Waiters]:
         """A new member's name, and the line in which it is woken; its share comes with the first heartbeat.
 
-        With `alive` it lives in this process, and the keeper sends its heartbeats.
+        With `alive` it lives in this process, and the keeper sends its heartbeats. Whoever joins `again` may want
+        topics that were deleted since.
         """
         wanted = tuple(topics)
         with self.lock:
@@ -111,10 +113,13 @@ class StreamGroup:
             try:
                 for topic in wanted:
                     self._look_after(topic)
-                    self._hold(topic)  # or UnknownTopic
-                    self._check_mode(self._topics[topic])
-                for topic in wanted:
-                    self._begin(self._topics[topic], settings.start)
+                    if not again:
+                        self._hold(topic)  # or UnknownTopic
+                found = [self._topics[topic] for topic in wanted if topic in self._topics]
+                for each in found:
+                    self._check_mode(each)
+                for each in found:
+                    self._begin(each, settings.start)
                 self._recount()
                 member = f"{self.name}-{self._engine.world.ids.random_u32():08x}"
                 self._do(
@@ -164,13 +169,22 @@ class StreamGroup:
         epoch: int,
         offsets: Mapping[TopicPartition, int],
         durability: Durability | None = None,
+        topic_ids: Mapping[TopicPartition, int] | None = None,
     ) -> Appended | None:
-        """Note how far a member came, for all these partitions or for none; the answer is what to `wait` for."""
+        """Note how far a member came, for all these partitions or for none; the answer is what to `wait` for.
+
+        `topic_ids` are of the topics that it read, which may have been deleted and made anew meanwhile.
+        """
         with self.lock:
             entries = []
             for place, offset in offsets.items():
                 self.members.may_commit(member, epoch, *place)
                 topic = self._topic(place[0])
+                if topic_ids is not None and topic_ids.get(place) != topic.id:
+                    raise UnknownTopic(
+                        f"partition {place[1]} of {place[0]} is not the one that member {member} has read: the topic "
+                        "was deleted, and another has its name. Nothing was committed"
+                    )
                 check_offset(topic.partitions[place[1]].log, offset, place)
                 entries.append(self._entry(topic, place[1], offset))
             return self.offsets.commit(entries, durability) if entries else None
@@ -400,6 +414,7 @@ class StreamGroup:
 
     def _recount(self) -> None:
         """See whether topics have grown, came or went."""
+        self._engine.check_open()  # those that close with the broker have not gone
         members = self.members
         for name in {topic for member in members.members.values() for topic in member.topics}:
             self._look_after(name)

@@ -82,7 +82,7 @@ class Remembered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
 Event: TypeAlias = Commits | Forgotten | Risen | Remembered
 
 _encode_event = msgspec.msgpack.Encoder().encode
-_decode_event = msgspec.msgpack.Decoder(Event).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode
 
 
 class _Image(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +95,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode_image = msgspec.msgpack.Encoder().encode
-_decode_image = msgspec.msgpack.Decoder(_Image).decode
+decode_image = msgspec.msgpack.Decoder(_Image).decode
 
 
 class Offsets:
@@ -203,7 +203,7 @@ class Offsets:
             self.remembered = event
 
     def _recover(self) -> None:
-        image, _ = self._files.newest(_decode_image)
+        image, _ = self._files.newest(decode_image)
         if image is not None:
             self._snapshot_at = image.position
             self._entries = {entry.place: entry for entry in image.entries}
@@ -222,7 +222,7 @@ class Offsets:
         while at < self.log.end:
             try:
                 for record in self.log.records(at):
-                    self._apply(_decode_event(record.value))
+                    self._apply(decode_event(record.value))
                     at = record.offset + 1
             except DamagedRange as damage:
                 at = damage.next_offset

@@ -61,6 +61,15 @@ class RoundRobin:
         self._partition, self._left = partition, left - 1
         return partition
 
+    def give_back(self, count: int, partitions: int) -> None:
+        """Take back the last turns."""
+        while count > 0:
+            used = min(max(self._stick - self._left, 0), count)
+            self._left += used
+            count -= used
+            if count:
+                self._partition, self._left = (self._partition - 1) % partitions, 0
+
     def spread(self, count: int, partitions: int) -> Iterator[tuple[int, int, int]]:
         """The next `count` messages as runs: (partition, first, behind the last)."""
         first = 0

@@ -120,12 +120,15 @@ class Sequences:
         self._note(producer, count, offset, self._world.clock.now_ns() // 1_000_000)
         self._unsure_from = None
 
-    def next_sequence(self, producer_id: int) -> int:
-        """The sequence that the producer's next message will have: how many the partition has, but for wraps."""
+    def next_sequence(self, producer_id: int, since: int = 0) -> int:
+        """The sequence that the producer's next message will have: how many the partition has, but for wraps.
+
+        What was written before the epoch `since` does not count: with that one sequences began anew.
+        """
         with self.lock:
             self._settle()
             entry = self._entries.get(producer_id)
-            return 0 if entry is None else entry.next_sequence
+            return 0 if entry is None or entry.epoch < since else entry.next_sequence
 
     def offsets(self, producer_id: int, first: int, count: int) -> Sequence[int]:
         """Where messages of a producer are; empty where that is forgotten."""

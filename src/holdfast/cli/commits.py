@@ -13,8 +13,8 @@ from holdfast.broker.offsets import (
     Forgotten,
     Remembered,
     Risen,
-    _decode_event,
-    _decode_image,
+    decode_event,
+    decode_image,
 )
 from holdfast.broker.snapshots import SNAPSHOT, SnapshotFiles
 from holdfast.env import World
@@ -49,7 +49,7 @@ def commits_of(world: World, folder: str) -> CommitState:
 
 
 def _replayed(world: World, folder: str) -> CommitState:
-    image, name = SnapshotFiles(world, folder).newest(_decode_image)
+    image, name = SnapshotFiles(world, folder).newest(decode_image)
     if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
     reader = LogReader(folder, world=world)
@@ -62,7 +62,7 @@ def _replayed(world: World, folder: str) -> CommitState:
     while at < reader.end:
         try:
             for record in reader.records(at):
-                state.apply(_decode_event(record.value))
+                state.apply(decode_event(record.value))
                 at = record.offset + 1
         except DamagedRange as damage:
             lost = f"events {damage.first_offset} to {damage.next_offset - 1} are lost"

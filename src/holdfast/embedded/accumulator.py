@@ -150,6 +150,14 @@ class Accumulator:
         self.on_work()
         return parcels
 
+    def disown(self, error: Exception) -> None:
+        """In a child after a fork: nobody sends here, and whoever waits is answered with the error."""
+        self.lock = threading.Lock()  # that of before may be held by a thread that is not here
+        self.on_work = self.on_room = lambda: None
+        for parcel in [parcel for lane in self.active for parcel in lane.queue]:
+            parcel.error, parcel.done = error, True
+        self.active = {}
+
     def _begin(self, lane: Lane, *, loose: bool) -> Parcel | None:
         """A new parcel behind the others of the lane; None where its topic must be opened first. Under the lock."""
         route = lane.route

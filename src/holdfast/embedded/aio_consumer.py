@@ -44,6 +44,8 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         """Every message as it comes, until the consumer is closed."""
         while True:
             try:
+                if self._must_commit:
+                    await _aside(lambda: self._auto_commit(self._feeds))
                 message = self._pull()
                 if message is None:
                     count, until_ns = self._begin_poll(None, None)
@@ -66,7 +68,7 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
 
         Fenced if a partition is not ours any more: then somebody else goes on from the commit before.
         """
-        appended = self._commit(messages, offsets, durability)
+        appended = await _aside(lambda: self._commit(messages, offsets, durability))
         if appended is not None:
             await self._group.offsets.wait_async(appended)
 
@@ -105,6 +107,8 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         self._polling = True
         try:
             while True:
+                if self._must_commit:
+                    await _aside(lambda: self._auto_commit(self._feeds))
                 if self._must_follow:
                     await self._follow()
                 with self._line.in_line(waiter):
@@ -114,8 +118,6 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
                     if not self._must_follow:
                         await waiter.wait(self._wait_s(until_ns))
                 self._check_open()
-                if self.settings.auto_commit:
-                    self._auto_commit_if_due()
         finally:
             self._polling = False
             self._polled_ms = self._now_ms()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Generator, Iterable
 from contextlib import suppress
 from datetime import datetime
@@ -13,12 +14,14 @@ from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.partition import Publication
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span
-from holdfast.embedded.producing import Placed, Producing, Writing
+from holdfast.embedded.producing import AFTER_ERROR_NS, Placed, Producing, Writing
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.route import Route
 from holdfast.embedded.times import duration_ms
-from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, Unavailable
 from holdfast.settings import ProducerSettings
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncSent:
@@ -112,7 +115,8 @@ class AsyncProducer(Producing):
         route = await self._route(topic)
         options = (headers, delay, at, ttl, dedup_id, correlation_id)
         placed = self._place(route, body, key, priority, options, partition)
-        return AsyncSent(self, self._put(placed) or await self._insist(placed))
+        turns = int(key is None and partition is None and dedup_id is None)
+        return AsyncSent(self, self._put(placed) or await self._insist(placed, turns=turns))
 
     async def send_many(
         self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None
@@ -121,10 +125,11 @@ class AsyncProducer(Producing):
         route = await self._route(topic)
         messages = self._check_many(messages)
         spans: list[Span] = []
+        turns_of = route if partition is None and self._all_plain(route, messages) else None
         try:
             await self._spread(route, messages, partition, spans)
         except HoldfastError as error:
-            self._note_taken(error, spans, len(messages))
+            self._note_taken(error, spans, len(messages), turns_of)
             raise
         return AsyncSentMany(self, SentMany(spans, len(messages)))
 
@@ -141,7 +146,8 @@ class AsyncProducer(Producing):
         for i, message in enumerate(messages):
             new = message if isinstance(message, NewMessage) else NewMessage(body=message)
             placed = self._place_new(route, new, partition)
-            sent = self._put(placed) or await self._insist(placed)
+            turns = int(new.key is None and partition is None and new.dedup_id is None)
+            sent = self._put(placed) or await self._insist(placed, turns=turns)
             spans.append((sent._parcel, sent._index, (i,)))
 
     async def flush(self, timeout: Seconds | None = None) -> None:
@@ -164,9 +170,9 @@ class AsyncProducer(Producing):
             self._work.set()
             if self._task is not None:
                 await asyncio.wait([self._task])
+            self._let_go()  # first: from then on nothing more comes in
             self._give_up()
             self._wake_answered()
-            self._let_go()
         self._raise_unseen()
 
     async def __aenter__(self) -> AsyncProducer:
@@ -211,7 +217,11 @@ class AsyncProducer(Producing):
     async def _run(self) -> None:
         while not self._stopping:
             self._work.clear()
-            later_ns = await self._round()
+            try:
+                later_ns = await self._round()
+            except Exception:  # whatever it was: without its task a producer would stand still, and nobody knew
+                logger.exception("a round failed", extra={"folder": self._engine.folder})
+                later_ns = self._clock.monotonic_ns() + AFTER_ERROR_NS
             left_s = None if later_ns is None else max(later_ns - self._clock.monotonic_ns(), 0) / 1e9
             if left_s is None or left_s > 0:
                 await self._clock.wait_async(self._work, left_s)
@@ -229,16 +239,15 @@ class AsyncProducer(Producing):
     async def _open_sequences(self, now_ns: int) -> None:
         """Read what partitions know of producers before they are written to, and not in the loop's time."""
         for lane in list(self._accumulator.active):
-            if lane.queue and lane.queue[0].due_ns <= now_ns:
-                partition = lane.route.topic.partitions[lane.number]
-                if not self.settings.idempotent or partition.sequences is not None:
-                    continue
-                with suppress(Exception):  # then writing meets it again, and answers with it
+            if not self.settings.idempotent or not lane.queue or lane.queue[0].due_ns > now_ns:
+                continue
+            with suppress(Exception):  # then writing meets it again, and answers with it
+                partition = lane.route.topic.partition(lane.number)
+                if partition.sequences is None:
                     await asyncio.to_thread(partition.open_sequences)
 
     async def _finish(self, writing: Writing, now_ns: int) -> None:
-        parcel, waiting = writing
-        partition = parcel.lane.route.topic.partitions[parcel.lane.number]
+        parcel, partition, waiting = writing
         try:
             if isinstance(waiting, Publication):
                 await partition.wait_async(waiting)
@@ -264,11 +273,15 @@ class AsyncProducer(Producing):
         for parcel in [parcel for parcel in self._answers if parcel.done]:
             self._answers.pop(parcel).set()
 
-    async def _insist(self, placed: Placed) -> Sent:
-        """Take a message in as soon as there is room for it."""
+    async def _insist(self, placed: Placed, *, turns: int = 0) -> Sent:
+        """Take a message in as soon as there is room for it; the turns that it had are free where there is none."""
         deadline_ns = self._deadline_ns(self.settings.block_ms / 1000)
         while True:
-            await self._make_way(placed[0], deadline_ns)
+            try:
+                await self._make_way(placed[0], deadline_ns)
+            except QueueFull:
+                placed[0].route.give_back(turns)
+                raise
             sent = self._put(placed)
             if sent is not None:
                 return sent

@@ -197,6 +197,7 @@ class BrokerFace:
                 before, after = station.delivery.group.floor, where.find(station.partition.log)
                 if not switch(dry_run, "dry_run"):
                     station.delivery.seek(after)
+                    station.delivery.journal.log.sync()  # as in stream mode: it was asked for by hand, and is seldom
                 found.append(Reset(topic=name, partition=station.number, before=before, after=after))
             return found
 

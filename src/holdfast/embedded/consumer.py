@@ -40,6 +40,8 @@ class Consumer(Consuming[Body], Generic[Body]):
         """Every message as it comes, until the consumer is closed."""
         while True:
             try:
+                if self._must_commit:
+                    self._auto_commit(self._feeds)
                 message = self._pull()
                 if message is None:
                     count, until_ns = self._begin_poll(None, None)
@@ -99,6 +101,8 @@ class Consumer(Consuming[Body], Generic[Body]):
         self._polling = True
         try:
             while True:
+                if self._must_commit:
+                    self._auto_commit(self._feeds)
                 if self._must_follow:
                     self._follow()
                 with self._line.in_line(waiter):
@@ -108,8 +112,6 @@ class Consumer(Consuming[Body], Generic[Body]):
                     if not self._must_follow:
                         waiter.wait(self._wait_s(until_ns))
                 self._check_open()
-                if self.settings.auto_commit:
-                    self._auto_commit_if_due()
         finally:
             self._polling = False
             self._polled_ms = self._now_ms()

@@ -63,6 +63,7 @@ class Consuming(Standing[Body], Generic[Body]):
         self._turn = 0
         self._out: Feed[Body] | None = None  # where the message comes from that an iteration handed out last
         self._polling = self._leaving = False
+        self._joins = 0
         self._polled_ms = self._committed_ms = self._now_ms()
         close_in_children(self)
 
@@ -124,8 +125,6 @@ class Consuming(Standing[Body], Generic[Body]):
         self._polled_ms = now_ns // 1_000_000
         for feed in self._feeds.values():
             feed.handled = feed.given
-        if self.settings.auto_commit:
-            self._auto_commit_if_due()
         return count, until_ns
 
     @property
@@ -164,7 +163,7 @@ class Consuming(Standing[Body], Generic[Body]):
         """How long to wait for messages at most: until the call's time is over, or the next commit is due."""
         now_ns = self._clock.monotonic_ns()
         times = [] if until_ns is None else [(until_ns - now_ns) / 1e9]
-        if self.settings.auto_commit and any(feed.handled != feed.kept for feed in self._feeds.values()):
+        if self.settings.auto_commit and self._uncommitted(self._feeds):
             times.append(max(self._committed_ms + self.settings.auto_commit_ms - now_ns // 1_000_000, 0) / 1e3)
         return min(times, default=None)
 
@@ -193,11 +192,11 @@ class Consuming(Standing[Body], Generic[Body]):
             if self._member is None:
                 self._join()
             version = self._group.version
+            # The topic was deleted; should there be another of its name, its partitions come anew.
             ended = sorted(place for place, feed in self._feeds.items() if feed.topic.closed)
-            if ended:  # the topic was deleted; should there be another of its name, its partitions come anew
-                self._drop(ended)
-                if self._on_revoked is not None:
-                    yield self._on_revoked, ended
+            self._drop(ended)
+            if ended and self._on_revoked is not None:
+                yield self._on_revoked, ended
             try:
                 share = self._group.heartbeat(self._member or "", self._epoch, self._feeds)
             except Fenced as error:
@@ -214,8 +213,11 @@ class Consuming(Standing[Body], Generic[Body]):
                 self._drop(revoked)
             elif assigned:
                 self._take_over(assigned)
+            elif untold := sorted(place for place, feed in self._feeds.items() if not feed.told):
                 if self._on_assigned is not None:
-                    yield self._on_assigned, assigned
+                    yield self._on_assigned, untold
+                for place in untold:
+                    self._feeds[place].told = True
             else:
                 self._seen = version  # not before: a callback may fail, and must be asked again
                 return
@@ -236,17 +238,23 @@ class Consuming(Standing[Body], Generic[Body]):
             ) from error
 
     def _join(self) -> None:
+        again = self._joins > 0
+        self._joins = joins = self._joins + 1
         self._member, self._line = self._group.join(
             self.topics,
             self.settings,
             instance_id=self.instance_id,
             holder=self._holder,
-            alive=_weakly(self._is_alive),
+            alive=_weakly(self._is_alive, joins),
+            again=again,
         )
         self._epoch = self._group.epoch_of(self._member)
 
-    def _is_alive(self) -> bool:
-        return not self._closed and (self._polling or self._now_ms() - self._polled_ms < self.settings.max_poll_ms)
+    def _is_alive(self, joins: int) -> bool:
+        """Whether the member lives that we became with that join: one that a signal cut short left nobody."""
+        if self._closed or joins != self._joins:
+            return False
+        return self._polling or self._now_ms() - self._polled_ms < self.settings.max_poll_ms
 
     def _take_over(self, places: Iterable[TopicPartition]) -> None:
         for place in places:
@@ -259,7 +267,7 @@ class Consuming(Standing[Body], Generic[Body]):
         for place in places:
             del self._feeds[place]
             self._group.silence(place, self._line)
-        self._ahead.clear()
+        self._rewind()
 
     def _commit(
         self,
@@ -273,7 +281,8 @@ class Consuming(Standing[Body], Generic[Body]):
         if messages is not None:
             offsets = self._behind(messages)
         elif offsets is None:
-            offsets = {place: feed.given for place, feed in self._feeds.items() if feed.given != feed.kept}
+            given = {place: max(feed.given, feed.log.start) for place, feed in self._feeds.items()}
+            offsets = {place: offset for place, offset in given.items() if offset != self._feeds[place].kept}
         return self._write(_checked(offsets), durability)
 
     def _write(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> Appended | None:
@@ -282,7 +291,8 @@ class Consuming(Standing[Body], Generic[Body]):
         for place in offsets:
             if place in self._feeds and self._feeds[place].topic.closed:
                 raise UnknownTopic(f"the topic {place[0]} was deleted, and nothing can be committed there any more")
-        appended = self._group.commit(self._member or "", self._epoch, offsets, durability)
+        topic_ids = {place: self._feeds[place].topic.id for place in offsets if place in self._feeds}
+        appended = self._group.commit(self._member or "", self._epoch, offsets, durability, topic_ids)
         for place, offset in offsets.items():
             self._feeds[place].kept = offset
         return appended
@@ -302,19 +312,25 @@ class Consuming(Standing[Body], Generic[Body]):
                     f"{message.id} came when partition {place[1]} of {place[0]} was this consumer's, which it was not "
                     "all the time since: others may have handled it. Nothing was committed; poll, and go on from there"
                 )
-            offsets[place] = max(message.offset + 1, offsets.get(place, 0))
+            offsets[place] = max(message.offset + 1, feed.log.start, offsets.get(place, 0))
         return offsets
 
-    def _auto_commit_if_due(self) -> None:
-        if self._now_ms() - self._committed_ms >= self.settings.auto_commit_ms:
-            self._auto_commit(self._feeds)
+    @property
+    def _must_commit(self) -> bool:
+        """Whether it is time to commit by ourselves, and there is something new."""
+        due = self.settings.auto_commit and self._now_ms() - self._committed_ms >= self.settings.auto_commit_ms
+        return due and bool(self._uncommitted(self._feeds))
+
+    def _uncommitted(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """What is handled and not committed, of topics that are there."""
+        feeds = [self._feeds[place] for place in places]
+        return {feed.place: feed.done for feed in feeds if feed.done != feed.kept and not feed.topic.closed}
 
     def _auto_commit(self, places: Iterable[TopicPartition]) -> None:
         """Commit what is handled; if that is refused, the group will tell why."""
         self._committed_ms = self._now_ms()
-        feeds = [self._feeds[place] for place in places]
         try:
-            self._write({feed.place: feed.handled for feed in feeds if feed.handled != feed.kept})
+            self._write(self._uncommitted(places))
         except HoldfastError as error:
             logger.warning("not committed", extra={"group": self.group, "why": str(error)})
 
@@ -337,13 +353,13 @@ class Consuming(Standing[Body], Generic[Body]):
         return self._clock.monotonic_ns() // 1_000_000
 
 
-def _weakly(method: Callable[[], bool]) -> Callable[[], bool | None]:
+def _weakly(method: Callable[[int], bool], joins: int) -> Callable[[], bool | None]:
     """The method's answer while its object lives, then None: the group must not keep a consumer alive."""
     reference = WeakMethod(method)
 
     def ask() -> bool | None:
         found = reference()
-        return None if found is None else found()
+        return None if found is None else found(joins)
 
     return ask
 

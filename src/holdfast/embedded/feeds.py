@@ -13,7 +13,7 @@ from holdfast.broker.topic import Topic
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.message import Body, Home, Place, Said
 from holdfast.env import Clock
-from holdfast.errors import DamagedRange, OffsetOutOfRange
+from holdfast.errors import DamagedRange, HoldfastError, OffsetOutOfRange
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Record
 
@@ -52,10 +52,16 @@ class Feed(Generic[Body]):
         self.home = StreamHome(topic.name, number)
         self.position = self.given = self.handled = self.kept = position
         self.paused = False
+        self.told = False  # whether the user heard that it is ours
         self._follower = self.log.follower()
         self._group = group.encode()
         self._bodies = bodies
         self._now_ns = clock.now_ns
+
+    @property
+    def done(self) -> int:
+        """Where somebody else would go on: behind what is handled, and behind what retention took away."""
+        return max(self.handled, self.log.start)
 
     def move(self, position: int) -> None:
         """Read on there; what was handed out before counts as before, but the next commit is for this place."""
@@ -63,6 +69,7 @@ class Feed(Generic[Body]):
 
     def take(self, count: int) -> list[StreamMessage[Body]]:
         """The next messages, at most so many; none at the end, or while paused."""
+        all_handled = self.position == self.given == self.handled
         while self.position < self.log.end and not self.paused and not self.topic.closed:
             records = self._read(count)
             home, bodies = self.home, self._bodies
@@ -75,6 +82,8 @@ class Feed(Generic[Body]):
                 found = [StreamMessage(home, bodies, record) for record in records if self._is_meant(record)]
             if found:
                 return found
+        if all_handled:
+            self.given = self.handled = self.position  # what was passed over need not be looked at again
         return []
 
     def _read(self, count: int) -> list[Record]:
@@ -93,6 +102,10 @@ class Feed(Generic[Body]):
                 raise
             self._pass_over("messages were trimmed before they were read", trimmed.start)
             return []
+        except HoldfastError:
+            if self.topic.closed:  # deleted just now: the group will tell
+                return []
+            raise
         self.position = stop
         return records
 

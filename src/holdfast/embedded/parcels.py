@@ -54,7 +54,7 @@ class Lane:
         self.sequence: int | None = None  # of the next message; None: the partition must say
         self.known = 0  # how many of the producer's messages the partition had when this one began
         self.counted = 0  # how many were sent since, those that it had included
-        self.loose = itertools.count()  # numbers of messages that go without sequences; safe for threads
+        self.loose = itertools.count()  # numbers of messages that go without sequences
 
     @property
     def due_ns(self) -> int:

@@ -8,23 +8,21 @@ import weakref
 from collections.abc import Iterable
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.marks import TEXT_KEY
 from holdfast.broker.partition import Publication
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span
-from holdfast.embedded.producing import NO_OPTIONS, Placed, Producing, Writing
+from holdfast.embedded.producing import AFTER_ERROR_NS, NO_OPTIONS, Placed, Producing, Writing
 from holdfast.embedded.route import Route
 from holdfast.embedded.times import duration_ms
 from holdfast.env import Clock
-from holdfast.errors import HoldfastError, Unavailable
+from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.settings import ProducerSettings
 
 logger = logging.getLogger(__name__)
-
-_AFTER_ERROR_NS: Final = 1_000_000_000
 
 
 class Producer(Producing):
@@ -77,7 +75,7 @@ class Producer(Producing):
         if plain and options == NO_OPTIONS and route.settings is route.topic.settings and route.plain:
             if key is None and len(body) <= route.most_bytes:
                 lane = route.lanes[0] if route.count == 1 else route.next()
-                return self._add(lane, body) or self._insist((lane, body, None, 0, None, False))
+                return self._add(lane, body) or self._insist((lane, body, None, 0, None, False), turns=1)
             flags = 0
             if type(key) is str and key.isascii():
                 key, flags = key.encode(), TEXT_KEY
@@ -85,15 +83,18 @@ class Producer(Producing):
                 lane = route.keyed(key)
                 return self._add(lane, body, key, flags) or self._insist((lane, body, key, flags, None, False))
         placed = self._place(route, body, key, priority, options, partition)
-        return self._put(placed) or self._insist(placed)
+        turns = int(key is None and partition is None and dedup_id is None)
+        return self._put(placed) or self._insist(placed, turns=turns)
 
     def send_many(self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None) -> SentMany:
         """Send messages; an item is a body or a NewMessage. One answer for all of them, or one for each."""
         route = self._route(topic)
         messages = self._check_many(messages)
         spans: list[Span] = []
+        turns_of: Route | None = None
         try:
             if self._all_plain(route, messages):
+                turns_of = route if partition is None else None
                 for lane, first, end, size in self._pieces(route, messages, partition):
                     parcel, index = self._insist_many(lane, messages[first:end], size)
                     spans.append((parcel, index, range(first, end)))
@@ -101,10 +102,11 @@ class Producer(Producing):
                 for i, message in enumerate(messages):
                     new = message if isinstance(message, NewMessage) else NewMessage(body=message)
                     placed = self._place_new(route, new, partition)
-                    sent = self._put(placed) or self._insist(placed)
+                    turns = int(new.key is None and partition is None and new.dedup_id is None)
+                    sent = self._put(placed) or self._insist(placed, turns=turns)
                     spans.append((sent._parcel, sent._index, (i,)))
         except HoldfastError as error:
-            self._note_taken(error, spans, len(messages))
+            self._note_taken(error, spans, len(messages), turns_of)
             raise
         return SentMany(spans, len(messages))
 
@@ -133,8 +135,8 @@ class Producer(Producing):
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()
             with self._round_lock:
+                self._let_go()  # first: from then on nothing more comes in
                 self._give_up()
-            self._let_go()
         self._raise_unseen()
 
     def __enter__(self) -> Producer:
@@ -149,11 +151,6 @@ class Producer(Producing):
             if error is None:
                 raise
             error.add_note(f"messages were not stored: {failure}")
-
-    def disown(self) -> None:
-        """In a child after a fork: the parent sends what is left."""
-        super().disown()
-        self._accumulator.lock = threading.Lock()
 
     def await_parcel(self, parcel: Parcel, timeout_s: float | None) -> bool:
         """Return when it is answered, or when the time is over; answers whether it is."""
@@ -186,8 +183,7 @@ class Producer(Producing):
                 self._rounding = None
 
     def _finish(self, writing: Writing, now_ns: int) -> None:
-        parcel, waiting = writing
-        partition = parcel.lane.route.topic.partitions[parcel.lane.number]
+        parcel, partition, waiting = writing
         try:
             if isinstance(waiting, Publication):
                 partition.wait(waiting)
@@ -206,11 +202,15 @@ class Producer(Producing):
         except (KeyError, TypeError):
             return self._open_route(topic)
 
-    def _insist(self, placed: Placed) -> Sent:
-        """Take a message in as soon as there is room for it."""
+    def _insist(self, placed: Placed, *, turns: int = 0) -> Sent:
+        """Take a message in as soon as there is room for it; the turns that it had are free where there is none."""
         deadline_ns = self._deadline_ns(self.settings.block_ms / 1000)
         while True:
-            self._make_way(placed[0], deadline_ns)
+            try:
+                self._make_way(placed[0], deadline_ns)
+            except QueueFull:
+                placed[0].route.give_back(turns)
+                raise
             sent = self._put(placed)
             if sent is not None:
                 return sent
@@ -230,6 +230,7 @@ class Producer(Producing):
         if not lane.route.usable:
             self._open_route(lane.route.name)
             return
+        self._check_outside()
         self._room.clear()
         if not self._accumulator.hurry():
             return  # all was stored just now
@@ -278,7 +279,7 @@ def _run(me: weakref.ref[Producer], clock: Clock, work: threading.Event) -> None
             later_ns = producer.round()
         except Exception:  # whatever it was: without its thread a producer would stand still, and nobody knew
             logger.exception("a round failed", extra={"folder": producer._engine.folder})
-            later_ns = clock.monotonic_ns() + _AFTER_ERROR_NS
+            later_ns = clock.monotonic_ns() + AFTER_ERROR_NS
         left_s = None if later_ns is None else max(later_ns - clock.monotonic_ns(), 0) / 1e9
         if not producer._accumulator.active:
             del producer

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.layout import check_topic_name
 from holdfast.broker.marks import TEXT_KEY
-from holdfast.broker.partition import Draft, Publication
+from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, check_partition
 from holdfast.embedded.accumulator import Accumulator
 from holdfast.embedded.bodies import Bodies
@@ -29,8 +29,9 @@ _PLAIN_KEYS: Final = frozenset({type(None), bytes, str})
 _NAMED_STICK: Final = 100  # whatever its settings: one that resumes must give the same turns again
 _MOST_FAILED: Final = 100
 _LOOK_AGAIN_NS: Final = 1_000_000_000
+AFTER_ERROR_NS: Final = 1_000_000_000
 
-Writing: TypeAlias = tuple[Parcel, Publication | Appended]
+Writing: TypeAlias = tuple[Parcel, Partition, Publication | Appended]
 Placed: TypeAlias = tuple[Lane, bytes, bytes | None, int, Draft | None, bool]  # the last two: more than a key, loose
 
 
@@ -78,6 +79,7 @@ class Producing:
     def disown(self) -> None:
         """In a child after a fork: the parent sends what is left."""
         self._closed = True
+        self._accumulator.disown(Closed("the message was sent before a fork, by the parent, which stores it"))
 
     def _check_open(self) -> None:
         self._engine.check_open()
@@ -92,6 +94,9 @@ class Producing:
         self._let_go_beyond_limit()
         topic = self._engine.hold(check_topic_name(name), self)
         with self._accumulator.lock:
+            if self._closed:  # meanwhile: whatever is put in now would find nobody who sends it
+                topic.holders.discard(self)
+                self._check_open()
             route = self._routes.get(name)
             if route is None:
                 turns = RoundRobin(_NAMED_STICK if self.name else self.settings.batch_messages)
@@ -147,8 +152,6 @@ class Producing:
         route.check_size(draft)
         lane = route.lane_for(draft, partition)
         loose = bool(draft.due_at_ms) or draft.dedup_id is not None
-        if loose:
-            draft = self._sender.loose(lane, draft)
         return lane, draft.value, draft.key, draft.flags, draft, loose
 
     def _put(self, placed: Placed) -> Sent | None:
@@ -192,9 +195,11 @@ class Producing:
         return True
 
     @staticmethod
-    def _note_taken(error: HoldfastError, spans: list[Span], count: int) -> None:
-        """Say how many messages of a call were sent before it failed."""
+    def _note_taken(error: HoldfastError, spans: list[Span], count: int, turns_of: Route | None) -> None:
+        """Say how many messages of a call were sent before it failed; the turns that the others had are free."""
         taken = sum(len(which) for _, _, which in spans)
+        if turns_of is not None and isinstance(error, QueueFull):
+            turns_of.give_back(count - taken)
         if taken:
             error.add_note(f"the first {taken} of {count} messages were sent")
 
@@ -224,7 +229,7 @@ class Producing:
         for parcels in self._accumulator.take(now_ns):
             for parcel in parcels:
                 try:
-                    written.append((parcel, self._sender.write(parcel)))
+                    written.append((parcel, *self._sender.write(parcel)))
                 except Exception as error:  # whatever it was: those who wait must hear of it
                     if self._failed_later(parcel, error, now_ns):
                         break
@@ -241,12 +246,14 @@ class Producing:
             return True
         self._accumulator.settle(parcel)
         if not parcel.unheeded:
-            self._failed = [*[failed for failed in self._failed if not failed.seen][-_MOST_FAILED:], parcel]
+            with self._accumulator.lock:
+                self._failed = [*[failed for failed in self._failed if not failed.seen][-_MOST_FAILED:], parcel]
         return False
 
     def _raise_unseen(self) -> None:
         """Raise the first error that nobody was told of."""
-        failed, self._failed = [parcel for parcel in self._failed if not parcel.seen], []
+        with self._accumulator.lock:
+            failed, self._failed = [parcel for parcel in self._failed if not parcel.seen], []
         for parcel in failed:
             parcel.seen = True
         if failed and failed[0].error is not None:

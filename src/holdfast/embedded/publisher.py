@@ -237,10 +237,10 @@ class Publisher:
 
     def stored(self, parts: Sequence[Part], began_ns: int) -> list[Stored]:
         """The answers, in the order of the messages; or the first error, with a note of what is stored all the same."""
-        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
         for part in parts:
             if part.error is not None:
                 raise _with_note(part.error, parts)
+        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
         topic = self.topic.name
         found: dict[int, Stored] = {}
         for part in parts:

@@ -50,9 +50,10 @@ class Route:
         self.drafter = Drafter(self._bodies, settings)
         self.plain = self.drafter.plain  # whether a message of bytes and a key needs nothing more
         self.most_bytes = settings.max_message_bytes
-        for number in range(len(self.lanes), len(self.topic.partitions)):
+        count = len(self.topic.partitions)
+        for number in range(len(self.lanes), count):
             self.lanes.append(Lane(self._owner, self, number))
-        self.count = len(self.lanes)
+        self.count = count  # there may be more lanes: another topic of the same name may have fewer partitions
         self.settings = settings  # last: whoever sees these sees the others
 
     @property
@@ -74,6 +75,11 @@ class Route:
     def spread(self, count: int) -> Sequence[tuple[int, int, int]]:
         """The next messages in turn, as runs: (lane, first, behind the last)."""
         return [(0, 0, count)] if self.count == 1 else list(self._turns.spread(count, self.count))
+
+    def give_back(self, turns: int) -> None:
+        """The last so many messages were not taken in: the next ones get their turns."""
+        if self.count > 1:
+            self._turns.give_back(turns, self.count)
 
     def lane_for(self, draft: Draft, partition: object) -> Lane:
         """By hand, by key (or dedup id, so that duplicates meet), or in turn."""

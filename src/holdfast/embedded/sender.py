@@ -54,36 +54,45 @@ class Sender:
             self._producers = self._engine.producers()
             self.identity = self._producers.init(self._name, resume=self._resume)
 
-    def loose(self, lane: Lane, draft: Draft) -> Draft:
-        """A message that goes without a sequence, with a dedup id that makes it known when it is sent again."""
-        if self.identity is None or draft.dedup_id is not None:
+    def _mark_loose(self, parcel: Parcel) -> None:
+        """Messages that go without a sequence get a dedup id each, which makes them known when they are sent again.
+
+        In the order in which they leave: whatever never came into a parcel has no number.
+        """
+        for i, draft in parcel.rest.items():
+            if draft.dedup_id is None:
+                parcel.rest[i] = self._marked(parcel.lane, draft)
+
+    def _marked(self, lane: Lane, draft: Draft) -> Draft:
+        if self.identity is None:
             return draft
         dedup_id = b"producer-%x-%x-%d" % (self.identity.id, self.identity.since, next(lane.loose))
         headers = (*draft.headers, (DEDUP_ID, dedup_id))
         return msgspec.structs.replace(draft, dedup_id=dedup_id, headers=headers)
 
-    def write(self, parcel: Parcel) -> Publication | Appended:
-        """Put it into its partition; answers what to wait for."""
+    def write(self, parcel: Parcel) -> tuple[Partition, Publication | Appended]:
+        """Put it into its partition; answers what to wait for, and where: its topic may be another by then."""
         self._check_usable()
         parcel.attempts += 1
         partition = self._partition(parcel)
         parcel.durability = self._durability
         if parcel.loose:
+            self._mark_loose(parcel)
             publication = partition.publish(parcel.drafts(), durability=self._durability)
             parcel.places = publication.places
             fresh = sum(not place.duplicate for place in publication.places)
             self._count(parcel, fresh)
-            return publication
+            return partition, publication
         if self.identity is not None and parcel.sequence is None:
             self._number(parcel, partition)
         count = len(parcel.values) - parcel.skipped
         if not count:
-            return Appended(0, partition.log.written_end, self._durability)
+            return partition, Appended(0, partition.log.written_end, self._durability)
         waiting = self._append(parcel, partition)
         if parcel.sequence is not None:
             parcel.lane.sequence = (parcel.sequence + count) % _NUMBERS
         self._count(parcel, count)
-        return waiting
+        return partition, waiting
 
     def fail(self, parcel: Parcel, error: Exception, now_ns: int) -> bool:
         """Decide what an error means: whether the parcel is tried again, later; otherwise it has its answer."""
@@ -136,7 +145,7 @@ class Sender:
         assert self.identity is not None
         if self._named and not self._resume:
             return 0
-        expected = partition.open_sequences().next_sequence(self.identity.id)
+        expected = partition.open_sequences().next_sequence(self.identity.id, self.identity.since)
         if self._resume and not lane.counted:
             lane.known = expected
         return expected

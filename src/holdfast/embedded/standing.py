@@ -94,11 +94,10 @@ class Standing(Generic[Body]):
         return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in sorted(self._feeds.items())]
 
     def _rewind(self) -> None:
-        """What an iteration has read and not handed out is to be read again."""
-        if self._ahead:
-            self._ahead.clear()
-            for feed in self._feeds.values():
-                feed.position = feed.given
+        """What was read and not handed out, by an iteration or by a poll that failed, is to be read again."""
+        self._ahead.clear()
+        for feed in self._feeds.values():
+            feed.position = feed.given
 
     def _feed(self, topic: object, partition: object) -> Feed[Body]:
         self._check_open()
