@@ -286,12 +286,12 @@ def test_a_group_that_could_not_be_made_can_be_made_later():
         assert group.stats().partitions == 2
 
 
-def test_partitions_that_could_not_be_added_can_be_added_later_and_serve_every_group():
+def test_partitions_that_could_not_be_added_can_be_added_later_and_serve_every_group(scale):
     def grow(history: BrokerHistory) -> object:
         return history.broker.alter_topic("orders", partitions=4)
 
     groups = ("audit", "billing")
-    for nth in range(1, counted(topic_of_two(*groups), grow) + 1):
+    for nth in range(1, counted(topic_of_two(*groups), grow) + 1, scale(3, 1)):
         history = topic_of_two(*groups)
         history.disk.faults.fail(nth, errno.ENOSPC, sticky=True)
         attempt(lambda history=history: grow(history))
@@ -305,7 +305,7 @@ def test_partitions_that_could_not_be_added_can_be_added_later_and_serve_every_g
             assert len(group.receive_many(10, timeout=0)) == 6, f"call {nth}"
 
 
-def test_a_group_that_was_deleted_half_begins_anew_when_it_is_made_again():
+def test_a_group_that_was_deleted_half_begins_anew_when_it_is_made_again(scale):
     def delete(history: BrokerHistory) -> None:
         history.broker.delete_group("billing", "orders")
 
@@ -316,7 +316,7 @@ def test_a_group_that_was_deleted_half_begins_anew_when_it_is_made_again():
         second.reject("never")
         return history
 
-    for nth in range(1, counted(settled(), delete) + 1):
+    for nth in range(1, counted(settled(), delete) + 1, scale(3, 1)):
         history = settled()
         history.disk.faults.fail(nth, errno.EIO, sticky=False)
         attempt(lambda history=history: delete(history))

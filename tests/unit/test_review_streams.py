@@ -387,4 +387,162 @@ def test_a_poll_while_a_topic_is_being_deleted_is_no_error():
 
     feed._follower.records = gone
     assert consumer.poll(0) == []
+    assert drain(consumer) == []
     assert consumer.assignment() == []
+
+
+@pytest.mark.parametrize("looping", [False, True])
+def test_what_another_thread_has_in_hand_is_not_committed_when_a_consumer_is_closed(looping):
+    streams = Streams(partitions=1)
+    streams.put("a", "b", "c")
+    consumer = streams.consumer()
+    in_hand, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        if looping:
+            messages = iter(consumer)
+            assert [next(messages).raw, next(messages).raw] == [b"a", b"b"]
+        else:
+            consumer.poll(0, max_records=1)
+            consumer.poll(0, max_records=1)
+        in_hand.set()
+        go_on.wait(30)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert in_hand.wait(30)
+    consumer.close()
+    go_on.set()
+    worker.join()
+    assert drain(streams.consumer()) == ["b", "c"]
+
+
+def test_what_a_thread_had_that_has_ended_is_committed_when_a_consumer_is_closed():
+    streams = Streams(partitions=1)
+    streams.put("a", "b", "c")
+    consumer = streams.consumer()
+    worker = threading.Thread(target=consumer.poll, args=(0, 2))
+    worker.start()
+    worker.join()
+    consumer.close()
+    assert drain(streams.consumer()) == ["c"]
+
+
+def test_retention_leaves_what_tells_how_far_a_producer_had_come_before_a_kill():
+    streams = Streams(partitions=1, segment_bytes=64 * 1024, retention_ms=1_000)
+    first = producer_of(streams, name="loader")
+    sent = first.send_many("orders", [b"%d" % i * 1000 for i in range(300)]).result()
+    assert len(sent) == 300
+    streams.kill()
+    log = streams.engine.topic("orders").partitions[0].log
+    log.roll()
+    streams.clock.advance(seconds=3600)
+    log.retain()
+    again = producer_of(streams, name="loader", resume=True)
+    sent = again.send_many("orders", [b"%d" % i * 1000 for i in range(301)]).result()
+    assert [each.duplicate for each in sent] == [True] * 300 + [False]
+
+
+def test_tasks_send_on_to_a_topic_made_anew_with_fewer_partitions():
+    streams = Streams(partitions=3)
+
+    async def send() -> None:
+        async with AsyncProducer(streams.engine, ProducerSettings(batch_messages=1)) as producer:
+            await (await producer.send_many("orders", [b"%d" % i for i in range(6)]))
+            streams.engine.delete_topic("orders")
+            streams.engine.create_topic("orders", changes={"partitions": 1})
+            for i in range(6):
+                await (await producer.send("orders", b"%d" % i))
+
+    asyncio.run(asyncio.wait_for(send(), 30))
+    assert len(values(streams)) == 6
+
+
+def test_a_round_of_tasks_that_failed_is_not_the_last(caplog):
+    streams = Streams(partitions=1)
+
+    async def send() -> None:
+        async with AsyncProducer(streams.engine) as producer:
+            producer._next_ns = failing_once(producer._next_ns, ZeroDivisionError())
+            await (await producer.send("orders", b"a"))
+            await (await producer.send("orders", b"b"))
+
+    asyncio.run(asyncio.wait_for(send(), 30))
+    assert values(streams) == [b"a", b"b"]
+    assert "a round failed" in caplog.text
+
+
+def test_what_another_task_has_in_hand_is_not_committed_when_a_consumer_is_closed():
+    streams = Streams(partitions=1)
+    streams.put("a", "b", "c")
+
+    async def work() -> None:
+        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+        in_hand, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handle() -> None:
+            await consumer.poll(0, max_records=1)
+            await consumer.poll(0, max_records=1)
+            in_hand.set()
+            await go_on.wait()
+
+        task = asyncio.create_task(handle())
+        await in_hand.wait()
+        await consumer.close()
+        go_on.set()
+        await task
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert drain(streams.consumer()) == ["b", "c"]
+
+
+def test_what_a_poll_with_a_time_limit_of_its_own_answered_is_committed_when_a_consumer_is_closed():
+    streams = Streams(partitions=1)
+    streams.put("a", "b", "c")
+
+    async def work() -> None:
+        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+        assert len(await asyncio.wait_for(consumer.poll(max_records=2), 30)) == 2
+        await consumer.close()
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    assert drain(streams.consumer()) == ["c"]
+
+
+def test_in_a_loop_what_is_handled_is_committed_every_few_seconds():
+    streams = Streams(partitions=1)
+    streams.put(*[str(i) for i in range(10)])
+    consumer = streams.consumer(auto_commit_ms=5_000)
+    messages = iter(consumer)
+    for _ in range(6):
+        next(messages)
+        streams.clock.advance(seconds=2)
+    assert streams.group().committed(streams.engine.topic("orders"), 0) >= 2
+
+
+def test_a_static_member_keeps_its_place_when_it_polls_while_the_broker_closes():
+    streams = Streams(partitions=2)
+    consumer = streams.consumer(instance_id="one")
+    mine = consumer.assignment()
+    topic = streams.engine.topic("orders")
+    close = topic.close
+
+    def while_closing() -> None:
+        close()
+        with pytest.raises(Closed):
+            consumer._follow()
+
+    topic.close = while_closing
+    streams.reopen()
+    assert [facts.partitions for facts in streams.group().describe().members] == [tuple(mine)]
+
+
+def test_turns_that_are_given_back_are_taken_again():
+    for stick in (1, 3, 100):
+        turns, plain = RoundRobin(stick), RoundRobin(stick)
+        taken: list[int] = []
+        for given_back in (0, 1, 2, 7, 250, 0, 3):
+            taken += [turns.take(3) for _ in range(given_back + 5)]
+            turns.give_back(given_back, 3)
+            del taken[len(taken) - given_back :]
+        assert taken == [plain.take(3) for _ in taken]

@@ -86,6 +86,8 @@ class Sequences:
             raise open_error(folder, error) from error
         with sequences.lock:
             sequences._rebuild(snapshot)
+        if snapshot is None:  # from now on the log is kept for them as soon as the partition is opened
+            sequences._save_if_possible()
         return sequences
 
     def __len__(self) -> int:

@@ -26,6 +26,8 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
     What `poll` answered counts as handled with the next `poll`; in a loop over the consumer, with the next message.
     """
 
+    _user: asyncio.Task[Any] | None = None  # who polled last
+
     @classmethod
     async def open(cls, engine: BrokerEngine, topics: str | Iterable[str], group: str, **options: Any) -> Self:
         """Join the group, which is made where there is none."""
@@ -36,6 +38,7 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
     async def poll(self, timeout: Seconds | None = None, max_records: int | None = None) -> list[StreamMessage[Body]]:
         """What is there, up to `max_records`, from all our partitions; waits for at least one, [] after the time."""
         count, until_ns = self._begin_poll(max_records, timeout)
+        self._user = asyncio.current_task()
         found = await self._next(count, until_ns)
         self._hand_out()
         return found
@@ -49,6 +52,7 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
                 message = self._pull()
                 if message is None:
                     count, until_ns = self._begin_poll(None, None)
+                    self._user = asyncio.current_task()
                     self._ahead.extend(await self._next(count, until_ns))
                     continue
             except Closed:
@@ -73,8 +77,13 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
             await self._group.offsets.wait_async(appended)
 
     async def close(self) -> None:
-        """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends."""
-        await self._close(failed=False)
+        """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends.
+
+        Called by another task than the one that polls, it does not commit what that one has in hand.
+        """
+        user = self._user
+        elsewhere = user is not None and user is not asyncio.current_task() and not user.done()
+        await self._close(failed=elsewhere)
 
     async def __aenter__(self) -> Self:
         return self

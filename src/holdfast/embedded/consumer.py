@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Self
 
@@ -22,6 +23,8 @@ class Consumer(Consuming[Body], Generic[Body]):
     What `poll` answered counts as handled with the next `poll`; in a loop over the consumer, with the next message.
     """
 
+    _user: threading.Thread | None = None  # who polled last
+
     @classmethod
     def open(cls, engine: BrokerEngine, topics: str | Iterable[str], group: str, **options: Any) -> Self:
         """Join the group, which is made where there is none."""
@@ -32,6 +35,7 @@ class Consumer(Consuming[Body], Generic[Body]):
     def poll(self, timeout: Seconds | None = None, max_records: int | None = None) -> list[StreamMessage[Body]]:
         """What is there, up to `max_records`, from all our partitions; waits for at least one, [] after the time."""
         count, until_ns = self._begin_poll(max_records, timeout)
+        self._user = threading.current_thread()
         found = self._next(count, until_ns)
         self._hand_out()
         return found
@@ -45,6 +49,7 @@ class Consumer(Consuming[Body], Generic[Body]):
                 message = self._pull()
                 if message is None:
                     count, until_ns = self._begin_poll(None, None)
+                    self._user = threading.current_thread()
                     self._ahead.extend(self._next(count, until_ns))
                     continue
             except Closed:
@@ -69,8 +74,13 @@ class Consumer(Consuming[Body], Generic[Body]):
             self._group.offsets.wait(appended)
 
     def close(self) -> None:
-        """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends."""
-        self._close(failed=False)
+        """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends.
+
+        Called by another thread than the one that polls, it does not commit what that one has in hand.
+        """
+        user = self._user
+        elsewhere = user is not None and user is not threading.current_thread() and user.is_alive()
+        self._close(failed=elsewhere)
 
     def __enter__(self) -> Self:
         return self
