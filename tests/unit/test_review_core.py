@@ -121,6 +121,67 @@ def test_a_group_holds_its_topic_from_the_first_moment_on():
     assert taken(group) == [b"a"]
 
 
+def test_whoever_comes_when_a_topic_is_about_to_be_let_go_finds_it_open():
+    place = Place(settings=BrokerSettings(open_partitions=1, topic=TopicSettings(min_free_bytes=0)))
+    for name in ("orders", "mails"):
+        place.broker.create_topic(name)
+    orders, holder = place.engine.topic("orders"), _Holder()
+    coming, found = [], []
+
+    class Looked(type(orders)):
+        @property
+        def busy(self) -> bool:
+            seen = super().busy
+            coming.append(aside(lambda: found.append(place.engine.hold("orders", holder))))  # behind the look
+            return seen
+
+    orders.__class__ = Looked
+    place.engine.topic("mails")
+    coming[0].join()
+    assert not found[0].closed
+    place.engine.hold("mails", _Holder())
+    assert not found[0].closed
+
+
+class _Holder:
+    pass
+
+
+def test_publishing_to_an_open_topic_waits_for_nobody_who_opens_another(place):
+    place.broker.create_topic("orders")
+    opening, done = threading.Event(), threading.Event()
+
+    def open_for_long() -> None:
+        with place.engine._lock:
+            opening.set()
+            done.wait(10)
+
+    opener = threading.Thread(target=open_for_long, daemon=True)
+    opener.start()
+    opening.wait(10)
+    publishing = aside(lambda: place.broker.publish("orders", b"a"))
+    publishing.join(2)
+    late = publishing.is_alive()
+    done.set()
+    opener.join()
+    publishing.join()
+    assert not late
+
+
+def test_a_topic_is_found_by_the_keeper_only_when_all_have_said_what_they_need_of_it(simple):
+    simple.broker.create_topic("orders")
+    simple.reopen()
+    found: list[bool] = []
+    simple.engine.on_topic.append(lambda topic: found.append(simple.engine.is_open(topic.name)))
+    simple.engine.topic("orders")
+    assert found == [False]
+
+
+def test_a_topic_that_is_no_name_is_refused(place):
+    with pytest.raises(InvalidRequest):
+        place.broker.publish(["orders"], b"a")
+
+
 def test_a_body_type_that_cannot_be_is_refused_before_the_group_is_made(place):
     place.broker.create_topic("orders")
     with pytest.raises(HoldfastError):
@@ -200,6 +261,19 @@ def test_the_cleaner_goes_on_when_a_topic_is_taken_away_under_it(simple, caplog)
     assert Cleaner(simple.engine).tick() is not None
     assert [message.body for message in simple.broker.read("orders")] == [b"4"]
     assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_an_idle_topic_that_fails_to_close_is_no_trouble_of_whoever_opens_another(caplog):
+    place = Place(settings=BrokerSettings(open_partitions=1, topic=TopicSettings(min_free_bytes=0)))
+    for name in ("orders", "mails"):
+        place.broker.create_topic(name)
+
+    def fail() -> None:
+        raise DiskFailed("the disk is gone")
+
+    place.engine.topic("orders").close = fail
+    place.broker.publish("mails", b"a")
+    assert [record.message for record in caplog.records] == ["a topic failed to close"]
 
 
 # Settings
@@ -294,6 +368,95 @@ def test_what_a_closed_view_has_in_hand_can_still_be_settled(place):
     second.ack()
     place.reopen()
     assert taken(place.broker.group("orders", "billing")) == []
+
+
+def test_two_handles_of_one_message_in_one_call_give_it_back_once(place):
+    place.broker.create_topic("orders")
+    place.broker.publish("orders", b"a")
+    group = place.broker.group("orders", "billing")
+    message = group.receive(timeout=0)
+    again = group.resume(message.receipt)
+    group.nack_many([message, again, message], delay=0)
+    assert (message.settled, again.settled) == (True, True)
+    place.kill()
+    assert place.broker.group("orders", "billing").receive(timeout=0).attempt == 2
+
+
+def test_dead_letters_that_are_switched_off_while_one_is_moved_leave_a_sound_journal(simple):
+    simple.broker.create_topic("orders")
+    simple.broker.publish("orders", b"bad")
+    group = simple.broker.group("orders", "billing")
+    message, station = group.receive(timeout=0), group._station
+    graves = station.graves()
+    append = graves._append
+
+    def append_and_switch_off(batch: Any) -> None:
+        append(batch)
+        simple.broker.alter_topic("orders", dead_letters=False)
+        station.inter()
+
+    graves._append = append_and_switch_off
+    message.reject("no")
+    simple.kill()
+    assert taken(simple.broker.group("orders", "billing")) == []
+
+
+def test_a_limit_holds_while_it_is_changed(simple):
+    simple.broker.create_topic("orders", partitions=2)
+    group = simple.broker.group("orders", "billing", key_group_separator="/", key_group_concurrency=1)
+    for partition in (1, 0):
+        simple.broker.publish("orders", b"%d" % partition, key=f"acme/{partition}", partition=partition)
+    (message,) = group.receive_many(2, timeout=0)
+    assert message.partition == 1  # which is changed last
+    other = group._stations[1].delivery
+    change, taking, more = other.change, [], []
+
+    def change_while_others_take(*arguments: Any) -> None:
+        taking.append(aside(lambda: more.extend(group.receive_many(2, timeout=0))))
+        change(*arguments)
+
+    other.change = change_while_others_take
+    simple.broker.group("orders", "billing", key_group_fair=True)
+    taking[0].join()
+    assert more == []
+
+
+def test_a_change_of_other_settings_waits_for_nobody_who_is_served_by_the_limits(simple):
+    simple.broker.create_topic("orders", partitions=2)
+    group = simple.broker.group("orders", "billing", key_group_concurrency=1)
+    simple.broker.publish("orders", b"a", key="acme", partition=0)
+    delivery = group._stations[1].delivery
+    change, taking = delivery.change, []
+
+    def change_while_others_take(*arguments: Any) -> None:
+        taking.append(aside(lambda: group.receive_many(2, timeout=0)))
+        assert not taking[0].is_alive()
+        change(*arguments)
+
+    delivery.change = change_while_others_take
+    simple.broker.group("orders", "billing", max_attempts=9)
+    assert taking
+
+
+def test_lanes_keep_their_turns_though_each_message_is_taken_from_a_group_that_is_asked_for_anew(simple):
+    simple.broker.create_topic("orders", priority_choice="fair", promote_after_ms=None)
+    for priority in (9, 0):
+        simple.broker.publish_many("orders", [NewMessage(body=b"%d" % priority, priority=priority)] * 60)
+    got = []
+    for _ in range(50):
+        message = simple.broker.group("orders", "billing").receive(timeout=0)
+        message.ack()
+        got.append(message.body)
+    assert b"0" in got
+
+
+def test_a_disk_that_fails_when_producers_are_first_named_is_told_as_our_own_error(simple):
+    def fail(path: str) -> None:
+        raise OSError(5, "the disk is gone")
+
+    simple.disk.make_folder = fail
+    with pytest.raises(HoldfastError, match="the disk is gone"):
+        simple.engine.producers()
 
 
 def test_messages_of_one_partition_are_handed_out_though_another_fails(simple):
@@ -503,3 +666,20 @@ def test_a_forked_child_does_not_wait_for_a_lock_of_its_parent():
     assert not closing.is_alive()
     release.set()
     holder.join()
+
+
+def test_a_tick_that_is_overtaken_by_the_end_tells_nobody_of_trouble(simple, caplog):
+    simple.broker.create_topic("orders")
+    topic = simple.engine.topic("orders")
+    tick = topic.partitions[0].tick
+
+    def tick_at_the_end() -> int | None:
+        simple.engine.closed = True
+        simple.engine.check_open()
+        return tick()
+
+    topic.partitions[0].tick = tick_at_the_end
+    with pytest.raises(Closed):
+        simple.engine.tick()
+    simple.engine.closed = False
+    assert [record.message for record in caplog.records] == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import threading
 from contextlib import suppress
 from typing import Any
@@ -11,9 +13,12 @@ import pytest
 
 from holdfast import NewMessage
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.routing import RoundRobin
+from holdfast.embedded.aio_consumer import AsyncConsumer
+from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
-from holdfast.errors import Closed, DiskFull, InvalidRequest, QueueFull, UnknownTopic
+from holdfast.errors import Closed, DiskFull, InvalidRequest, QueueFull, Unavailable, UnknownTopic
 from holdfast.settings import ProducerSettings
 from tests.unit.streams import Streams, drain, settle, texts
 
@@ -38,6 +43,13 @@ def failing_once(call: Any, error: BaseException) -> Any:
             failed.append(True)
             raise error
         return call(*arguments, **options)
+
+    return instead
+
+
+def failing(error: Exception) -> Any:
+    def instead(*_: Any, **__: Any) -> Any:
+        raise error
 
     return instead
 
@@ -546,3 +558,144 @@ def test_turns_that_are_given_back_are_taken_again():
             turns.give_back(given_back, 3)
             del taken[len(taken) - given_back :]
         assert taken == [plain.take(3) for _ in taken]
+
+
+def test_a_time_limit_is_for_all_messages_of_a_call():
+    streams = Streams(partitions=3)
+    producer = producer_of(streams, retries=None, batch_messages=1)
+    producer.send("orders", b"first").result()
+    for partition in streams.engine.topic("orders").partitions:
+        partition.append = failing(DiskFull("no room"))
+    sent = producer.send_many("orders", [b"a", b"b", b"c"])
+    began_ns = streams.clock.monotonic_ns()
+    with pytest.raises(Unavailable, match="still on its way"):
+        sent.result(timeout=5)
+    assert streams.clock.monotonic_ns() - began_ns < 6e9
+
+
+def test_the_answers_of_a_long_list_are_in_its_order():
+    streams = Streams(partitions=3)
+    producer = producer_of(streams)
+    sent = producer.send_many("orders", [NewMessage(body=b"%d" % i, key=f"k{i}") for i in range(50)])
+    producer.flush()
+    places = [(each.partition, each.offset) for each in sent.result()]
+    assert [(each.result().partition, each.result().offset) for each in sent] == places
+    assert sent[-1].result().offset == places[-1][1]
+    assert [each.result().offset for each in sent[3:5]] == [offset for _, offset in places[3:5]]
+    with pytest.raises(IndexError):
+        sent[50]
+
+
+def test_a_topic_that_was_opened_for_a_producer_closed_meanwhile_takes_nothing():
+    streams = Streams(partitions=1)
+    producer = producer_of(streams)
+    hold = streams.engine.hold
+
+    def slowly(*arguments: Any) -> Any:
+        topic = hold(*arguments)
+        producer.close()
+        return topic
+
+    streams.engine.hold = slowly
+    with pytest.raises(Closed):
+        producer.send("orders", b"x")
+    assert not streams.engine.topic("orders").busy
+
+
+def test_tasks_get_their_turns_again_where_there_was_no_room():
+    streams = Streams(partitions=2)
+    bodies = [b"%03d" % i * 10 for i in range(450)]
+
+    async def send() -> None:
+        settings = ProducerSettings(buffer_bytes=4096, block_ms=0, linger_ms=60_000)
+        async with AsyncProducer(streams.engine, settings, name="loader") as producer:
+            taken = 0
+            while taken < 300:
+                try:
+                    taken += len(await producer.send_many("orders", bodies[taken:300]))
+                except QueueFull as error:
+                    taken += int(error.__notes__[0].split()[2]) if hasattr(error, "__notes__") else 0
+                    await producer.flush()
+            for body in bodies[300:]:
+                try:
+                    await producer.send("orders", body)
+                except QueueFull:
+                    await producer.flush()
+                    await producer.send("orders", body)
+
+    asyncio.run(asyncio.wait_for(send(), 30))
+    assert values(streams, 0) == bodies[:100] + bodies[200:300] + bodies[400:]
+    assert values(streams, 1) == bodies[100:200] + bodies[300:400]
+
+
+@pytest.mark.parametrize("how", ["all", "messages"])
+def test_what_was_handled_can_be_committed_though_retention_took_it_away(how):
+    streams = Streams(partitions=1)
+    streams.put("a", "b", "c", "d")
+    consumer = streams.consumer(auto_commit=False)
+    messages = consumer.poll(0, max_records=2)
+    log = streams.engine.topic("orders").partitions[0].log
+    log.roll()
+    log.unpin("stream:analytics")
+    log.trim(4)
+    consumer.commit(messages if how == "messages" else None)
+    assert consumer.committed("orders", 0) == 4
+
+
+def test_a_deleted_topic_has_no_lag():
+    streams = Streams(partitions=1)
+    streams.engine.create_topic("returns")
+    streams.put("a")
+    consumer = streams.consumer(["orders", "returns"])
+    streams.engine.delete_topic("returns")
+    assert [(each.topic, each.messages) for each in consumer.lag()] == [("orders", 1)]
+    streams.engine.delete_topic("orders")
+    assert consumer.lag() == []
+
+
+def send_all(producer: Producer, count: int) -> None:
+    """Messages with keys, in turn and delayed, some of them together."""
+    for i in range(count):
+        options = {"delay": 5} if i % 5 == 3 else {"key": f"k{i}"} if i % 3 == 0 else {}
+        producer.send("orders", b"new-%d" % i, **options)
+        if i % 4 == 0:
+            producer.flush()
+    producer.close()
+
+
+@pytest.mark.parametrize("end", ["kill", "power cut"])
+def test_wherever_it_ends_one_that_resumes_stores_each_message_once(end):
+    streams = Streams(partitions=3)
+    before = producer_of(streams, name="loader")
+    for i in range(7):
+        before.send("orders", b"old-%d" % i, key=f"k{i}")
+    before.close()
+    producer = producer_of(streams, name="loader")
+    stages: list[Any] = []
+    rng = random.Random(1)
+    disk = streams.disk
+    disk.on_call = lambda _: stages.append(disk.kill() if end == "kill" else disk.cut(rng))
+    send_all(producer, 20)
+    streams.after(seconds=1)
+    streams.engine.close()
+    disk.on_call = None
+    assert len(stages) > 100
+    for stage in stages[:: len(stages) // 25]:
+        streams.disk = stage
+        streams.engine = streams.open()
+        send_all(producer_of(streams, name="loader", resume=True), 30)
+        streams.after(seconds=10)
+        stored = [value for number in range(3) for value in values(streams, number)]
+        assert sorted(stored) == sorted([b"old-%d" % i for i in range(7)] + [b"new-%d" % i for i in range(30)])
+        streams.engine.close()
+
+
+def test_a_commit_to_disk_is_on_disk_though_it_was_committed_before():
+    streams = Streams(partitions=1)
+    streams.put("a", "b")
+    consumer = streams.consumer(auto_commit=False)
+    consumer.poll(0)
+    consumer.commit()
+    assert not streams.group().offsets.synced
+    consumer.commit(durability="fsync")
+    assert streams.group().offsets.synced

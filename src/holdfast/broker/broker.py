@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +38,8 @@ from holdfast.storage.files import LOCK, join
 from holdfast.storage.keeper import Keeper, soonest
 from holdfast.storage.lock import take_lock
 from holdfast.storage.opening import open_error
+
+logger = logging.getLogger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
 _LOOK_AT_ALL_NS: Final = 60_000_000_000  # the wall clock may have been set
@@ -131,7 +134,7 @@ class BrokerEngine:
 
     def producers(self) -> Producers:
         """The producers that have a name."""
-        with self._lock:
+        with self._lock, self._translated(""):
             self.check_open()
             if self._producers is None:
                 # A folder that holds nothing but their names would not be taken for one of ours.
@@ -151,7 +154,7 @@ class BrokerEngine:
 
     def is_open(self, name: str) -> bool:
         """Whether the topic can be used without a look at the disk."""
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) if type(name) is str else None
         return topic is not None and not topic.closed
 
     @contextmanager
@@ -166,6 +169,15 @@ class BrokerEngine:
 
     def hold(self, name: str, holder: object) -> Topic:
         """The topic, which stays open for as long as the holder lives, or until it is taken from its holders."""
+        known = self._topics.get(name) if type(name) is str else None
+        if (
+            known is not None
+        ):  # without the lock, under which others may be opening topics: a task must not wait for that
+            known.holders.add(holder)
+            if not (known.leaving or known.closed or self.closed):
+                known.used_ns = self.world.clock.monotonic_ns()
+                return known
+            known.holders.discard(holder)
         with self._lock:
             topic = self.topic(name)
             topic.holders.add(holder)
@@ -267,15 +279,14 @@ class BrokerEngine:
                 on_attention=self._attention,
                 traces=self.traces.log,
             )
-            self._topics[name] = topic
             try:
                 if changes or given is not None:
                     keep_settings(self.world, folder, kept, base)
-                self._tell(topic)
+                self._tell(topic)  # before a keeper finds it: its retention would not know what others still need
             except BaseException:
-                del self._topics[name]
                 topic.close()
                 raise
+            self._topics[name] = topic
             self._let_go_idle(topic)
             return topic
 
@@ -335,10 +346,13 @@ class BrokerEngine:
         for topic in sorted(self._topics.values(), key=lambda topic: topic.used_ns):
             if extra <= 0:
                 return
-            if topic is not but and not topic.busy:
+            if topic is not but and topic.may_leave():
                 del self._topics[topic.name]
-                topic.close()
                 extra -= len(topic.partitions)
+                try:
+                    topic.close()
+                except (HoldfastError, OSError) as error:  # no trouble of whoever opens another one
+                    logger.error("a topic failed to close", extra={"topic": topic.name, "error": str(error)})
 
     def trace(self, message: object) -> list[TraceStep]:
         """The life of a message, as far as it was sampled; it may be long gone."""

@@ -132,7 +132,10 @@ class Graveyard:
                 self._delivery.journal.log.sync()
                 self._append(batch)
                 with self._delivery.lock:
-                    self._delivery.commit_events([Interred(runs_of(batch))])
+                    # Those that were dropped meanwhile, by other settings, have ended already.
+                    left = [offset for offset in batch if offset in self._delivery.group.burials]
+                    if left:
+                        self._delivery.commit_events([Interred(runs_of(left))])
                 moved += len(batch)
                 self._delivery.metrics.buried.add(len(batch))
         return moved

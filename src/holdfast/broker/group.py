@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -90,12 +91,16 @@ class QueueGroup:
     def change(self, settings: TopicSettings) -> None:
         """Go on with other settings."""
         self.settings = settings
+        new: KeyedGroup | None = None
         if KeyPolicy.of(settings) != (None if self._keyed is None else self._keyed.policy):
             now_mono_ms = self.stations[0].delivery.mono_ms()
-            self._keyed = KeyedGroup.of(settings, now_mono_ms=now_mono_ms, new=False)
-        for station in self.stations:
-            station.settings = settings
-            station.delivery.change(settings, self._keyed)
+            self._keyed = new = KeyedGroup.of(settings, now_mono_ms=now_mono_ms, new=False)
+        # By new limits nobody is served before all partitions have said what they have leased, or more would be.
+        # Only by new ones: whoever is served by those in use takes a delivery's lock first, and then theirs.
+        with nullcontext() if new is None else new.lock:
+            for station in self.stations:
+                station.settings = settings
+                station.delivery.change(settings, self._keyed)
 
     def next_in_turn(self) -> Station:
         """The partition whose turn it is. No lock: two callers that get the same one do no harm."""

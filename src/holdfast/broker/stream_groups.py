@@ -125,7 +125,7 @@ class StreamGroups:
         try:
             return group.tick()
         except HoldfastError as error:  # one group that fails must not keep the others from their work
-            if self._groups.get(group.name) is not group or self._closed:
+            if self._groups.get(group.name) is not group or self._closed or self._engine.closed:
                 return None
             if str(error) != self._told:  # once, not at every tick
                 self._told = str(error)

@@ -75,6 +75,7 @@ class Topic:
         self.told = ""  # what went wrong in upkeep
         self.closed = False
         self.holders: WeakSet[object] = WeakSet()  # who must find it open
+        self.leaving = False  # whether it is about to be closed, unless somebody holds it
         self.used_ns = world.clock.monotonic_ns()
         self.due_ns: int | None = 0  # when upkeep is due; None: when somebody calls for attention
         self.on_attention = on_attention
@@ -197,7 +198,8 @@ class Topic:
                 return self._open_group(name, note, settings)
             if kept != note.settings:
                 self._notes.write(name, msgspec.structs.replace(note, settings=kept))
-            known.change(settings)
+            if settings != known.settings:  # otherwise nobody is to begin anew with its turns
+                known.change(settings)
             return known
 
     def alter(self, settings: TopicSettings) -> None:
@@ -305,6 +307,7 @@ class Topic:
             try:
                 due.append(upkeep())
             except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
+                self._check_owner()  # whoever closes has nothing to be told
                 if part.closed:
                     continue  # meanwhile, with its topic or its group
                 failure = failure or error
@@ -337,6 +340,12 @@ class Topic:
             group.waiters or any(station.delivery.group.leases for station in group.stations)
             for group in self.groups.values()
         )
+
+    def may_leave(self) -> bool:
+        """Whether nobody uses it. From then on it is about to be closed, and whoever wants it waits for the engine."""
+        self.leaving = True  # before the look: who comes without a lock is seen by us, or sees this
+        self.leaving = not self.busy
+        return self.leaving
 
     def retain(self) -> None:
         """Apply the retention settings to every partition now."""

@@ -86,9 +86,10 @@ def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list
             if not number or _is_folder(world, join(folder, place)) or _is_folder(world, join(folder, letters)):
                 found += _missing_of(world, folder, place, groups, ends)
         for number in map(int, filter(str.isdigit, folders_in(world, join(folder, letters)))):
-            found += _missing_of(world, folder, f"{letters}/{number}", [DEFAULT_GROUP], ends)
-        if _is_folder(world, join(folder, letters)) and not folders_in(world, join(folder, letters)):
-            found += _missing_of(world, folder, f"{letters}/0", [DEFAULT_GROUP], ends)
+            place = f"{letters}/{number}"
+            # They are made with the first letter, the log before its journal: with neither that was cut short.
+            if any(holds_log(world, join(folder, f"{place}/{part}")) for part in ("log", f"{GROUPS}/{DEFAULT_GROUP}")):
+                found += _missing_of(world, folder, place, [DEFAULT_GROUP], ends)
     return found
 
 

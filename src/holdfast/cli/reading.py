@@ -55,7 +55,7 @@ class Reading:
         ends = self.ends()
         for number, reader in self._readers.items():
             self._at[number] = max(reader.start, ends[number] - count)
-        return list(self._there())[-count:]
+        return list(self._there())[-count:] if count else []
 
     def ends(self) -> dict[int, int]:
         """Where each partition ends by now."""

@@ -45,7 +45,7 @@ def tail_command(
     reading = Reading(folder, chosen_topic(folder, topic), partition)
     showing = Showing(raw=raw, as_json=as_json)
     if begin is None:
-        last = reading.last(_LAST)[:limit]
+        last = reading.last(_LAST if limit is None else min(limit, _LAST))
         showing.show(last)
         limit = None if limit is None else limit - len(last)
     else:

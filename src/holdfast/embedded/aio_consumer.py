@@ -72,7 +72,8 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
 
         Fenced if a partition is not ours any more: then somebody else goes on from the commit before.
         """
-        appended = await _aside(lambda: self._commit(messages, offsets, durability))
+        chosen = self._chosen_offsets(messages, offsets)
+        appended = await _aside(lambda: self._write(chosen, durability))
         if appended is not None:
             await self._group.offsets.wait_async(appended)
 
@@ -81,9 +82,7 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
 
         Called by another task than the one that polls, it does not commit what that one has in hand.
         """
-        user = self._user
-        elsewhere = user is not None and user is not asyncio.current_task() and not user.done()
-        await self._close(failed=elsewhere)
+        await self._close(failed=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,6 +93,8 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
     async def _close(self, *, failed: bool) -> None:
         if self._closed or self._leaving:
             return
+        user = self._user
+        elsewhere = user is not None and user is not asyncio.current_task() and not user.done()
         self._leaving = True
         try:
             if self._feeds and self._on_revoked is not None and not self._engine.closed:
@@ -101,7 +102,7 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         finally:
             self._closed = True
             self._line.wake_all()
-            await _aside(lambda: self._leave(failed=failed))
+            await _aside(lambda: self._leave(failed=failed or elsewhere))
 
     async def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""

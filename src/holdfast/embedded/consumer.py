@@ -69,7 +69,7 @@ class Consumer(Consuming[Body], Generic[Body]):
 
         Fenced if a partition is not ours any more: then somebody else goes on from the commit before.
         """
-        appended = self._commit(messages, offsets, durability)
+        appended = self._write(self._chosen_offsets(messages, offsets), durability)
         if appended is not None:
             self._group.offsets.wait(appended)
 
@@ -78,9 +78,7 @@ class Consumer(Consuming[Body], Generic[Body]):
 
         Called by another thread than the one that polls, it does not commit what that one has in hand.
         """
-        user = self._user
-        elsewhere = user is not None and user is not threading.current_thread() and user.is_alive()
-        self._close(failed=elsewhere)
+        self._close(failed=False)
 
     def __enter__(self) -> Self:
         return self
@@ -91,6 +89,8 @@ class Consumer(Consuming[Body], Generic[Body]):
     def _close(self, *, failed: bool) -> None:
         if self._closed or self._leaving:
             return
+        user = self._user
+        elsewhere = user is not None and user is not threading.current_thread() and user.is_alive()
         self._leaving = True
         try:
             if self._feeds and self._on_revoked is not None and not self._engine.closed:
@@ -98,7 +98,7 @@ class Consumer(Consuming[Body], Generic[Body]):
         finally:
             self._closed = True
             self._line.wake_all()
-            self._leave(failed=failed)
+            self._leave(failed=failed or elsewhere)
 
     def _follow(self) -> None:
         """Do what the group says: give back, take over, join again."""

@@ -269,12 +269,10 @@ class Consuming(Standing[Body], Generic[Body]):
             self._group.silence(place, self._line)
         self._rewind()
 
-    def _commit(
-        self,
-        messages: Iterable[StreamMessage[Body]] | None,
-        offsets: Mapping[TopicPartition, int] | None,
-        durability: Durability | None,
-    ) -> Appended | None:
+    def _chosen_offsets(
+        self, messages: Iterable[StreamMessage[Body]] | None, offsets: Mapping[TopicPartition, int] | None
+    ) -> Mapping[TopicPartition, int]:
+        """What a call of `commit` is to commit."""
         self._check_open()
         if messages is not None and offsets is not None:
             raise InvalidRequest("messages and offsets are both given: choose one of them")
@@ -283,11 +281,13 @@ class Consuming(Standing[Body], Generic[Body]):
         elif offsets is None:
             given = {place: max(feed.given, feed.log.start) for place, feed in self._feeds.items()}
             offsets = {place: offset for place, offset in given.items() if offset != self._feeds[place].kept}
-        return self._write(_checked(offsets), durability)
+        return _checked(offsets)
 
     def _write(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> Appended | None:
         if not offsets:
-            return None
+            # What was committed before may not be on disk yet.
+            end = self._group.offsets.log.written_end
+            return Appended(0, end, durability) if durability == "fsync" else None
         for place in offsets:
             if place in self._feeds and self._feeds[place].topic.closed:
                 raise UnknownTopic(f"the topic {place[0]} was deleted, and nothing can be committed there any more")

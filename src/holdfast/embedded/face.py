@@ -208,12 +208,12 @@ class Face(Generic[Body]):
         text = self._error_text(error)
         pending = []
         for station, given in self._own(handles, "nack"):
-            own = list(dict.fromkeys(given))
-            commands = [Nack(handle._delivered.receipt, delay_ms, text) for handle in own]
-            pending.append((station, station.settle_all(commands)))
-            for handle in own:
+            # Several handles may stand for one message; it can be given back only once.
+            receipts = dict.fromkeys(handle._delivered.receipt for handle in given)
+            pending.append((station, station.settle_all([Nack(receipt, delay_ms, text) for receipt in receipts])))
+            for handle in given:
                 handle._end()
-            station.metrics.nacked.add(len(own))
+            station.metrics.nacked.add(len(receipts))
         return pending
 
     def _defer(self, handle: Handle[Body], delay: Seconds) -> Pending:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, overload
 
 import msgspec
 
@@ -32,8 +32,8 @@ Callback: TypeAlias = Callable[[], object]
 class Owner(Protocol):
     """The producer that parcels belong to."""
 
-    def await_parcel(self, parcel: Parcel, timeout_s: float | None) -> bool:
-        """Return when it is answered, or when the time is over; answers whether it is."""
+    def await_all(self, parcels: Iterable[Parcel], timeout_s: float | None) -> Parcel | None:
+        """Return when they are answered, or when the time is over; answers with the first that is not."""
 
     def call_when_done(self, parcel: Parcel, callback: Callback) -> None:
         """Call once the parcel is answered; at once where it is."""
@@ -193,14 +193,14 @@ class Sent(msgspec.Struct, gc=False, eq=False, repr_omit_defaults=True):
         """Where it is stored, or the error; waits for it. None at once with acks="none"."""
         parcel = self._parcel
         if not parcel.done and not parcel.unheeded:
-            await_answer(parcel, timeout)
+            await_answers([parcel], timeout)
         return parcel.stored(self._index)
 
     def exception(self, timeout: Seconds | None = None) -> Exception | None:
         """The error, or None where it is stored; waits for it."""
         parcel = self._parcel
         if not parcel.done and not parcel.unheeded:
-            await_answer(parcel, timeout)
+            await_answers([parcel], timeout)
         parcel.seen = True
         return None if parcel.unheeded else parcel.error
 
@@ -227,6 +227,7 @@ class SentMany(Sequence[Sent]):
     def __init__(self, spans: list[Span], count: int) -> None:
         self._spans = spans
         self._count = count
+        self._each: list[Sent] | None = None  # one for each message, made when somebody asks
 
     def parcels(self) -> list[Parcel]:
         return [parcel for parcel, _, _ in self._spans]
@@ -237,9 +238,7 @@ class SentMany(Sequence[Sent]):
 
     def result(self, timeout: Seconds | None = None) -> list[Stored | None]:
         """Where each is stored, in the order of the call, or the first error; waits for all of them."""
-        for parcel, _, _ in self._spans:
-            if not parcel.done and not parcel.unheeded:
-                await_answer(parcel, timeout)
+        await_answers([parcel for parcel in self.parcels() if not parcel.done and not parcel.unheeded], timeout)
         return self._results()
 
     def exception(self, timeout: Seconds | None = None) -> Exception | None:
@@ -259,19 +258,19 @@ class SentMany(Sequence[Sent]):
     def __getitem__(self, index: int) -> Sent: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Sent]: ...
-    def __getitem__(self, index: Any) -> Sent | Sequence[Sent]:
-        wanted = range(self._count)[index]
-        return self._sent(wanted) if isinstance(wanted, int) else [self._sent(i) for i in wanted]
+    def __getitem__(self, index: int | slice) -> Sent | Sequence[Sent]:
+        return self._all()[index]
 
     def __iter__(self) -> Iterator[Sent]:
-        for i in range(self._count):
-            yield self._sent(i)
+        return iter(self._all())
 
-    def _sent(self, index: int) -> Sent:
-        for parcel, first, which in self._spans:
-            if index in which:
-                return Sent(parcel, first + which.index(index))
-        raise AssertionError("every message of the call is in a parcel")
+    def _all(self) -> list[Sent]:
+        if self._each is None:
+            each = {
+                i: Sent(parcel, index) for parcel, first, which in self._spans for index, i in enumerate(which, first)
+            }
+            self._each = [each[i] for i in range(self._count)]
+        return self._each
 
     def _results(self) -> list[Stored | None]:
         results: list[Stored | None] = [None] * self._count
@@ -281,10 +280,11 @@ class SentMany(Sequence[Sent]):
         return results
 
 
-def await_answer(parcel: Parcel, timeout: Seconds | None) -> None:
-    """Wait for a thread; Unavailable when the time is over."""
+def await_answers(parcels: Sequence[Parcel], timeout: Seconds | None) -> None:
+    """Wait, as a thread, for parcels of one producer; Unavailable when the time is over."""
     timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
-    if not parcel.lane.owner.await_parcel(parcel, timeout_s):
+    parcel = parcels[0].lane.owner.await_all(parcels, timeout_s) if parcels else None
+    if parcel is not None:
         raise Unavailable(
             f"no answer from partition {parcel.lane.number} of {parcel.lane.route.name} within {timeout_s:g} s; the "
             "message is still on its way, ask again later"

@@ -18,7 +18,7 @@ from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span
 from holdfast.embedded.producing import AFTER_ERROR_NS, NO_OPTIONS, Placed, Producing, Writing
 from holdfast.embedded.route import Route
 from holdfast.embedded.times import duration_ms
-from holdfast.env import Clock
+from holdfast.env import Clock, end_at_exit
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.settings import ProducerSettings
 
@@ -51,6 +51,7 @@ class Producer(Producing):
         self._stopping = False
         self._accumulator.on_work = self._wake
         self._accumulator.on_room = self._room.set
+        end_at_exit(self)
 
     def send(
         self,
@@ -139,6 +140,14 @@ class Producer(Producing):
                 self._give_up()
         self._raise_unseen()
 
+    def end(self) -> None:
+        """The program ends, and nobody closed us: store what is left, for as long as a send would have waited."""
+        try:
+            if not self._engine.closed:
+                self.close(self.settings.block_ms / 1000)
+        except HoldfastError as error:
+            logger.error("messages were not stored at the end of the program: %s", error)
+
     def __enter__(self) -> Producer:
         return self
 
@@ -152,14 +161,17 @@ class Producer(Producing):
                 raise
             error.add_note(f"messages were not stored: {failure}")
 
-    def await_parcel(self, parcel: Parcel, timeout_s: float | None) -> bool:
-        """Return when it is answered, or when the time is over; answers whether it is."""
+    def await_all(self, parcels: Iterable[Parcel], timeout_s: float | None) -> Parcel | None:
+        """Return when they are answered, or when the time is over; answers with the first that is not."""
+        deadline_ns = self._deadline_ns(timeout_s)
+        return next((parcel for parcel in parcels if not self._await(parcel, deadline_ns)), None)
+
+    def _await(self, parcel: Parcel, deadline_ns: int | None) -> bool:
         self._check_outside()
         with self._accumulator.lock:
             if parcel.event is None and not parcel.done:
                 parcel.event = threading.Event()
         event = parcel.event
-        deadline_ns = self._deadline_ns(timeout_s)
         while True:
             if parcel.done or event is None:
                 return True
@@ -242,10 +254,8 @@ class Producer(Producing):
         self._clock.wait(self._room, left_s)
 
     def _drain(self, timeout_s: float | None) -> None:
-        deadline_ns = self._deadline_ns(timeout_s)
-        for parcel in self._accumulator.hurry():
-            if not self.await_parcel(parcel, self._left_s(deadline_ns)):
-                raise Unavailable(f"not everything was stored within {timeout_s:g} s; it is still on its way")
+        if self.await_all(self._accumulator.hurry(), timeout_s) is not None:
+            raise Unavailable(f"not everything was stored within {timeout_s:g} s; it is still on its way")
 
     def _help(self, left_s: float | None) -> float | None:
         """Do the thread's work; answers how long to wait for more of it."""

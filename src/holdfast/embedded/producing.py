@@ -276,8 +276,11 @@ class Producing:
             waiting = any(route.held and not route.pending for route in self._routes.values())
         return now_ns + _LOOK_AGAIN_NS if waiting and now_ns is not None else None
 
-    def await_parcel(self, parcel: Parcel, timeout_s: float | None) -> bool:
-        """Return when it is answered, or when the time is over; answers whether it is. For threads only."""
+    def await_all(self, parcels: Iterable[Parcel], timeout_s: float | None) -> Parcel | None:
+        """Return when they are answered, or when the time is over; answers with the first that is not.
+
+        For threads only.
+        """
         raise NotImplementedError
 
     def call_when_done(self, parcel: Parcel, callback: Callback) -> None:

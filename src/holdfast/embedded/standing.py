@@ -91,7 +91,8 @@ class Standing(Generic[Body]):
         """How far behind we are in each partition that is ours, in messages and seconds."""
         self._check_open()
         now_ns = self._clock.now_ns()
-        return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in sorted(self._feeds.items())]
+        feeds = [(place, feed) for place, feed in sorted(self._feeds.items()) if not feed.topic.closed]
+        return [lag_of(feed.log, place, feed.given, now_ns) for place, feed in feeds]
 
     def _rewind(self) -> None:
         """What was read and not handed out, by an iteration or by a poll that failed, is to be read again."""

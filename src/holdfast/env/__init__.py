@@ -2,6 +2,7 @@
 
 from holdfast.env.clock import Clock, ManualClock, SystemClock
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, RealDisk
+from holdfast.env.exits import end_at_exit
 from holdfast.env.forks import close_in_children
 from holdfast.env.ids import Ids, SeededIds, SystemIds
 from holdfast.env.world import World, real_world
@@ -20,5 +21,6 @@ __all__ = [
     "SystemIds",
     "World",
     "close_in_children",
+    "end_at_exit",
     "real_world",
 ]
