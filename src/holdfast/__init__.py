@@ -1,6 +1,8 @@
 """A durable message queue for Python: what it acknowledged it never lets go of."""
 
-from holdfast import aio
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.traces import TraceStep
@@ -40,6 +42,9 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, QueueSettings, TopicSettings
+
+if TYPE_CHECKING:
+    from holdfast import aio
 
 __version__ = "0.1.0"
 
@@ -91,3 +96,10 @@ __all__ = [
     "open",
     "open_broker",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # The faces for tasks are loaded by those who use them: they bring asyncio with them.
+    if name == "aio":
+        return importlib.import_module("holdfast.aio")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -208,7 +208,7 @@ class QueueHistory:
         to = self.rng.randint(log.start, log.end)
         records = list(log.records(log.start))
         before = {number_of(r.value) for r in records if r.offset < to and group.phase(r.offset) is not Phase.DONE}
-        held = {m.offset for m in self.held.values()}
+        held = set(group.leases)  # also those of detached holders, from before a restart
         skipped = {number_of(r.value) for r in records if r.offset < to and r.offset not in held}
         self._begin_end(before)
         self.told.begin_replay({number_of(r.value) for r in records if r.offset >= to})

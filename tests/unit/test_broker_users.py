@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from holdfast import Fenced, InvalidRequest
+from holdfast import Fenced, InvalidRequest, UnknownGroup, UnknownTopic, open_broker
 from holdfast.broker.broker import BrokerEngine
 from holdfast.embedded.broker import Broker
 from holdfast.errors import BadSettings
@@ -110,3 +112,77 @@ def test_an_unknown_setting_of_a_producer_names_the_nearest():
 def test_a_view_of_a_group_tells_which_group_of_which_topic_it_is():
     group = broker_of(Streams()).group("orders", "billing")
     assert (group.topic, group.group) == ("orders", "billing")
+
+
+def test_a_consumer_that_is_refused_leaves_no_group_behind():
+    broker = broker_of(Streams())
+    broker.group("orders", "billing")
+    with pytest.raises(InvalidRequest, match="in queue mode"):
+        broker.consumer("orders", group="billing")
+    assert [info.mode for info in broker.groups()] == ["queue"]
+    with pytest.raises(UnknownGroup):
+        broker.delete_group("billing")
+
+
+def test_what_another_group_has_redriven_leaves_a_stream_without_lag():
+    streams = Streams(partitions=1)
+    broker = broker_of(streams)
+    broker.publish("orders", b"x")
+    billing = broker.group("orders", "billing", max_attempts=1)
+    with broker.consumer("orders", group="analytics", auto_commit=False) as consumer:
+        assert len(consumer.poll(0)) == 1
+        consumer.commit()
+        billing.receive(timeout=0).reject("no")
+        assert billing.dead.redrive().done == 1
+        assert consumer.poll(0) == []  # nothing for us, and nothing to commit
+        assert [info.lag for info in broker.groups() if info.name == "analytics"] == [0]
+
+
+def test_what_is_passed_over_is_not_committed_before_what_came_earlier():
+    streams = Streams(partitions=1)
+    broker = broker_of(streams)
+    broker.publish("orders", b"x")
+    billing = broker.group("orders", "billing", max_attempts=1)
+    with broker.consumer("orders", group="analytics", auto_commit=False) as consumer:
+        assert len(consumer.poll(0)) == 1
+        billing.receive(timeout=0).reject("no")
+        billing.dead.redrive()
+        assert consumer.poll(0) == []
+        assert consumer.committed("orders", 0) == 0
+
+
+def test_a_commit_for_a_partition_that_is_not_there_says_so():
+    consumer = Streams().consumer()
+    with pytest.raises(UnknownTopic, match="no partition 9"):
+        consumer.commit(offsets={("orders", 9): 1})
+
+
+@pytest.mark.parametrize("name", ["durability", "ack_durability"])
+def test_what_is_not_kept_with_a_topic_is_refused_there(name: str):
+    broker = broker_of(Streams())
+    with pytest.raises(BadSettings, match="each program chooses it for itself"):
+        broker.create_topic("invoices", **{name: "os"})
+    with pytest.raises(BadSettings, match="each program chooses it for itself"):
+        broker.alter_topic("orders", **{name: "os"})
+    assert broker.topics() == ["orders"]
+
+
+def test_a_message_that_is_dropped_for_want_of_dead_letters_is_named_with_its_error(caplog):
+    broker = broker_of(Streams(partitions=1, dead_letters=False))
+    broker.publish("orders", b"x")
+    broker.group("orders", "billing").receive(timeout=0).reject("no such customer")
+    assert "message orders-0-0 dropped" in caplog.text
+    assert "no such customer" in caplog.text
+
+
+@pytest.mark.slow
+def test_what_a_producer_holds_is_stored_when_the_program_ends(tmp_path):
+    program = (
+        "import holdfast, sys\n"
+        "broker = holdfast.open_broker(sys.argv[1]); broker.create_topic('orders')\n"
+        "producer = broker.producer(linger_ms=60_000)\n"
+        "for i in range(100): producer.send('orders', b'x')\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "data")], check=True, timeout=60)
+    with open_broker(tmp_path / "data") as broker:
+        assert broker.describe_topic("orders").messages == 100

@@ -77,7 +77,10 @@ class Catalog:
     def create(self, name: str, settings: TopicSettings, base: TopicSettings) -> TopicFacts:
         """Make a topic with its settings, wholly or not at all."""
         if name in self:
-            raise TopicExists(f"there is a topic {name} in {self._root} already; alter it, or choose another name")
+            raise TopicExists(
+                f"there is a topic {name} in {self._root} already; alter it, choose another name, or say exist_ok=True "
+                "where that is fine"
+            )
         self.tidy()  # or it would find the dead letters of an earlier one of its name
         disk = self._world.disk
         fresh = join(self._folder, f"{_NEW}{name}-0")

@@ -124,9 +124,14 @@ class Station:
         with self.delivery.lock:
             dropped = sorted(burials)
             for offset in dropped:
+                failures = burials[offset].history.failures
                 logger.warning(
-                    "message dropped: the topic keeps no dead letters",
-                    extra={"topic": self.topic, "offset": offset, "reason": burials[offset].reason},
+                    "message %s-%d-%d dropped, for the topic keeps no dead letters: %s: %s",
+                    self.topic,
+                    self.number,
+                    offset,
+                    burials[offset].reason,
+                    failures[-1].error if failures else "",
                 )
             self.delivery.commit_events([Interred(runs_of(dropped))])
             self.metrics.buried.add(len(dropped))

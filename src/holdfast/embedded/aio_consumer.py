@@ -41,6 +41,9 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         self._user = asyncio.current_task()
         found = await self._next(count, until_ns)
         self._hand_out()
+        passed = self._passed()
+        if passed:
+            await _aside(lambda: self._keep_passed(passed))
         return found
 
     async def __aiter__(self) -> AsyncIterator[StreamMessage[Body]]:

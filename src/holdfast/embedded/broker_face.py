@@ -19,7 +19,6 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.face import switch
 from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
-from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe, groups_on, to_of
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
@@ -183,7 +182,10 @@ class BrokerFace:
             self._engine.streams.delete(name)
             return
         where = "" if topic is None else f" on {topic}"
-        raise UnknownGroup(f"there is no group {name}{where}; one in queue mode is deleted with its topic's name")
+        raise UnknownGroup(
+            f"there is no group {name}{where or ' in stream mode'}; one in queue mode is deleted by its name and its "
+            "topic's"
+        )
 
     def _reset_offsets(self, group: str, name: str, to: object, number: int | None, *, dry_run: bool) -> list[Reset]:
         where = to_of(to)
@@ -223,6 +225,8 @@ def open_broker_face(
     if settings is not None and settings_file is not None:
         raise InvalidRequest("give settings or settings_file, not both")
     if settings is None:
+        from holdfast.embedded.settings_file import read_settings
+
         path = None if settings_file is None else folder_path(settings_file, "the settings file")
         effective = read_settings(world or real_world(), environment() if world is None else {}, path)
         settings, folder = effective.broker, folder if folder is not None else effective.data_dir

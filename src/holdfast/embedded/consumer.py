@@ -38,6 +38,9 @@ class Consumer(Consuming[Body], Generic[Body]):
         self._user = threading.current_thread()
         found = self._next(count, until_ns)
         self._hand_out()
+        passed = self._passed()
+        if passed:
+            self._keep_passed(passed)
         return found
 
     def __iter__(self) -> Iterator[StreamMessage[Body]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Generic, Self, TypeAlias
 from weakref import WeakMethod
 
@@ -89,8 +90,12 @@ class Consuming(Standing[Body], Generic[Body]):
         base = msgspec.structs.asdict(settings or engine.settings.consumer)
         chosen = load(ConsumerSettings, {**base, **changes})
         names = _topic_names(topics)
-        for name in names:
-            engine.catalog.facts(name)  # or UnknownTopic, before a group is made
+        for name in names:  # refused before a group is made
+            with engine.using(name) as topic:
+                if group in topic.groups:
+                    raise InvalidRequest(
+                        f"the group {group} works on {name} in queue mode; choose another name to read it as a stream"
+                    )
         told_of = {"instance_id": _text(instance_id, "instance_id"), "holder": _text(holder, "holder")}
         bodies = Bodies(body_type)
         made = engine.streams.group(group, create=True)
@@ -158,6 +163,16 @@ class Consuming(Standing[Body], Generic[Body]):
         """What was read is in the user's hands."""
         for feed in self._feeds.values():
             feed.given = feed.position
+
+    def _passed(self) -> dict[TopicPartition, int]:
+        """What nobody has to handle, behind all that is committed: that need not wait for the user's next commit."""
+        return {place: feed.position for place, feed in self._feeds.items() if feed.passed}
+
+    def _keep_passed(self, offsets: Mapping[TopicPartition, int]) -> None:
+        with suppress(HoldfastError):  # the group will tell
+            self._write(offsets)
+        for feed in self._feeds.values():
+            feed.passed = False
 
     def _wait_s(self, until_ns: int | None) -> float | None:
         """How long to wait for messages at most: until the call's time is over, or the next commit is due."""
@@ -289,7 +304,10 @@ class Consuming(Standing[Body], Generic[Body]):
             end = self._group.offsets.log.written_end
             return Appended(0, end, durability) if durability == "fsync" else None
         for place in offsets:
-            if place in self._feeds and self._feeds[place].topic.closed:
+            if place not in self._feeds:
+                with self._engine.using(place[0]) as topic:
+                    topic.partition(place[1])  # or UnknownTopic; one that is another's is refused below
+            elif self._feeds[place].topic.closed:
                 raise UnknownTopic(f"the topic {place[0]} was deleted, and nothing can be committed there any more")
         topic_ids = {place: self._feeds[place].topic.id for place in offsets if place in self._feeds}
         appended = self._group.commit(self._member or "", self._epoch, offsets, durability, topic_ids)

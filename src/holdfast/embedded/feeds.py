@@ -52,6 +52,7 @@ class Feed(Generic[Body]):
         self.home = StreamHome(topic.name, number)
         self.position = self.given = self.handled = self.kept = position
         self.paused = False
+        self.passed = False  # whether nothing lies between what is committed and the position but what is not for us
         self.told = False  # whether the user heard that it is ours
         self._follower = self.log.follower()
         self._group = group.encode()
@@ -70,6 +71,7 @@ class Feed(Generic[Body]):
     def take(self, count: int) -> list[StreamMessage[Body]]:
         """The next messages, at most so many; none at the end, or while paused."""
         all_handled = self.position == self.given == self.handled
+        all_kept = all_handled and (self.passed or self.kept == self.position)
         while self.position < self.log.end and not self.paused and not self.topic.closed:
             records = self._read(count)
             home, bodies = self.home, self._bodies
@@ -84,6 +86,7 @@ class Feed(Generic[Body]):
                 return found
         if all_handled:
             self.given = self.handled = self.position  # what was passed over need not be looked at again
+            self.passed = all_kept and self.position != self.kept
         return []
 
     def _read(self, count: int) -> list[Record]:

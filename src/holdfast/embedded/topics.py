@@ -134,6 +134,12 @@ def to_of(to: object) -> To:
 def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name; `retention_hours` is understood, too."""
     changes = dict(given)
+    for name in ("durability", "ack_durability"):
+        if name in changes:
+            raise BadSettings(
+                f"{name} is not kept with a topic: each program chooses it for itself, when it opens the broker "
+                f"(open_broker(durability=...), or the settings file) or for one call"
+            )
     if "retention_hours" in changes:
         hours = changes.pop("retention_hours")
         if "retention_ms" in changes:
