@@ -233,10 +233,9 @@ def load(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
     """Settings from a plain mapping, such as a table of a TOML file; unknown names are refused."""
     unknown = sorted(set(values) - set(kind.__struct_fields__))
     if unknown:
-        near = get_close_matches(unknown[0], kind.__struct_fields__, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        known = ", ".join(kind.__struct_fields__)
-        raise BadSettings(f"unknown setting {', '.join(unknown)}; {hint}known ones: {known}")
+        near = get_close_matches(unknown[0], kind.__struct_fields__, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known ones: {', '.join(kind.__struct_fields__)}"
+        raise BadSettings(f"unknown setting {', '.join(unknown)}; {hint}")
     return kind(**values)
 
 
