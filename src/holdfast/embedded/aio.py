@@ -62,8 +62,9 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         publisher = self._publisher
         if publisher.is_plain(body, options, priority):
-            appended = await self._log.append_one_async(body, durability)  # type: ignore[arg-type]
-            return publisher.plain_stored(body, appended, began_ns)
+            number = publisher.turn()
+            appended = await publisher.log(number).append_one_async(body, durability)  # type: ignore[arg-type]
+            return publisher.plain_stored(number, body, appended, began_ns)
         message = NewMessage(
             body=body,
             key=key,
@@ -88,8 +89,9 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         began_ns = self._mono_ns()
         publisher = self._publisher
         if publisher.all_plain(messages, codec):
-            appended = await self._log.append_async(messages, durability=durability)  # type: ignore[arg-type]
-            return publisher.plain_many(messages, appended, began_ns)
+            number = publisher.turn()
+            appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]
+            return publisher.plain_many(number, messages, appended, began_ns)
         self._check_open()
         parts = publisher.publish(messages, durability, codec)
         await publisher.wait_async(parts)

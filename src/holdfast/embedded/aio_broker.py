@@ -105,6 +105,10 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         if not self._engine.is_open(topic):
             await _aside(self._engine.topic, topic)  # opening reads files
         with self._publisher(topic) as publisher:
+            if publisher.all_plain(messages, codec):
+                number = publisher.turn(partition)
+                appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]
+                return publisher.plain_many(number, messages, appended, began_ns)
             parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
             await publisher.wait_async(parts)
             return publisher.stored(parts, began_ns)

@@ -73,18 +73,27 @@ class Broker(TraceFace, BrokerFace):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
-        return self.publish_many(topic, [message], partition=partition, durability=durability, codec=codec)[0]
+        began_ns = self._mono_ns()
+        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
+        with self._publisher(topic) as publisher:
+            if publisher.is_plain(body, options, priority):
+                number = publisher.turn(partition)
+                appended = publisher.log(number).append_one(body, durability)
+                return publisher.plain_stored(number, body, appended, began_ns)
+            message = NewMessage(
+                body=body,
+                key=key,
+                headers=headers,
+                priority=priority,
+                delay=delay,
+                at=at,
+                ttl=ttl,
+                dedup_id=dedup_id,
+                correlation_id=correlation_id,
+            )
+            parts = publisher.publish([message], durability, codec, partition)
+            publisher.wait(parts)
+            return publisher.stored(parts, began_ns)[0]
 
     def publish_many(
         self,
@@ -98,6 +107,10 @@ class Broker(TraceFace, BrokerFace):
         """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
         began_ns = self._mono_ns()
         with self._publisher(topic) as publisher:
+            if publisher.all_plain(messages, codec):
+                number = publisher.turn(partition)
+                appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
+                return publisher.plain_many(number, messages, appended, began_ns)
             parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
             publisher.wait(parts)
             return publisher.stored(parts, began_ns)

@@ -19,6 +19,7 @@ from holdfast.embedded.drafts import Drafter, NewMessage
 from holdfast.env import Clock
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.model import Appended, CodecName, Durability
+from holdfast.storage.log import Log
 
 _NO_OPTIONS: Final = (None,) * 8
 _NAMED_MOST: Final = 20
@@ -59,8 +60,6 @@ class Publisher:
         self._clock = clock
         self._mono_ns = clock.monotonic_ns
         self._partitions = topic.partitions
-        self._first = topic.partitions[0]
-        self.log = self._first.log
         self._turns = RoundRobin()
         metrics = topic.metrics
         self._put_seconds = metrics.put_seconds
@@ -74,13 +73,12 @@ class Publisher:
         self._settings = settings  # last: whoever sees these uses that one
 
     def is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
-        """Whether a message is nothing but its bytes, for the only partition: then it goes the short way."""
+        """Whether a message is nothing but its bytes: then it goes the short way, to the log of `turn`."""
         return (
             type(body) is bytes
             and options == _NO_OPTIONS
             and type(priority) is int
             and not priority
-            and len(self._partitions) == 1
             and self._is_current()
             and self._drafter.plain
             and not self.topic.closed
@@ -91,7 +89,18 @@ class Publisher:
             self._look()
         return True
 
-    def plain_stored(self, body: Any, appended: Appended, began_ns: int) -> Stored:
+    def turn(self, partition: object = None) -> int:
+        """The partition for messages without keys: the next in turn, unless one is chosen."""
+        count = len(self._partitions)
+        if partition is not None:
+            return check_partition(partition, self.topic.name, count)
+        return 0 if count == 1 else self._turns.take(count)
+
+    def log(self, number: int) -> Log:
+        """The log of a partition."""
+        return self._partitions[number].log
+
+    def plain_stored(self, number: int, body: Any, appended: Appended, began_ns: int) -> Stored:
         """The answer for a message that went the short way."""
         # A put that waits for no disk is timed now and then only: timing costs a tenth of it.
         if appended.durability == "fsync" or not appended.offset & 63:
@@ -99,30 +108,25 @@ class Publisher:
         self._published.add()
         self._published_bytes.add(len(body))
         if appended.durability != "fsync":  # otherwise the sync has done it
-            self._first.wake()
-        return Stored(self.topic.name, appended.offset, None, False, appended.durability)
+            self._partitions[number].wake()
+        return Stored(self.topic.name, appended.offset, None, False, appended.durability, number)
 
     def all_plain(self, messages: object, codec: object) -> bool:
         """The same for a list of messages."""
         plain = isinstance(messages, list) and set(map(type, messages)) == {bytes} and codec is None
-        return (
-            plain
-            and len(self._partitions) == 1
-            and self._is_current()
-            and self._drafter.plain
-            and not self.topic.closed
-        )
+        return plain and self._is_current() and self._drafter.plain and not self.topic.closed
 
-    def plain_many(self, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
+    def plain_many(self, number: int, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
         """The answers for messages that went the short way."""
         self._put_seconds.observe_ns(self._mono_ns() - began_ns)
         self._published.add(len(bodies))
         self._published_bytes.add(sum(map(len, bodies)))
         if appended.durability != "fsync":
-            self._first.wake(len(bodies))
+            self._partitions[number].wake(len(bodies))
         topic, durability = self.topic.name, appended.durability
         return [
-            Stored(topic, offset, None, False, durability) for offset in range(appended.offset, appended.next_offset)
+            Stored(topic, offset, None, False, durability, number)
+            for offset in range(appended.offset, appended.next_offset)
         ]
 
     def publish(

@@ -48,7 +48,9 @@ class Queue(Group[Body], Generic[Body]):
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         publisher = self._publisher
         if publisher.is_plain(body, options, priority):
-            return publisher.plain_stored(body, self._log.append_one(body, durability), began_ns)  # type: ignore[arg-type]
+            number = publisher.turn()
+            appended = publisher.log(number).append_one(body, durability)  # type: ignore[arg-type]
+            return publisher.plain_stored(number, body, appended, began_ns)
         message = NewMessage(
             body=body,
             key=key,
@@ -73,8 +75,9 @@ class Queue(Group[Body], Generic[Body]):
         began_ns = self._mono_ns()
         publisher = self._publisher
         if publisher.all_plain(messages, codec):
-            appended = self._log.append(messages, durability=durability)  # type: ignore[arg-type]
-            return publisher.plain_many(messages, appended, began_ns)
+            number = publisher.turn()
+            appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
+            return publisher.plain_many(number, messages, appended, began_ns)
         self._check_open()
         parts = publisher.publish(messages, durability, codec)
         publisher.wait(parts)
