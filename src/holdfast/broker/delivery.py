@@ -265,7 +265,8 @@ class Delivery:
     def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
         appended = self.commit_events([Acked(runs_of(offsets))], durability)
         self._count_acked(len(offsets))
-        leased_at_ms = list(map(_LEASED_AT, leases))
+        together = leases.count(leases[0]) == len(leases)
+        leased_at_ms = [leases[0].at_ms] * len(leases) if together else list(map(_LEASED_AT, leases))
         self.metrics.handle_seconds.observe_since(self._now_ns(), leased_at_ms, unit_ns=1_000_000)
         return appended
 

@@ -68,9 +68,8 @@ class Supply:
         if isinstance(offsets, range):
             with suppress(DamagedRange, OffsetOutOfRange):
                 in_order = self._follower.records(offsets.start, offsets.stop)
-                plain = len(in_order) == len(offsets)  # otherwise some were removed
-                special = [record.offset for record in in_order if record.flags & MOVED or record.expires_at_ms]
-                if plain and not special:
+                whole = len(in_order) == len(offsets)  # otherwise some were removed
+                if whole and (self._follower.plain or not _any_special(in_order)):
                     return Loaded(in_order)
         records: list[Record] = []
         expired: list[int] = []
@@ -152,3 +151,8 @@ class Supply:
             self._aged_at_ms = now_ms
             self._aged_below = self._log.find_time((now_ms - after_ms) * 1_000_000)
         return self._aged_below
+
+
+def _any_special(records: Sequence[Record]) -> bool:
+    """Whether one of them may be expired, or for another group only."""
+    return bool([record.offset for record in records if record.flags & MOVED or record.expires_at_ms])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from os import PathLike
 from typing import Any, Final, Generic, TypeVar
 
@@ -32,6 +33,7 @@ from holdfast.storage.log import Log
 _Face = TypeVar("_Face")
 
 _MOST_AT_ONCE: Final = 100_000
+_HOME: Final = attrgetter("_home")
 _USUAL: Final = (None, None, None, False, False)
 
 
@@ -185,7 +187,7 @@ class Face(Generic[Body]):
         for kind in set(map(type, handles)):
             if not issubclass(kind, Handle):
                 raise InvalidRequest(f"{verb}_many takes messages, not {kind.__name__}")
-        found: dict[Station, list[Any]] = {station: [] for station in {handle._home for handle in handles}}
+        found: dict[Station, list[Any]] = {station: [] for station in set(map(_HOME, handles))}
         for station in found:
             if station not in self._stations:
                 raise InvalidRequest("a message is of another queue, or of an earlier opening; nothing was changed")

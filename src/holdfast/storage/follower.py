@@ -27,6 +27,7 @@ class Follower:
         self._frame: Frame | None = None
         self._records: list[Record] = []
         self._sparse = False
+        self.plain = True  # whether the last `records` found nothing but values
         self._data = memoryview(b"")
         self._log_id = 0
         self._next_offset = -1  # what stands at `_next_position` of the data
@@ -62,6 +63,7 @@ class Follower:
     def records(self, start: int, stop: int) -> list[Record]:
         """The messages from start to stop that are there, frame by frame."""
         found: list[Record] = []
+        self.plain = True
         while start < stop:
             if start == self._next_offset:
                 single = read_single(self._data, self._next_position, self._log_id)
@@ -73,6 +75,8 @@ class Follower:
             frame = self.frame(start)
             if not self._records:
                 self._records = frame.records()
+            if frame.header.columns:
+                self.plain = False
             if self._sparse:
                 found += [record for record in self._records if start <= record.offset < stop]
             else:
