@@ -165,6 +165,14 @@ class Parcel:
             return Stored(name, offset, None, True, self.durability, number)
         return Stored(name, self.offset + index - self.skipped, None, False, self.durability, number)
 
+    def stored_many(self, first: int, count: int) -> list[Stored | None]:
+        """The answers for some of its messages, in one go where nothing is special about them."""
+        if self.unheeded or self.error is not None or self.places is not None or first < self.skipped:
+            return [self.stored(index) for index in range(first, first + count)]
+        name, number, durability = self.lane.route.name, self.lane.number, self.durability
+        start = self.offset + first - self.skipped
+        return [Stored(name, offset, None, False, durability, number) for offset in range(start, start + count)]
+
     def empty(self) -> None:
         """Let go of the messages."""
         self.values, self.keys, self.flags, self.rest = [], None, None, {}
@@ -275,8 +283,8 @@ class SentMany(Sequence[Sent]):
     def _results(self) -> list[Stored | None]:
         results: list[Stored | None] = [None] * self._count
         for parcel, first, which in self._spans:
-            for index, i in enumerate(which, first):
-                results[i] = parcel.stored(index)
+            for i, stored in zip(which, parcel.stored_many(first, len(which)), strict=True):
+                results[i] = stored
         return results
 
 
