@@ -145,6 +145,9 @@ class Promises:
                 at = broker._engine.streams.group(STREAM).committed(opened, number) or 0
             place = topic, number
             least, most = self.committed[place], max(self.committed[place], self.committing[place])
+            # What was redriven for others is passed over by the consumer itself.
+            while most < at and not all(is_for(r, STREAM.encode()) for r in records if r.offset == most):
+                most += 1
             assert least <= at <= most, f"{STREAM} goes on at {at} in {place}, not at {least} to {most}"
             skipped = [
                 record.offset

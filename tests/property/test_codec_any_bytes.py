@@ -171,6 +171,12 @@ BEYOND = with_body(one(b""), struct.pack("<ii", 0, 100) + b"short", raw_bytes=13
 
 
 @example(frame=BEYOND)
+@example(
+    frame=bytes.fromhex(
+        "4846520107eeffc0000000000c0000000c000000000000000100000050010000000000000000000000002a36fe9c9717"
+        "000000000000000001000000000000000000000000000000000000000000000093385c5375dbda2f00000000040000006f6e6c7900000000"
+    )
+)  # no message, and a column that says which of them are gone
 @given(frame=sealed_frames(Codec.NONE))
 def test_any_body_as_arrow_is_the_same_as_without(frame: bytes):
     arrow = pytest.importorskip("holdfast.codec.arrow")

@@ -151,6 +151,23 @@ def test_what_is_passed_over_is_not_committed_before_what_came_earlier():
         assert consumer.committed("orders", 0) == 0
 
 
+def test_what_is_passed_over_takes_nothing_along_that_came_behind_it():
+    streams = Streams(partitions=1)
+    broker = broker_of(streams)
+    broker.publish("orders", b"x")
+    billing = broker.group("orders", "billing", max_attempts=1)
+    with broker.consumer("orders", group="analytics", auto_commit=False) as consumer:
+        consumer.poll(0)
+        consumer.commit()
+        assert consumer.poll(0) == []
+        billing.receive(timeout=0).reject("no")
+        billing.dead.redrive()
+        assert consumer._feeds["orders", 0].take(10) == []  # as a poll does that then waits
+        broker.publish("orders", b"y")
+        assert [message.raw for message in consumer.poll(0)] == [b"y"]
+        assert consumer.committed("orders", 0) == 2
+
+
 def test_a_commit_for_a_partition_that_is_not_there_says_so():
     consumer = Streams().consumer()
     with pytest.raises(UnknownTopic, match="no partition 9"):

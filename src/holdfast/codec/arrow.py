@@ -37,7 +37,7 @@ def values_to_arrow(frame: Frame) -> pa.BinaryArray:
         array.validate(full=True)  # wrong ends would let Arrow read outside the buffer
     except (pa.ArrowException, ValueError) as error:
         raise CorruptData(f"the frame at offset {frame.base_offset} is not a valid Arrow array: {error}") from None
-    return array if kept is None else array.filter(pa.array(kept))
+    return array if kept is None else array.filter(pa.array(kept, type=pa.bool_()))
 
 
 def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: int) -> Iterator[Body]:

@@ -166,13 +166,13 @@ class Consuming(Standing[Body], Generic[Body]):
 
     def _passed(self) -> dict[TopicPartition, int]:
         """What nobody has to handle, behind all that is committed: that need not wait for the user's next commit."""
-        return {place: feed.position for place, feed in self._feeds.items() if feed.passed}
+        return {place: feed.passed_to for place, feed in self._feeds.items() if feed.passed_to is not None}
 
     def _keep_passed(self, offsets: Mapping[TopicPartition, int]) -> None:
         with suppress(HoldfastError):  # the group will tell
             self._write(offsets)
         for feed in self._feeds.values():
-            feed.passed = False
+            feed.passed_to = None
 
     def _wait_s(self, until_ns: int | None) -> float | None:
         """How long to wait for messages at most: until the call's time is over, or the next commit is due."""

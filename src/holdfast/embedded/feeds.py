@@ -52,7 +52,7 @@ class Feed(Generic[Body]):
         self.home = StreamHome(topic.name, number)
         self.position = self.given = self.handled = self.kept = position
         self.paused = False
-        self.passed = False  # whether nothing lies between what is committed and the position but what is not for us
+        self.passed_to: int | None = None  # up to there nothing lies behind what is committed but what is not for us
         self.told = False  # whether the user heard that it is ours
         self._follower = self.log.follower()
         self._group = group.encode()
@@ -67,11 +67,12 @@ class Feed(Generic[Body]):
     def move(self, position: int) -> None:
         """Read on there; what was handed out before counts as before, but the next commit is for this place."""
         self.position = self.given = self.handled = position
+        self.passed_to = None
 
     def take(self, count: int) -> list[StreamMessage[Body]]:
         """The next messages, at most so many; none at the end, or while paused."""
         all_handled = self.position == self.given == self.handled
-        all_kept = all_handled and (self.passed or self.kept == self.position)
+        all_kept = all_handled and self.position in (self.kept, self.passed_to)
         while self.position < self.log.end and not self.paused and not self.topic.closed:
             records = self._read(count)
             home, bodies = self.home, self._bodies
@@ -86,7 +87,8 @@ class Feed(Generic[Body]):
                 return found
         if all_handled:
             self.given = self.handled = self.position  # what was passed over need not be looked at again
-            self.passed = all_kept and self.position != self.kept
+            if all_kept and self.position != self.kept:
+                self.passed_to = self.position
         return []
 
     def _read(self, count: int) -> list[Record]:
