@@ -28,16 +28,24 @@ def encode_arrow(
 def values_to_arrow(frame: Frame) -> pa.BinaryArray:
     """The frame's payloads as an Arrow array over the frame's own bytes; a copy where some were removed."""
     columns = frame.columns()
-    data, ends, kept = columns.value_bytes(), columns.value_ends(), columns.kept()
+    ends, kept = columns.value_ends(), columns.kept()
+    array = binary_array(frame, ends, columns.value_bytes(), len(ends) // 4 - 1)
+    return array if kept is None else array.filter(pa.array(kept, type=pa.bool_()))
+
+
+def binary_array(
+    frame: Frame, ends: memoryview, data: memoryview, count: int, validity: memoryview | None = None
+) -> pa.BinaryArray:
+    """An array over bytes of the frame; CorruptData where they are none."""
     try:
         if ends[:4] != bytes(4):
-            raise ValueError("the first value does not begin at 0")
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
-        array = pa.Array.from_buffers(pa.binary(), len(ends) // 4 - 1, buffers)
+            raise ValueError("the first item does not begin at 0")
+        buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(ends), pa.py_buffer(data)]
+        array = pa.Array.from_buffers(pa.binary(), count, buffers)
         array.validate(full=True)  # wrong ends would let Arrow read outside the buffer
     except (pa.ArrowException, ValueError) as error:
         raise CorruptData(f"the frame at offset {frame.base_offset} is not a valid Arrow array: {error}") from None
-    return array if kept is None else array.filter(pa.array(kept, type=pa.bool_()))
+    return array
 
 
 def _encode_chunk(chunk: Any, now_ns: int, cap_bytes: int, max_message_bytes: int) -> Iterator[Body]:

@@ -49,6 +49,7 @@ assert sys.byteorder == "little", "Holdfast's files are little endian, and so mu
 assert array("i").itemsize == 4
 
 _ONE_PAIR: Final = Struct("<ii").unpack_from
+_LAST: Final = Struct("<i").unpack_from
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 
 
@@ -203,8 +204,9 @@ class _Cutter:
         return _checked_ends(self.take(4 * (count + 1)))
 
     def variable(self, count: int) -> tuple[memoryview, memoryview]:
+        """The ends and the bytes of so many items; whoever cuts them apart looks whether the ends are in order."""
         ends = self.take(4 * (count + 1))
-        return ends, self.take(_checked_ends(ends)[-1])
+        return ends, self.take(_last_end(ends))
 
 
 def _spans(body: memoryview, count: int, columns: int) -> dict[int, memoryview]:
@@ -221,7 +223,7 @@ def _spans(body: memoryview, count: int, columns: int) -> dict[int, memoryview]:
         spans[KEYS] = body[start : cutter.at]
     if columns & HEADERS:
         start = cutter.at
-        pairs = cutter.ends(count)[-1]
+        pairs = _last_end(cutter.take(4 * (count + 1)))
         cutter.variable(pairs)
         cutter.variable(pairs)
         spans[HEADERS] = body[start : cutter.at]
@@ -248,6 +250,13 @@ def _items(ends: memoryview, data: memoryview) -> list[bytes]:
     if size and cuts[-1] == size * count and cuts == list(range(0, cuts[-1] + 1, size)):
         return list(unpack(f"{size}s" * count, plain))  # all of one length: cut in C
     return [plain[start:end] for start, end in pairwise(cuts)]
+
+
+def _last_end(ends: memoryview) -> int:
+    last: int = _LAST(ends, len(ends) - 4)[0]
+    if last < 0:
+        raise CorruptData("the ends of a column's items are not in order")
+    return last
 
 
 def _checked_ends(ends: memoryview) -> list[int]:

@@ -280,13 +280,17 @@ class Frame:
 
     def values(self) -> list[bytes]:
         """The messages' payloads, in order."""
+        kept = self.columns().kept() if self.header.columns & REMOVED else None
+        values = self.values_in_place()
+        return values if kept is None else list(compress(values, kept))
+
+    def values_in_place(self) -> list[bytes]:
+        """The same with an empty payload for each message that was removed."""
         header = self.header
         plain = header.columns == 0 and header.codec == Codec.NONE and header.raw_bytes == header.body_bytes
         if plain and header.kind < Kind.GAP:
             return plain_values(self._stored, header.count)
-        columns = self.columns()
-        kept = columns.kept()
-        return columns.values() if kept is None else list(compress(columns.values(), kept))
+        return self.columns().values()
 
     def records(self) -> list[Record]:
         """The messages, in order."""

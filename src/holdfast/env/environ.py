@@ -9,3 +9,8 @@ from collections.abc import Mapping
 def environment() -> Mapping[str, str]:
     """As they are now; later changes do not show."""
     return dict(os.environ)
+
+
+def set_variable(name: str, value: str) -> None:
+    """For this process and those that it starts."""
+    os.environ[name] = value

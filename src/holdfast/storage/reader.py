@@ -123,6 +123,14 @@ class LogReader:
         """Offset of the first message of this time or later; the end if there is none."""
         return self._view.find_time(time_ns)
 
+    def weigh(self, start: int, stop: int) -> int:
+        """About how many bytes the messages [start, stop) take on disk."""
+        return self._view.weigh(start, stop)
+
+    def reach(self, offset: int, max_bytes: int) -> int:
+        """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""
+        return self._view.reach(offset, max_bytes)
+
     def position(self, offset: int) -> LogPosition:
         """The offset with its epoch, for keeping outside the log."""
         return LogPosition(self.epochs.at(offset), offset)

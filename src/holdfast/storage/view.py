@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from itertools import repeat
-from typing import Final, Literal, TypeAlias
+from typing import Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
 from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, Unavailable, UnknownFormat
@@ -25,6 +26,25 @@ OnDamage: TypeAlias = Literal["raise", "skip"]
 
 # Each open segment costs a file descriptor, a map and its index.
 _MOST_OPEN: Final = 64
+
+_Given = ParamSpec("_Given")
+_Answer = TypeVar("_Answer")
+
+
+def _past_trims(
+    method: Callable[Concatenate[LogView, _Given], _Answer],
+) -> Callable[Concatenate[LogView, _Given], _Answer]:
+    """A segment that is trimmed away while the method looks at it makes it look again."""
+
+    @wraps(method)
+    def patient(view: LogView, *args: _Given.args, **options: _Given.kwargs) -> _Answer:
+        while True:
+            try:
+                return method(view, *args, **options)
+            except FileNotFoundError as error:
+                view._expect_trimmed_file(error)
+
+    return patient
 
 
 class LogView:
@@ -103,6 +123,7 @@ class LogView:
                 if record.offset >= offset:
                     yield record
 
+    @_past_trims
     def facts(self) -> list[SegmentFacts]:
         """The segments, oldest first."""
         end = self._readable_end()
@@ -112,6 +133,7 @@ class LogView:
             for s, next_offset in zip(segments, _ends(segments, end), strict=True)
         ]
 
+    @_past_trims
     def find_time(self, time_ns: int) -> int:
         """Offset of the first message with this time or a later one; the readable end if there is none."""
         end = self._readable_end()
@@ -122,6 +144,43 @@ class LogView:
                 if found is not None:
                     return found
         return end
+
+    @_past_trims
+    def weigh(self, start: int, stop: int) -> int:
+        """About how many bytes the messages [start, stop) take on disk."""
+        total = 0
+        for segment, first, last in self._stretches(start, stop):
+            index = self._touch(segment).index_to(last)
+            i = bisect_left(index.offsets, last)
+            above = index.positions[i] if i < len(index.positions) else index.end
+            total += max(above - index.position_before(first), 0)
+        return total
+
+    @_past_trims
+    def reach(self, offset: int, max_bytes: int) -> int:
+        """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""
+        begin, left = offset, max_bytes
+        for segment, first, last in self._stretches(offset, self._readable_end()):
+            index = self._touch(segment).index_to(last)
+            here = index.position_before(first)
+            if index.end - here > left:
+                i = bisect_right(index.positions, here + left) - 1
+                if i >= 0 and index.offsets[i] > begin:
+                    return min(index.offsets[i], last)
+                if first > begin:
+                    return first
+                return min(index.offsets[i + 1], last) if i + 1 < len(index.offsets) else last
+            left -= index.end - here
+            offset = last
+        return offset
+
+    def _stretches(self, start: int, stop: int) -> Iterator[tuple[Segment, int, int]]:
+        """The segments that hold [start, stop), each with its part of it."""
+        segments = self._segments()
+        for segment, segment_end in zip(segments, _ends(segments, self._readable_end()), strict=True):
+            first, last = max(start, segment.base_offset), min(stop, segment_end)
+            if first < last:
+                yield segment, first, last
 
     def _find_time_in(self, segment: Segment, time_ns: int, end: int) -> int | None:
         _, data, index = segment.opened(end)
@@ -222,6 +281,13 @@ class LogView:
         self._look_again()
         if any(s.base_offset == segment.base_offset for s in self._segments()):
             raise Unavailable(f"{segment.path} is gone, and it was not trimmed; run `holdfast check` on the folder")
+
+    def _expect_trimmed_file(self, error: FileNotFoundError) -> None:
+        """The same where it is not known which segment it was."""
+        before = [segment.base_offset for segment in self._segments()]
+        self._look_again()
+        if before == [segment.base_offset for segment in self._segments()]:
+            raise error
 
     def _check_range(self, offset: int, segments: Sequence[Segment], end: int) -> None:
         start = segments[0].base_offset if segments else end

@@ -1,0 +1,193 @@
+"""Frames as Arrow columns: many frames become one batch, and no message is touched. Needs pyarrow and numpy.
+
+Large frames hand over their buffers; of small ones, where a buffer each would cost more than its content, the
+items are gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from holdfast.codec.arrow import binary_array
+from holdfast.codec.columns import DUE, EXPIRY, FLAGS, HEADERS, KEY_VALIDITY, KEYS, PRIORITIES, REMOVED, TIMES, padding
+from holdfast.codec.frame import Frame
+from holdfast.errors import CorruptData
+
+HEADER_PAIRS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+INSTANT: Final = pa.timestamp("us", tz="UTC")
+
+# From so many messages on, a frame's buffers are used as they are.
+_LARGE: Final = 32
+
+
+class FrameColumns:
+    """The messages of some frames, behind each other, as columns; removed ones still have their rows: see `kept`."""
+
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self._frames = frames
+        self._counts = np.fromiter((frame.count for frame in frames), np.int64, len(frames))
+        self._uses = 0
+        for frame in frames:
+            self._uses |= frame.header.columns
+        self.rows = int(self._counts.sum())
+
+    def values(self) -> pa.Array:
+        return self._variable(_frame_values, Frame.values_in_place)
+
+    def keys(self) -> pa.Array:
+        if not self._uses & KEYS:
+            return pa.nulls(self.rows, pa.binary())
+        return self._variable(_frame_keys, _key_list)
+
+    def headers(self) -> pa.Array:
+        """Names and values of the headers, our own among them; a message without any has an empty list."""
+        chunks = [_frame_headers(frame) for frame in self._frames]
+        return pa.concat_arrays(chunks) if chunks else pa.array([], HEADER_PAIRS)
+
+    def offsets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self._each(lambda header: header.base_offset) + self._places()
+
+    def times(self) -> pa.Array:
+        numbers = self._numbers(TIMES, np.int64, lambda frame: frame.header.max_time_ns)
+        return pa.Array.from_buffers(INSTANT, self.rows, [None, pa.py_buffer(numbers // 1000)])
+
+    def expires_at(self) -> pa.Array:
+        return self._instants(EXPIRY)
+
+    def due_at(self) -> pa.Array:
+        return self._instants(DUE)
+
+    def priorities(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self._numbers(PRIORITIES, np.uint8, lambda frame: 0)
+
+    def flags(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return self._numbers(FLAGS, np.uint8, lambda frame: 0)
+
+    def epochs(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return self._each(lambda header: header.epoch)
+
+    def producer_ids(self) -> pa.Array:
+        """As signed numbers; null where there was no producer."""
+        ids = np.fromiter((frame.header.producer_id for frame in self._frames), np.uint64, len(self._frames))
+        rows = np.repeat(ids, self._counts)
+        return pa.array(rows.view(np.int64), mask=rows == 0)
+
+    def producer_epochs(self) -> pa.Array:
+        return pa.array(self._each(lambda header: header.producer_epoch), mask=self._without_producer())
+
+    def sequences(self) -> pa.Array:
+        numbers = (self._each(lambda header: header.first_sequence) + self._places()) % 2**32
+        return pa.array(numbers, mask=self._without_producer())
+
+    def kept(self) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
+        """Of each row whether its message is there; None where all are."""
+        if not self._uses & REMOVED:
+            return None
+        parts = []
+        for frame in self._frames:
+            span = frame.columns().span(REMOVED)
+            if span is None:
+                parts.append(np.ones(frame.count, np.bool_))
+            else:
+                bits = np.unpackbits(np.frombuffer(span, np.uint8), count=frame.count, bitorder="little")
+                parts.append(bits == 0)
+        return np.concatenate(parts)
+
+    def _each(self, field: Callable[[Any], int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """A field of the frames' headers, for every row."""
+        numbers = np.fromiter((field(frame.header) for frame in self._frames), np.int64, len(self._frames))
+        return np.repeat(numbers, self._counts)
+
+    def _places(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Of each row, which message of its frame it is."""
+        starts = np.cumsum(self._counts) - self._counts
+        return np.arange(self.rows, dtype=np.int64) - np.repeat(starts, self._counts)
+
+    def _without_producer(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return ~self._each(lambda header: 1 if header.producer_id else 0).astype(np.bool_)
+
+    def _numbers(self, column: int, kind: Any, otherwise: Callable[[Frame], int]) -> np.ndarray[Any, Any]:
+        """A column of fixed width; frames that do not use it have the same number for all their messages."""
+        if not self._uses & column:
+            numbers = np.fromiter(map(otherwise, self._frames), kind, len(self._frames))
+            return np.repeat(numbers, self._counts)
+        parts = []
+        for frame in self._frames:
+            span = frame.columns().span(column) if frame.header.columns & column else None
+            filled = np.full(frame.count, otherwise(frame), kind) if span is None else np.frombuffer(span, kind)
+            parts.append(filled)
+        return np.concatenate(parts)
+
+    def _instants(self, column: int) -> pa.Array:
+        """Moments in ms since 1970, of which 0 stands for none."""
+        if not self._uses & column:
+            return pa.nulls(self.rows, INSTANT)
+        numbers = self._numbers(column, np.int64, lambda frame: 0)
+        return pa.array(numbers * 1000, pa.int64(), mask=numbers == 0).cast(INSTANT)
+
+    def _variable(
+        self, of_large: Callable[[Frame], pa.Array], of_small: Callable[[Frame], Sequence[bytes | None]]
+    ) -> pa.Array:
+        chunks = []
+        for large, frames in groupby(self._frames, lambda frame: frame.count >= _LARGE):
+            if large:
+                chunks += [of_large(frame) for frame in frames]
+            else:
+                chunks.append(pa.array([item for frame in frames for item in of_small(frame)], pa.binary()))
+        if not chunks:
+            return pa.array([], pa.binary())
+        return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+
+
+def _frame_values(frame: Frame) -> pa.Array:
+    columns = frame.columns()
+    return binary_array(frame, columns.value_ends(), columns.value_bytes(), frame.count)
+
+
+def _frame_keys(frame: Frame) -> pa.Array:
+    columns = frame.columns()
+    span = columns.span(KEYS)
+    if span is None:
+        return pa.nulls(frame.count, pa.binary())
+    ends_bytes = 4 * (frame.count + 1)
+    data = span[ends_bytes + len(padding(ends_bytes)) :]
+    return binary_array(frame, span[:ends_bytes], data, frame.count, columns.span(KEY_VALIDITY))
+
+
+def _key_list(frame: Frame) -> Sequence[bytes | None]:
+    return frame.columns().keys() or [None] * frame.count
+
+
+def _frame_headers(frame: Frame) -> pa.Array:
+    span = frame.columns().span(HEADERS)
+    if span is None:
+        return pa.repeat(pa.scalar([], HEADER_PAIRS), frame.count)
+    ends_bytes = 4 * (frame.count + 1)
+    ends, rest = span[:ends_bytes], span[ends_bytes + len(padding(ends_bytes)) :]
+    pairs = int.from_bytes(ends[-4:], "little", signed=True)
+    names, rest = _cut(frame, rest, pairs)
+    values, _ = _cut(frame, rest, pairs)
+    try:
+        ends_array = pa.Array.from_buffers(pa.int32(), frame.count + 1, [None, pa.py_buffer(ends)])
+        array = pa.ListArray.from_arrays(
+            ends_array,
+            pa.StructArray.from_arrays([names.cast(pa.string()), values], fields=list(HEADER_PAIRS.value_type)),
+        )
+        array.validate(full=True)
+    except (pa.ArrowException, ValueError) as error:
+        raise CorruptData(f"the headers of the frame at offset {frame.base_offset} are not valid: {error}") from None
+    return array
+
+
+def _cut(frame: Frame, part: memoryview, count: int) -> tuple[pa.Array, memoryview]:
+    """The items at the front of the part, and what lies behind them."""
+    ends_bytes = 4 * (count + 1)
+    start = ends_bytes + len(padding(ends_bytes))
+    length = int.from_bytes(part[ends_bytes - 4 : ends_bytes], "little", signed=True)
+    array = binary_array(frame, part[:ends_bytes], part[start : start + length], count)
+    return array, part[start + length + len(padding(length)) :]
