@@ -26,12 +26,13 @@ setup: $(DEV) ## make .venv and install Holdfast with its development tools
 	@echo "The environment in $(VENV) is ready: $$($(PY) --version)."
 
 test: $(DEV) ## run every test; ARGS go to pytest (ARGS='-k torn', ARGS=--long)
-	@echo "Running the tests on all cores, then those that need the machine for themselves."
-	@shared=0; serial=0; \
-	$(PY) -m pytest $(PARALLEL) -m "not serial" $(ARGS) || shared=$$?; \
+	@echo "Running the tests on all cores, then those on Spark, then those that need the machine for themselves."
+	@shared=0; spark=0; serial=0; \
+	$(PY) -m pytest $(PARALLEL) -m "not serial and not spark" $(ARGS) || shared=$$?; \
+	$(PY) -m pytest -m "spark and not serial" $(ARGS) || spark=$$?; \
 	$(PY) -m pytest -m serial $(ARGS) || serial=$$?; \
-	if [ $$shared = 5 ] && [ $$serial = 5 ]; then echo "No test matches." >&2; exit 5; fi; \
-	for code in $$shared $$serial; do \
+	case "$$shared $$spark $$serial" in "5 5 5") echo "No test matches." >&2; exit 5 ;; esac; \
+	for code in $$shared $$spark $$serial; do \
 		case $$code in 0|5) ;; *) echo "Some tests failed." >&2; exit $$code ;; esac; \
 	done; \
 	echo "All tests passed."
@@ -46,7 +47,7 @@ check: $(DEV) ## format, lint, types, import rules and the fast tests, in under 
 	@echo "Checking that modules import downwards only."
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 	@echo "Running the fast tests: $(FAST)."
-	@$(PY) -m pytest $(PARALLEL) -m "not serial and not slow" --hypothesis-profile=quick $(FAST) $(ARGS)
+	@$(PY) -m pytest $(PARALLEL) -m "not serial and not slow and not spark" --hypothesis-profile=quick $(FAST) $(ARGS)
 	@echo "All checks passed."
 
 demo: $(DEV) ## run examples/demo.py
@@ -70,7 +71,7 @@ $(DEV): pyproject.toml
 		echo "Making a virtual environment in $(VENV) with $$($(PYTHON) --version)."; \
 		$(PYTHON) -m venv --clear $(VENV); \
 	fi
-	@echo "Installing Holdfast and its development tools into $(VENV); the first time takes a minute."
+	@echo "Installing Holdfast and its development tools into $(VENV); the first time takes minutes: Spark is large."
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 

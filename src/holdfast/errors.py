@@ -66,6 +66,12 @@ class UnknownGroup(InvalidRequest):
     code = "unknown_group"
 
 
+class NotInstalled(InvalidRequest):
+    """A package or a program that the call needs is not on this machine."""
+
+    code = "not_installed"
+
+
 class BadBody(InvalidRequest):
     """A message's body does not fit the type that the queue was opened with."""
 
@@ -130,6 +136,12 @@ class OutOfSequence(InvalidRequest):
         self.known = known
 
 
+class ExpectationFailed(HoldfastError):
+    """Rows do not meet what a pipeline expects of them, and it was told to stop then."""
+
+    code = "expectation_failed"
+
+
 class LeaseLost(HoldfastError):
     """The message is no longer yours: stop working on it, another consumer may have it.
 
@@ -166,6 +178,12 @@ class Busy(Unavailable):
     """Another process (or another object in this one) owns the folder."""
 
     code = "busy"
+
+
+class PipelineFailed(Unavailable):
+    """A pipeline ended with an error of Spark's, or of a function of the user's; what it had decided counts."""
+
+    code = "pipeline_failed"
 
 
 class DiskFull(Unavailable):

@@ -151,7 +151,12 @@ def examples(page: Path) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("page", pages_with_examples(), ids=name_of)
+def needs_spark(page: Path) -> bool:
+    """Whether an example starts Spark: tests/spark runs such a page, in the one session that all share."""
+    return any(re.search(r"\b(?:pyspark|holdfast\.spark)\b", code) for _, code in examples(page))
+
+
+@pytest.mark.parametrize("page", [page for page in pages_with_examples() if not needs_spark(page)], ids=name_of)
 def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path):
     done = run_examples(name_of(page), examples(page), cwd=tmp_path)
     if done.returncode != 0:

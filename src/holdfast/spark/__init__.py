@@ -1,0 +1,30 @@
+"""Holdfast for Spark: a source and a sink without jars, and pipelines from queues to tables."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# Loaded at once, and light: were it loaded later, the module `session` would hide the function.
+from holdfast.spark.session import register, session
+
+if TYPE_CHECKING:
+    from holdfast.spark.pipelines.build import Pipeline, run
+    from holdfast.spark.pipelines.custom import pipeline
+    from holdfast.spark.tables import register_tables
+
+__all__ = ["Pipeline", "pipeline", "register", "register_tables", "run", "session"]
+
+_LATER = {
+    "Pipeline": "holdfast.spark.pipelines.build",
+    "pipeline": "holdfast.spark.pipelines.custom",
+    "register_tables": "holdfast.spark.tables",
+    "run": "holdfast.spark.pipelines.build",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The other names, when they are first asked for: workers import this package for every task."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

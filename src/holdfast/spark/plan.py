@@ -1,0 +1,129 @@
+"""Which ranges a read has, and how they are shared out among tasks."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from holdfast.errors import OffsetOutOfRange, UnknownTopic
+from holdfast.spark.folder import DataFolder
+from holdfast.spark.options import EARLIEST, LATEST, Places, ReadOptions
+from holdfast.spark.rows import Range, lost
+from holdfast.storage import LogReader
+
+logger = logging.getLogger(__name__)
+
+# What one task reads, at least, where there is so much: about a segment.
+_TASK_BYTES: Final = 64 << 20
+
+
+def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
+    """What a batch read has to read, partition by partition."""
+    places = list(folder.partitions(options.subscription))
+    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        check_places(name, given, places)
+    ranges = []
+    for topic, number in places:
+        reader = folder.reader(topic, number)
+        if reader is None:
+            continue
+        end = reader.end
+        start = starting_offset(reader, options, topic, number, end)
+        stop = _ending_offset(reader, options, topic, number, end)
+        if start < reader.start:
+            if options.fail_on_data_loss:
+                raise lost(Range(topic, number, start, max(stop, start + 1)), reader.start)
+            logger.warning("%d messages of %s/%d are gone, passed over", reader.start - start, topic, number)
+            start = reader.start
+        if start < stop:
+            ranges.append(Range(topic, number, start, stop))
+    return ranges
+
+
+def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) -> None:
+    """Offsets that were given must be of partitions that are read, and of all of these, as with Kafka."""
+    if isinstance(given, str):
+        return
+    named = {(topic, number) for topic, offsets in given.items() for number in offsets}
+    unknown, missing = sorted(named - set(places)), sorted(set(places) - named)
+    if unknown:
+        raise UnknownTopic(f'option "{name}" names {_shown(unknown)}, not among what is read: {_shown(places)}')
+    if missing:
+        raise UnknownTopic(
+            f'option "{name}" does not say where {_shown(missing)} is to be read; -2 is earliest, -1 latest'
+        )
+
+
+def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
+    """Where reading a partition begins."""
+    if options.starting_ns is not None:
+        return min(reader.find_time(options.starting_ns), end)
+    return _offset_of("startingOffsets", options.starting, reader, topic, number, end)
+
+
+def _ending_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
+    if options.ending_ns is not None:
+        return min(reader.find_time(options.ending_ns), end)
+    return _offset_of("endingOffsets", options.ending, reader, topic, number, end)
+
+
+def _offset_of(name: str, given: Places, reader: LogReader, topic: str, number: int, end: int) -> int:
+    if isinstance(given, str):
+        return reader.start if given == "earliest" else end
+    offset = given[topic][number]
+    if offset == EARLIEST:
+        return reader.start
+    if offset == LATEST:
+        return end
+    if offset > end:
+        raise OffsetOutOfRange(
+            f'option "{name}" says {offset} for {topic}/{number}, which ends at {end}',
+            offset=offset,
+            start=reader.start,
+            end=end,
+        )
+    return offset
+
+
+def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> list[Range]:
+    """The ranges cut for tasks: at segments, and further where more tasks are wanted."""
+    found = [part for wanted in ranges for part in _by_segments(folder, wanted)]
+    messages = sum(part.stop - part.start for part in found)
+    if len(found) >= min_partitions or not messages:
+        return found
+    # In proportion to what each has, never more pieces than messages.
+    pieces = [max(1, round(min_partitions * (part.stop - part.start) / messages)) for part in found]
+    return [piece for part, count in zip(found, pieces, strict=True) for piece in _cut(part, count)]
+
+
+def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
+    """Whole segments, several where they are small."""
+    reader = folder.reader(wanted.topic, wanted.partition)
+    segments = [] if reader is None else reader.segments()
+    ends = [segment.next_offset for segment in segments]
+    start, size = wanted.start, 0
+    for segment in segments[bisect_left(ends, wanted.start + 1) :]:
+        if segment.base_offset >= wanted.stop:
+            break
+        if size and size + segment.bytes > _TASK_BYTES:
+            yield Range(wanted.topic, wanted.partition, start, segment.base_offset)
+            start, size = segment.base_offset, 0
+        size += segment.bytes
+    if start < wanted.stop:
+        yield Range(wanted.topic, wanted.partition, start, wanted.stop)
+
+
+def _cut(wanted: Range, count: int) -> Iterator[Range]:
+    total = wanted.stop - wanted.start
+    cuts = [wanted.start + total * i // count for i in range(count + 1)]
+    for start, stop in pairwise(cuts):
+        if start < stop:
+            yield Range(wanted.topic, wanted.partition, start, stop)
+
+
+def _shown(places: Sequence[tuple[str, int]]) -> str:
+    some = ", ".join(f"{topic}/{number}" for topic, number in places[:10])
+    return some + (f" and {len(places) - 10} more" if len(places) > 10 else "") if places else "nothing"

@@ -1,0 +1,112 @@
+"""Reading messages as a stream. All that it must remember is in Spark's checkpoint.
+
+Spark asks for the latest offset that the next batch may reach, then for the tasks of that batch. It may ask for
+the tasks of a batch again after a crash, and it may never say that it is done: nothing here depends on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from holdfast.broker.layout import check_name
+from holdfast.broker.queries import QueryLease, renewing
+from holdfast.env import real_world
+from holdfast.spark.admission import Admission
+from holdfast.spark.batch import Split, read_split
+from holdfast.spark.errors import in_one_sentence
+from holdfast.spark.folder import DataFolder
+from holdfast.spark.options import ReadOptions, stream_options
+from holdfast.spark.plan import splits
+from holdfast.spark.positions import Positions, from_json, to_json
+from holdfast.spark.schema import check_schema
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One for the whole query on the driver, which plans; copies of it in the tasks, which read."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        # Looked at with the first call only: of an error in here Spark would tell another one of its own.
+        self._given = options
+        self._schema = schema
+        self._admission: Admission | None = None
+        self._lease: QueryLease | None = None
+        self._initial: dict[str, Any] | None = None
+
+    @cached_property
+    def _options(self) -> ReadOptions:
+        options = stream_options(self._given, real_world().clock.now_ns() // 1_000_000)
+        if options.group is not None:
+            check_name(options.group, 'option "groupId":')
+        check_schema(self._schema)
+        return options
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What the tasks need: not the driver's open files."""
+        return {**self.__dict__, "_admission": None, "_lease": None}
+
+    @in_one_sentence
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name, as all below
+        if self._initial is None:  # Spark asks twice, and must get the same answer
+            self._hold(Positions())  # before looking: what is found there stays
+            positions = self._planner().initial()
+            self._hold(positions)
+            self._initial = to_json(positions)
+        return self._initial
+
+    @in_one_sentence
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        most = self._options.max_offsets
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    @in_one_sentence
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._planner().freeze()
+
+    @in_one_sentence
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        positions = from_json(start)
+        self._hold(positions)  # all before it is done with
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return to_json(self._planner().latest(positions, most))
+
+    @in_one_sentence
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return to_json(self._planner().end())
+
+    @in_one_sentence
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        positions = from_json(start)
+        self._hold(positions)
+        planner = self._planner()
+        ranges = planner.ranges(positions, from_json(end))
+        return [Split(wanted) for wanted in splits(planner.folder, ranges, self._options.min_partitions)]
+
+    @in_one_sentence
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_split(self._options, self._schema, partition)
+
+    def stop(self) -> None:
+        """Let go at once; where Spark does not say so, the lease runs out."""
+        if self._lease is not None:
+            self._lease.end()
+
+    def _planner(self) -> Admission:
+        if self._admission is None:
+            self._admission = Admission(DataFolder(self._options.path), self._options)
+        return self._admission
+
+    def _hold(self, positions: Positions) -> None:
+        """Show where the query is, and keep what it has not read."""
+        if self._lease is None:
+            folder = self._planner().folder
+            group = self._options.group or f"spark-{folder.world.ids.random_u32():08x}"
+            lease = QueryLease.start(folder.world, folder.path, group, ttl_ms=self._options.pin_ms)
+            self._lease = renewing(lease)  # a batch may take an hour, in which Spark calls nobody here
+        self._lease.hold(self._planner().unread(positions))

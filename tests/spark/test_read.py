@@ -1,0 +1,140 @@
+"""Reading messages as a table: what Spark sees, and what its users are told when they err."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+
+import holdfast
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A folder whose owner lives: everything here is read beside it."""
+    folder = str(tmp_path_factory.mktemp("read") / "shop")
+    with holdfast.open_broker(folder, durability="os") as broker:
+        broker.create_topic("orders", partitions=3, codec="zstd")
+        broker.create_topic("organs")
+        with broker.producer() as producer:
+            for number in range(3000):
+                producer.send("orders", b"order %d" % number, key=f"customer-{number % 7}")
+        broker.publish("orders", b"urgent", partition=0, priority=5, headers={"kind": "gift"}, ttl=3600)
+        broker.publish("organs", b"heart")
+        yield folder
+
+
+def read(spark: SparkSession, folder: str, schema: str | None = None, **options: Any) -> DataFrame:
+    reader = spark.read.format("holdfast").option("path", folder).options(**{"topic": "orders", **options})
+    return (reader.schema(schema) if schema else reader).load()
+
+
+def test_every_message_is_a_row(spark: SparkSession, shop: str) -> None:
+    rows = read(spark, shop, "key string, value string, topic string, partition int, offset long").collect()
+    assert len(rows) == 3001
+    assert {row.value for row in rows} == {f"order {number}" for number in range(3000)} | {"urgent"}
+    assert len({(row.partition, row.offset) for row in rows}) == 3001
+    by_key = {row.key: row.partition for row in rows if row.key is not None}
+    assert len(by_key) == 7
+    assert all(row.partition == by_key[row.key] for row in rows if row.key is not None)
+
+
+def test_columns_are_those_of_kafkas_source_and_our_own(spark: SparkSession, shop: str) -> None:
+    frame = read(spark, shop, includeHeaders="true")
+    assert frame.columns == [
+        "key", "value", "topic", "partition", "offset", "timestamp", "priority", "expires_at", "due_at", "tombstone",
+        "producer_id", "producer_epoch", "sequence", "epoch", "headers",
+    ]  # fmt: skip
+    assert "headers" not in read(spark, shop).columns
+    [urgent] = frame.where("priority = 5").collect()
+    assert bytes(urgent.value) == b"urgent"
+    assert [(header.key, bytes(header.value)) for header in urgent.headers] == [("kind", b"gift")]
+    assert (urgent.expires_at - urgent.timestamp).total_seconds() == pytest.approx(3600, abs=1)
+    assert urgent.producer_id is None
+    assert frame.where("producer_id is not null").count() == 3000
+
+
+def test_offsets_times_and_patterns_choose_what_is_read(spark: SparkSession, shop: str) -> None:
+    def count(**options: Any) -> int:
+        return read(spark, shop, "offset long", **options).count()
+
+    first = '{"orders": {"0": 5, "1": -1, "2": -1}}'
+    assert count(startingOffsets=first, endingOffsets='{"orders": {"0": 25, "1": -1, "2": -1}}') == 20
+    assert count(startingTimestamp="-1h") == 3001
+    assert count(endingTimestamp="-1h") == 0
+    assert count(startingOffsets="latest") == 0
+    assert read(spark, shop, "topic string", topic="", subscribePattern="or.*").distinct().count() == 2
+    assert read(spark, shop, "topic string", topic="", subscribe="organs,orders").count() == 3002
+    assert read(spark, shop, "partition int", topic="", assign='{"orders": [1]}').distinct().count() == 1
+
+
+def test_more_tasks_where_asked(spark: SparkSession, shop: str) -> None:
+    assert read(spark, shop).rdd.getNumPartitions() == 3
+    assert read(spark, shop, minPartitions="9").rdd.getNumPartitions() == 9
+
+
+def test_the_source_works_in_sql(spark: SparkSession, shop: str) -> None:
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW hearts USING holdfast OPTIONS (path '{shop}', topic 'organs')")
+    assert spark.sql("SELECT cast(value AS string) AS text FROM hearts").collect()[0].text == "heart"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"path": "/nowhere"}, "there is no folder /nowhere"),
+        ({"topic": "nix"}, "there is no topic nix in"),
+        ({"topicc": "x"}, 'option "topicc" is not known; did you mean "topic"?'),
+        ({"startingOffsets": '{"orders": {"0": 99999, "1": -1, "2": -1}}'}, "99999 for orders/0, which ends at"),
+        ({"schema": "offset int"}, "column 'offset' is bigint, not int"),
+        ({"schema": "weight long"}, "messages have no column 'weight'"),
+        ({"table": "messagess"}, "messagess"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_sentence(
+    spark: SparkSession, shop: str, options: dict[str, str], sentence: str
+) -> None:
+    options = dict(options)
+    schema = options.pop("schema", None)
+    with pytest.raises(AnalysisException) as refused:
+        read(spark, shop, schema, **options).collect()
+    text = str(refused.value)
+    assert sentence in text
+    assert "Traceback" not in text
+    assert len(text.splitlines()) <= 2
+
+
+WRITE = """
+import sys, holdfast
+with holdfast.open_broker(sys.argv[1], durability="os") as broker:
+    for number in range(400):
+        broker.publish("orders", bytes(500))
+"""
+
+
+def spoiled(tmp_path: Path) -> str:
+    folder = tmp_path / "spoiled"
+    with holdfast.open_broker(folder) as broker:
+        broker.create_topic("orders")
+    subprocess.run([sys.executable, "-c", WRITE, str(folder)], check=True)
+    [segment] = (folder / "topics/orders/0/log").glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[100_000] ^= 0xFF
+    segment.write_bytes(content)
+    return str(folder)
+
+
+def test_a_damaged_frame_fails_or_is_passed_over_and_told(spark: SparkSession, tmp_path: Path) -> None:
+    folder = spoiled(tmp_path)
+    with pytest.raises(PythonException, match=r"damaged in .*holdfast check"):
+        read(spark, folder, "offset long").collect()
+    there = read(spark, folder, "offset long", onCorrupt="skip").count()
+    corrupt = spark.read.format("holdfast").options(path=folder, table="corrupt").load().collect()
+    lost = sum(row.next_offset - row.first_offset for row in corrupt)
+    assert lost > 0
+    assert there + lost == 400
