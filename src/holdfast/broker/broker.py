@@ -26,6 +26,7 @@ from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import keep_settings, settings_for
 from holdfast.broker.producers import Producers
+from holdfast.broker.query_pins import Queries
 from holdfast.broker.stream_groups import StreamGroups
 from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic import Topic
@@ -71,6 +72,7 @@ class BrokerEngine:
         self._producers: Producers | None = None
         self._all_at_ns = 0
         self.catalog = Catalog(world, folder)
+        self.queries = Queries(world, folder)
         close_in_children(self)
         self._closing = ExitStack()
         self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
@@ -278,6 +280,7 @@ class BrokerEngine:
                 check_owner=self.check_open,
                 on_attention=self._attention,
                 traces=self.traces.log,
+                queries=self.queries,
             )
             try:
                 if changes or given is not None:
@@ -311,6 +314,7 @@ class BrokerEngine:
         everything = not self._all_at_ns or now_ns - self._all_at_ns >= _LOOK_AT_ALL_NS
         if everything:
             self._all_at_ns = now_ns or 1
+            self.queries.tidy()
         due: list[int | None] = [self.traces.tick(), self.streams.tick()]
         for topic in list(self._topics.values()):
             if not topic.closed:

@@ -12,6 +12,8 @@ jobs/
   topics/jobs/1/...                the next partition, the same again
   topics/jobs.dlq/...              the dead letters, the same again; made when first needed
   groups/analytics/                what a group in stream mode has committed
+  queries/report@9f04c1d2.json     who reads from another process, and from where on it needs the messages
+  staging/WRITE/BATCH/             rows of a Spark job on their way into the log
 
 A topic is made beside these as topics/.new-NAME and deleted as topics/.gone-NAME-N: a rename is all or nothing.
 """
@@ -31,6 +33,7 @@ from holdfast.storage.files import join
 
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
+QUERIES: Final = "queries"
 SETTINGS: Final = "settings.json"
 TOPIC: Final = "topic.json"
 INTERNAL_PREFIX: Final = "__"

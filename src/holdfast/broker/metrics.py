@@ -12,7 +12,7 @@ import logging
 import math
 import threading
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -236,6 +236,7 @@ class Metrics:
         self.lateness_seconds = Histogram("lateness_seconds")  # due to released
         self._instruments = [part for part in vars(self).values() if isinstance(part, Counter | Histogram)]
         self._gauges: dict[str, Callable[[], float]] = {}
+        self._many_gauges: list[Callable[[], Mapping[str, float]]] = []
         self.set_observer(observer)
 
     def set_observer(self, observer: Observer | None) -> None:
@@ -247,6 +248,10 @@ class Metrics:
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """A value that is read when a snapshot is taken, and costs nothing until then."""
         self._gauges[name] = read
+
+    def gauges(self, read: Callable[[], Mapping[str, float]]) -> None:
+        """Several that are read at once, by their names."""
+        self._many_gauges.append(read)
 
     def count_returned(self, events: Sequence[Event]) -> None:
         """Count the messages that came back, and the leases that ended by themselves."""
@@ -262,7 +267,10 @@ class Metrics:
         values: dict[str, Any] = {
             part.name: part.value if isinstance(part, Counter) else part.snapshot() for part in self._instruments
         }
-        return MetricsSnapshot(gauges={name: read() for name, read in self._gauges.items()}, **values)
+        gauges = {name: read() for name, read in self._gauges.items()}
+        for read_many in self._many_gauges:
+            gauges.update(read_many())
+        return MetricsSnapshot(gauges=gauges, **values)
 
     def _drop(self, relay: _Relay) -> None:
         for instrument in self._instruments:

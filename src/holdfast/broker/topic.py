@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -28,6 +29,7 @@ from holdfast.broker.marks import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import Partition
 from holdfast.broker.policy import NOT_KEPT, dead_settings, log_settings
+from holdfast.broker.query_pins import Queries, query_gauges
 from holdfast.broker.quick import QuickDelivery
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
@@ -61,6 +63,7 @@ class Topic:
         check_owner: Callable[[], None] = lambda: None,
         on_attention: Callable[[], None] = lambda: None,
         traces: TraceLog | None = None,
+        queries: Queries | None = None,
     ) -> None:
         self._world = world
         self.root = root
@@ -69,7 +72,8 @@ class Topic:
         self.created_ms = facts.created_ms
         self.settings = settings
         self._observer = observer
-        self.metrics = Metrics(observer)
+        self._queries = queries or Queries(world, root)
+        self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner
         self.told = ""  # what went wrong in upkeep
@@ -104,13 +108,14 @@ class Topic:
         folder = partition_folder(self.root, self.name, number)
         partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics)
         partition.on_attention = partition.log.on_attention = self._attend
+        partition.log.needed_outside = partial(self._queries.floor, self.name, self.id, number)
         if self.settings.trace_sample:
             self._trace_partition(partition, number)
         self.partitions.append(partition)  # in place: the faces look at this list
 
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
         # One set of numbers for the simple queue, which is a topic with one group.
-        group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else Metrics(self._observer))
+        group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else self._new_metrics())
         try:
             for number in range(len(self.partitions)):
                 self._open_station(group, number, note.start(number))
@@ -119,6 +124,11 @@ class Topic:
             raise
         self.groups = {**self.groups, name: group}
         return group
+
+    def _new_metrics(self) -> Metrics:
+        metrics = Metrics(self._observer)
+        metrics.gauges(partial(query_gauges, self._queries, self))
+        return metrics
 
     def _open_station(self, group: QueueGroup, number: int, start: int | None) -> None:
         partition = self.partitions[number]
@@ -169,6 +179,7 @@ class Topic:
             opened.callback(letters.close)
             target.follow(letters)
             target.on_attention = target.log.on_attention = self._attend
+            target.log.needed_outside = partial(self._queries.floor, name, TopicFacts().id, number)
             letters.on_attention = letters.journal.log.on_attention = self._attend
             place = DeadPartition(self.partitions[number], target, letters)
             place.recover()

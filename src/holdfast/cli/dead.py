@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Final, TypeAlias
 
 import msgspec
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+import holdfast
+from holdfast.broker.layout import DEFAULT_GROUP, check_name
 from holdfast.cli.ask import confirmed
 from holdfast.cli.look import DEAD, show_messages
-from holdfast.cli.lookup import dead_id, everything_about, show_everything
+from holdfast.cli.lookup import dead_id, everything_about, everything_about_letter, show_everything
 from holdfast.cli.messages import moment, seconds_text
-from holdfast.cli.opened import opened, topic_named
+from holdfast.cli.opened import chosen_topic, opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, Limit, QueueFolder, Topic, Wait, Where, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import safe
-from holdfast.embedded.dead import DeadGroup
-from holdfast.errors import InvalidRequest
+from holdfast.embedded.dead import DeadGroup, DeadLetters
+from holdfast.embedded.letters import LettersBeside
+from holdfast.env import real_world
+from holdfast.errors import Busy, InvalidRequest
 from holdfast.storage.finding import count_of
 
 app = typer.Typer(help="Dead letters: look at them, put them back, drop them.", rich_markup_mode=None)
@@ -54,11 +58,11 @@ def ls_command(
     as_json: AsJson = False,
 ) -> int:
     """List the dead letters, oldest first."""
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+    with _looking(folder, topic, group, wait) as (_, letters):
         if by_error:
-            _show_groups(queue.dead.groups(where=where)[:limit], as_json=as_json)
+            _show_groups(letters.groups(where=where)[:limit], as_json=as_json)
         else:
-            show_messages(queue.dead.list(where=where, limit=limit), DEAD, "no dead letters", as_json=as_json)
+            show_messages(letters.list(where=where, limit=limit), DEAD, "no dead letters", as_json=as_json)
     return OK
 
 
@@ -74,9 +78,28 @@ def show_command(
 ) -> int:
     """Show everything about one dead letter: every error, and where it came from."""
     topic = topic_named(folder, topic, letter_id)
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        show_everything(everything_about(queue, dead_id(queue, letter_id)), as_json=as_json)
+    with _looking(folder, topic, group, wait) as (queue, letters):
+        if queue is None:
+            found = everything_about_letter(letters.show(letter_id))
+        else:
+            found = everything_about(queue, dead_id(queue, letter_id))
+        show_everything(found, as_json=as_json)
     return OK
+
+
+@contextmanager
+def _looking(
+    folder: str, topic: str | None, group: str | None, wait: str
+) -> Iterator[tuple[holdfast.Queue[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
+    """The queue and its letters; beside a living owner only the letters, as it has written them."""
+    with ExitStack() as closing:
+        try:
+            queue = closing.enter_context(opened(folder, topic=topic, group=group, wait=wait))
+        except Busy:
+            name = check_name(group or DEFAULT_GROUP, "group")
+            yield None, LettersBeside(real_world(), folder.rstrip("/"), chosen_topic(folder, topic), name)
+        else:
+            yield queue, queue.dead
 
 
 @app.command("redrive")

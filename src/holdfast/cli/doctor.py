@@ -15,12 +15,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.broker.layout import topics
+from holdfast.broker.layout import QUERIES, topics
+from holdfast.broker.queries import list_queries
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, command, print_json, stdout
 from holdfast.cli.text import duration, safe, size
 from holdfast.env import World, real_world
-from holdfast.errors import NotALog
+from holdfast.errors import HoldfastError, NotALog
 from holdfast.settings import LogSettings
 from holdfast.storage.files import join, write_fully
 from holdfast.storage.opening import is_log
@@ -109,7 +110,11 @@ def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings
         sync=sync,
         puts_per_second=None if sync is None else round(1e6 / max(sync.p50_us, 0.1)),
         advice=() if sync is None else _advice(sync),
-        warnings=tuple(_warnings(kind, free, settings.min_free_bytes, sync)),
+        warnings=(
+            *_warnings(kind, free, settings.min_free_bytes, sync),
+            *_query_warnings(world, folder),
+            *_write_warnings(world, folder),
+        ),
     )
 
 
@@ -189,6 +194,34 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
     if sync is not None and sync.p50_us < 20 and kind not in _MEMORY:
         message = f"a sync takes {duration(sync.p50_us)}: too fast for a disk; it may only reach a cache that forgets"
         yield Warn(code="fast_sync", message=message)
+
+
+def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
+    """Queries that hold old messages though nobody may read them any more."""
+    for query in list_queries(world, folder):
+        place = f"{QUERIES}/{query.file}"
+        if query.wrong:
+            message = f"{place} cannot be read ({query.wrong}): no old message is removed while it is there"
+            yield Warn(code="unreadable_query", message=message)
+        elif query.stale:
+            ago = duration((query.renewed_ms_ago or 0) * 1000)
+            message = (
+                f"the query {query.group} was last renewed {ago} ago; the next owner of the folder removes {place}"
+            )
+            yield Warn(code="stale_query", message=message)
+
+
+def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
+    """Rows of a Spark job that were committed and did not all reach the log."""
+    from holdfast.spark.staging import Staging
+
+    try:
+        for manifest in Staging(world, folder).pending():
+            what = f"batch {manifest.batch} of the write {manifest.write_id}"
+            message = f"{what} is committed, and not known to be wholly in the log: the next write finishes it"
+            yield Warn(code="unfinished_write", message=message)
+    except HoldfastError as error:
+        yield Warn(code="unfinished_write", message=str(error))
 
 
 def show(console: Console, diagnosis: Diagnosis) -> None:

@@ -10,7 +10,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from holdfast.broker.layout import check_name
+from holdfast.broker.layout import QUERIES, check_name
+from holdfast.broker.queries import list_queries, remove_queries
+from holdfast.broker.standing import GroupStanding, Standing
 from holdfast.cli.ask import confirmed
 from holdfast.cli.lifeline import time_text
 from holdfast.cli.moves import moves_of, show_moves
@@ -18,7 +20,6 @@ from holdfast.cli.opened import chosen_topic, opened_broker, some_of, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
 from holdfast.cli.reading import time_of
-from holdfast.cli.standing import GroupStanding, Standing
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.embedded.times import to_datetime
@@ -44,20 +45,26 @@ def ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False)
     """List the groups and how far behind they are, in messages and in time. Needs no lock."""
     topics_of(folder)
     found = Standing(real_world(), folder).groups(None if topic is None else chosen_topic(folder, topic))
+    unreadable = [query for query in list_queries(real_world(), folder) if query.wrong]
     if as_json:
-        print_json({"folder": folder, "groups": [group.document for group in found]})
+        wrong = [{"file": f"{QUERIES}/{query.file}", "wrong": query.wrong} for query in unreadable]
+        print_json({"folder": folder, "groups": [group.document for group in found], "unreadable": wrong})
     elif not found:
         stderr().print(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}", soft_wrap=True)
     else:
         show_table(stdout(), groups_table(found))
+    for query in () if as_json else unreadable:
+        place = f"{safe(folder)}/{QUERIES}/{safe(query.file)}"
+        stderr().print(f"unreadable: {place}: {safe(query.wrong)}; no old message goes meanwhile", soft_wrap=True)
     return OK
 
 
 def groups_table(groups: Sequence[GroupStanding]) -> Table:
     """Groups for people."""
     statics = any(group.static_members for group in groups)
-    titles = ("group", "topic", "mode", "behind>", "oldest>", "in hand>", *(["static members"] if statics else []))
-    shown = table(*titles, wide="static members")
+    queries = any(group.query for group in groups)
+    more = [*(["renewed>", "time-out>"] if queries else []), *(["static members"] if statics else [])]
+    shown = table("group", "topic", "mode", "behind>", "oldest>", "in hand>", *more, wide="static members")
     for group in groups:
         shown.add_row(
             safe(group.name),
@@ -66,13 +73,26 @@ def groups_table(groups: Sequence[GroupStanding]) -> Table:
             f"{group.lag:,}",
             _age(group.lag_seconds),
             f"{group.leased:,}" if group.mode == "queue" else "",
+            *(_renewed(group) if queries else []),
             *([", ".join(map(safe, group.static_members))] if statics else []),
         )
     return shown
 
 
+def _renewed(group: GroupStanding) -> tuple[str, str]:
+    """When a query last said that it runs, and for how long that counts."""
+    if group.query is None:
+        return "", ""
+    stale = " (stale)" if group.query.stale else ""
+    return f"{_time(group.query.renewed_seconds)} ago{stale}", _time(group.query.timeout_seconds)
+
+
+def _time(seconds: float) -> str:
+    return time_text(round(seconds * 1e9))
+
+
 def _age(seconds: float) -> str:
-    return time_text(round(seconds * 1e9)) if seconds else ""
+    return _time(seconds) if seconds else ""
 
 
 @app.command("show")
@@ -98,14 +118,18 @@ def _sentence(group: GroupStanding) -> str:
     members = f"; static members: {', '.join(map(safe, group.static_members))}" if group.static_members else ""
     age = f", the oldest from {_age(group.lag_seconds)} ago" if group.lag_seconds else ""
     behind = f"{count_of(group.lag, 'message')} behind{age}"
-    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}"
+    query = ""
+    if group.query is not None:
+        renewed, timeout = _renewed(group)
+        query = f"; renewed {renewed} by {safe(group.query.holder)}, time-out {timeout}"
+    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}{query}"
 
 
 def _lags_table(group: GroupStanding) -> Table:
     queue = group.mode == "queue"
     shown = table(
         "partition>",
-        "settled up to>" if queue else "committed>",
+        {"queue": "settled up to>", "stream": "committed>", "query": "needed from>"}[group.mode],
         "end>",
         "behind>",
         "oldest>",
@@ -133,11 +157,18 @@ def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
 
 
 def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
+    """The only group of this name, queries aside: they have their positions elsewhere."""
     found = _groups(folder, name, topic)
-    if len(found) > 1:
-        topics = some_of([group.topic for group in found])
-        raise InvalidRequest(f"{name} is on {len(found)} topics; say which with --topic: {topics}")
-    return found[0]
+    groups = [group for group in found if group.mode != "query"]
+    if len(groups) > 1:
+        topics = some_of([group.topic for group in groups])
+        raise InvalidRequest(f"{name} is on {len(groups)} topics; say which with --topic: {topics}")
+    if not groups:
+        raise InvalidRequest(
+            f"{name} is a query that reads {found[0].topic} from another process, and keeps its positions itself: let "
+            "it begin elsewhere by its own options"
+        )
+    return groups[0]
 
 
 @app.command("reset")
@@ -194,20 +225,31 @@ def delete_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Forget a group and how far it came; the messages stay for the others. In stream mode on all its topics."""
+    """Forget a group and how far it came; the messages stay for the others. In stream mode on all its topics.
+
+    A query of another process loses only its hold on old messages; if it still runs, it takes it again.
+    """
     found = _groups(folder, name, topic)
     if any(group.mode == "queue" for group in found):
         found = [_one_group(folder, name, topic)]
+    found = [group for group in found if group.mode != "query"] or found
     if not as_json:
         for group in found:
             stdout().print(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be forgotten", soft_wrap=True)
     if not dry_run:
         if not confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
             return NOT_DONE
-        with opened_broker(folder, wait=wait) as broker:
-            broker.delete_group(name, found[0].topic if found[0].mode == "queue" else None)
+        _delete(folder, found[0], wait)
         if not as_json:
             stdout().print(f"deleted {safe(name)}", soft_wrap=True)
     if as_json:
         print_json({"group": name, "topics": [group.document for group in found], "deleted": not dry_run})
     return OK
+
+
+def _delete(folder: str, group: GroupStanding, wait: str) -> None:
+    if group.mode == "query":
+        remove_queries(real_world(), folder, group.name)  # needs no owner, and there may be one
+        return
+    with opened_broker(folder, wait=wait) as broker:
+        broker.delete_group(group.name, group.topic if group.mode == "queue" else None)

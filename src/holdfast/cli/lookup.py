@@ -51,7 +51,7 @@ class Everything(NamedTuple):
 def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
     if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
-        return _dead_letter(queue.dead.show(message_id))
+        return everything_about_letter(queue.dead.show(message_id))
     station, place = queue._group.place(message_id)
     offset, log = place.offset, station.partition.log
     if place.delayed_id is not None:
@@ -63,7 +63,7 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     if offset is not None and offset < log.end:
         buried = _letter_of(queue, station, offset)
         if buried is not None:
-            return _dead_letter(buried)
+            return everything_about_letter(buried)
         found = _in_log(queue, station, offset)
         if found is not None:
             return found
@@ -120,7 +120,8 @@ def _in_log(queue: holdfast.Queue[bytes], station: Station, offset: int) -> Ever
     return Everything(message, phase, facts, history.failures if history is not None else ())
 
 
-def _dead_letter(letter: DeadLetter[bytes]) -> Everything:
+def everything_about_letter(letter: DeadLetter[bytes]) -> Everything:
+    """What is known of a dead letter."""
     facts = {
         "original_id": letter.original_id,
         **moment("original_time", letter.original_timestamp),

@@ -21,6 +21,7 @@ from holdfast.cli import (
     log,
     look,
     operate,
+    pipeline,
     produce,
     put,
     repair,
@@ -63,6 +64,7 @@ app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
 app.add_typer(group.app, name="group")
 app.add_typer(log.app, name="log")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")
 app.command("check")(check.check_command)

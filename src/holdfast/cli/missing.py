@@ -23,7 +23,8 @@ from holdfast.broker.layout import (
     topics,
 )
 from holdfast.broker.offsets import Committed
-from holdfast.cli.parts import GroupState, folders_in, holds_log
+from holdfast.broker.replay import folders_in, holds_log
+from holdfast.cli.parts import GroupState
 from holdfast.env import World
 from holdfast.errors import CorruptData, UnknownTopic
 from holdfast.storage.files import join, read_file

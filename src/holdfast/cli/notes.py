@@ -7,9 +7,10 @@ from typing import Literal, TypeAlias
 
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.groups import GroupNotes
-from holdfast.broker.layout import SETTINGS, partition_folder, topic_folder, topics
+from holdfast.broker.layout import QUERIES, SETTINGS, partition_folder, topic_folder, topics
 from holdfast.broker.policy import kept_settings
 from holdfast.broker.producers import Producers
+from holdfast.broker.queries import list_queries
 from holdfast.broker.sequences_file import load_snapshot
 from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData, UnknownFormat, UnknownTopic
@@ -19,7 +20,7 @@ Note: TypeAlias = tuple[Literal["damage", "note"], str]
 
 
 def damaged_notes(world: World, folder: str) -> Iterator[Note]:
-    """What is damaged in the catalog, the settings, the notes of groups and producers."""
+    """What is damaged in the catalog, the settings, the notes of groups, producers and queries."""
     try:
         Producers.open(world, folder)
     except CorruptData as error:
@@ -35,6 +36,15 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
             yield "damage", str(error)
         except UnknownTopic:
             continue  # deleted meanwhile
+    yield from _queries(world, folder)
+
+
+def _queries(world: World, folder: str) -> Iterator[Note]:
+    """A running query's file is renewed all the time, and goes with it: nothing in it can be lost."""
+    for query in list_queries(world, folder):
+        if query.wrong:
+            place = f"{QUERIES}/{query.file}"
+            yield "note", f"{place} cannot be read: {query.wrong}; while it is there, no old message is removed"
 
 
 def _of_topic(world: World, folder: str, topic: str, count: int) -> Iterator[Note]:

@@ -16,11 +16,11 @@ from rich.text import Text
 
 import holdfast
 from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.standing import Standing
 from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import opened, topics_of
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
-from holdfast.cli.standing import Standing
 from holdfast.cli.tables import show_table
 from holdfast.cli.text import safe, size
 from holdfast.cli.topic import topics_document, topics_table

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from holdfast.broker.layout import check_topic_name
+from holdfast.broker.standing import Standing, TopicStanding
 from holdfast.cli.ask import confirmed
 from holdfast.cli.group import groups_table
 from holdfast.cli.opened import opened_broker, owned, topics_of, unknown_topic
@@ -16,7 +17,6 @@ from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
 from holdfast.cli.progress import share
 from holdfast.cli.settings import changes_of, show_settings
-from holdfast.cli.standing import Standing, TopicStanding
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, short_time, size
 from holdfast.env import real_world

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from holdfast.broker.catalog import Catalog
+from holdfast.broker.commits import CommitState, commits_of
 from holdfast.broker.layout import TOPICS, topics
 from holdfast.cli.ask import confirmed
-from holdfast.cli.commits import CommitState, commits_of
 from holdfast.cli.missing import may_be_forced, missing_folders, missing_start, unread_start
 from holdfast.cli.notes import damaged_notes
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout

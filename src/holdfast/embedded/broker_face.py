@@ -15,6 +15,7 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.layout import check_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
+from holdfast.broker.topic import Topic
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.face import switch
 from holdfast.embedded.message import Contents, Place
@@ -181,6 +182,8 @@ class BrokerFace:
         elif name in self._engine.streams.names():
             self._engine.streams.delete(name)
             return
+        elif self._engine.queries.remove(name):
+            return
         where = "" if topic is None else f" on {topic}"
         raise UnknownGroup(
             f"there is no group {name}{where or ' in stream mode'}; one in queue mode is deleted by its name and its "
@@ -193,6 +196,7 @@ class BrokerFace:
         with self._engine.using(name) as topic:
             known = topic.groups.get(group)
             if known is None:
+                self._check_not_query(group, topic)
                 return self._engine.streams.group(group).reset(name, where, partition=number, dry_run=dry_run)
             found = []
             for station in known.stations if number is None else [known.station(number)]:
@@ -202,6 +206,14 @@ class BrokerFace:
                     station.delivery.journal.log.sync()  # as in stream mode: it was asked for by hand, and is seldom
                 found.append(Reset(topic=name, partition=station.number, before=before, after=after))
             return found
+
+    def _check_not_query(self, group: str, topic: Topic) -> None:
+        streams = self._engine.streams.names()
+        if group not in streams and any(query.group == group for query, _ in self._engine.queries.on(topic)):
+            raise InvalidRequest(
+                f"{group} is a query that reads {topic.name} from another process, and keeps its positions itself: "
+                "let it begin elsewhere by its own options"
+            )
 
     def _close(self) -> None:
         self._engine.close()

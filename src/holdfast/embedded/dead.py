@@ -64,26 +64,12 @@ class DeadLetters(Generic[Body]):
         station = self._face._group.station(place.partition)
         letter = None if place.offset is None else station.letter(place.offset)
         if letter is None:
-            raise InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
+            raise no_letter(letter_id)
         return DeadLetter(self._face, station, letter)
 
     def groups(self, *, where: Where = None) -> list_[DeadGroup]:
         """The dead letters by reason and kind of error, the most frequent first."""
-        found: dict[tuple[str, str], list[DeadLetter[Body]]] = {}
-        for letter in self.list(where=where):
-            found.setdefault((letter.reason, fingerprint(letter.error)), []).append(letter)
-        groups = [
-            DeadGroup(
-                reason=reason,
-                error=error,
-                count=len(letters),
-                first=min(letter.dead_at for letter in letters),
-                last=max(letter.dead_at for letter in letters),
-                example=letters[-1].id,
-            )
-            for (reason, error), letters in found.items()
-        ]
-        return sorted(groups, key=lambda group: (-group.count, group.error))
+        return grouped(self.list(where=where))
 
     def redrive(
         self,
@@ -144,6 +130,30 @@ class DeadLetters(Generic[Body]):
                     clock.wait(never, left_ns / 1e9)  # which may return early
                     self._face._check_open()
             yield letters[i : i + size]
+
+
+def grouped(letters: Iterable[DeadLetter[Any]]) -> list_[DeadGroup]:
+    """Letters by reason and kind of error, the most frequent first."""
+    found: dict[tuple[str, str], list_[DeadLetter[Any]]] = {}
+    for letter in letters:
+        found.setdefault((letter.reason, fingerprint(letter.error)), []).append(letter)
+    groups = [
+        DeadGroup(
+            reason=reason,
+            error=error,
+            count=len(alike),
+            first=min(letter.dead_at for letter in alike),
+            last=max(letter.dead_at for letter in alike),
+            example=alike[-1].id,
+        )
+        for (reason, error), alike in found.items()
+    ]
+    return sorted(groups, key=lambda group: (-group.count, group.error))
+
+
+def no_letter(letter_id: str) -> InvalidRequest:
+    """The error for an id that leads to nothing."""
+    return InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
 
 
 def _by_station(letters: Iterable[DeadLetter[Any]]) -> list[tuple[Station, list_[StoredLetter]]]:

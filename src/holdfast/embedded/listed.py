@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -13,11 +13,12 @@ from holdfast.broker.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.marks import CORRELATION_ID, mark
 from holdfast.broker.station import Station
 from holdfast.delivery.group import Failure
-from holdfast.embedded.message import Body, Contents
+from holdfast.embedded.message import Body, Contents, Home
 from holdfast.embedded.times import to_datetime
 from holdfast.model import Record
 
 if TYPE_CHECKING:
+    from holdfast.embedded.bodies import Bodies
     from holdfast.embedded.face import Face
 
 PhaseName: TypeAlias = Literal["ready", "leased", "delayed", "dead"]
@@ -80,13 +81,19 @@ class Waiting(Listed[Body]):
         return ""
 
 
+class HasBodies(Protocol):
+    """What knows the type of bodies."""
+
+    _bodies: Bodies
+
+
 class DeadLetter(Listed[Body]):
     """A message that died: as it was, with every error, the reason and its original place."""
 
     __slots__ = ("_stored",)
 
-    def __init__(self, face: Face[Body], station: Station, stored: StoredLetter) -> None:
-        Contents.__init__(self, station, face._bodies, stored.record)
+    def __init__(self, face: HasBodies, home: Home, stored: StoredLetter) -> None:
+        Contents.__init__(self, home, face._bodies, stored.record)
         self._stand("dead", 0, stored.note.attempts, stored.note.holder)
         self._stored = stored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
 
 from holdfast.broker.marks import is_for
 from holdfast.broker.station import Station
@@ -18,6 +18,7 @@ from holdfast.model import Record
 if TYPE_CHECKING:
     from holdfast.embedded.face import Face
 
+Message = TypeVar("Message", bound=Listed[Any])
 Where: TypeAlias = str | Callable[[Any], object] | None
 
 _AT_A_TIME: Final = 256
@@ -29,10 +30,16 @@ def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Ite
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
     check_limit(limit)
     face._check_open()
-    chosen = compile_where(where, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
+    return chosen(_SOURCES[phase](face), where, limit, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
+
+
+def chosen(messages: Iterator[Message], where: Where, limit: int | None, *, now_ms: int) -> Iterator[Message]:
+    """Those of the messages that the condition chooses."""
+    check_limit(limit)
+    wanted = compile_where(where, now_ms=now_ms)
     # A function sees what the caller will get; an expression sees the bytes of the body, whatever its type.
     as_seen = _Raw if isinstance(where, str) else _as_it_is
-    return islice((message for message in _SOURCES[phase](face) if chosen(as_seen(message))), limit)
+    return islice((message for message in messages if wanted(as_seen(message))), limit)
 
 
 def _as_it_is(message: Listed[Any]) -> Any:

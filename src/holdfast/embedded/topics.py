@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -49,14 +49,20 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A group on one topic: how it reads, and how far it is behind."""
+    """A group on one topic: how it reads, and how far it is behind.
+
+    A query that runs in another process is a group, too: it is there for as long as it is `renewed_seconds` ago less
+    than its `timeout_seconds`.
+    """
 
     name: str
     topic: str
-    mode: Literal["queue", "stream"]
+    mode: Literal["queue", "stream", "query"]
     lag: int
     members: int
     lag_seconds: float
+    renewed_seconds: float | None = None
+    timeout_seconds: float | None = None
 
 
 def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
@@ -85,7 +91,7 @@ def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
 
 
 def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
-    """The groups of a topic, in both modes."""
+    """The groups of a topic, in both modes, and the queries that read it."""
     found = []
     now_ns = engine.world.clock.now_ns()
     for group in topic.groups.values():
@@ -117,7 +123,21 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
                 lag_seconds=max((lag.seconds for lag in lags), default=0.0),
             )
         )
-    return found
+    return found + list(_queries_on(engine, topic))
+
+
+def _queries_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
+    for query, lags in engine.queries.on(topic):
+        yield GroupInfo(
+            name=query.group,
+            topic=topic.name,
+            mode="query",
+            lag=sum(lag.messages for lag in lags),
+            members=1,
+            lag_seconds=max(lag.seconds for lag in lags),
+            renewed_seconds=(query.renewed_ms_ago or 0) / 1000,
+            timeout_seconds=query.ttl_ms / 1000,
+        )
 
 
 def to_of(to: object) -> To:

@@ -229,7 +229,8 @@ class RealDisk:
         with contextlib.suppress(PermissionError):  # then it was none of us who made it
             self.sync_folder(os.path.dirname(current))
         for folder in reversed(missing):
-            os.mkdir(folder, 0o700)
+            with contextlib.suppress(FileExistsError):  # somebody else has just made it, and may not have synced it yet
+                os.mkdir(folder, 0o700)
             self.sync_folder(os.path.dirname(folder))
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:

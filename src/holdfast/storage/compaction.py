@@ -50,13 +50,17 @@ class KeysCompacted(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class CompactionLimits:
-    """What is asked of a compaction. Everything below `floor` has been passed by all who read."""
+    """What is asked of a compaction. Everything below `floor` has been passed by all who read.
+
+    `needed_outside` tells from where on somebody in another process has not; one may come at any time.
+    """
 
     floor: int
     tombstone_ms: int
     min_saving_percent: int
     apart_header: str | None = None
     most_keys: int = MOST_KEYS
+    needed_outside: Callable[[], int | None] = lambda: None
 
 
 def compact_keys(
@@ -90,7 +94,8 @@ class _Compaction:
 
     def run(self, progress: Progress) -> KeysCompacted:
         sources = self._sources()
-        most = min(self._limits.floor, self._end)
+        needed = self._limits.needed_outside()
+        most = min(self._limits.floor, self._end if needed is None else min(needed, self._end))
         todo = [source for source in sources[:-1] if source.upto <= most]
         segments = removed = freed = 0
         facts = self._look(sources) if todo else KeyFacts()
@@ -145,7 +150,7 @@ class _Compaction:
             size = segment.size()
             self._check_room(size)
             index = self._write(source, gone, temporary)
-            if not self._put_in_place(segment, temporary, index):
+            if self._is_needed(source) or not self._put_in_place(segment, temporary, index):
                 self._world.disk.remove(temporary)
                 return None
         try:
@@ -154,6 +159,10 @@ class _Compaction:
             raise self._writer.fail("compacting keys failed", error) from error
         segment.save_index()
         return size - index.end
+
+    def _is_needed(self, source: Source) -> bool:
+        floor = self._limits.needed_outside()
+        return floor is not None and source.upto > floor
 
     def _write(self, source: Source, gone: BitMap64, temporary: str) -> SegmentIndex:
         """What stays of the segment, durable under the temporary name; answers its index."""

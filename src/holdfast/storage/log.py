@@ -10,7 +10,7 @@ Durability is chosen by name, for the log and for a single call, and the answer 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -70,6 +70,8 @@ class Log:
         self.on_attention: Callable[[], None] = lambda: None  # something is due soon: call `tick`
         self.on_readable: Callable[[int], None] = lambda count: None  # a sync has let so many be seen that were held
         self.before_close: Callable[[], None] = lambda: None
+        # The first offset that somebody outside needs; asked whenever something could go, and not before.
+        self.needed_outside: Callable[[], int | None] = lambda: None
         self._lock: FolderLock | None = lock
         self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
@@ -243,6 +245,10 @@ class Log:
         bodies = self._encoder.encode(messages, now_ns, codec=codec, kind=kind, any_size=any_size)
         return self._write(bodies, now_ns, chosen, producer)
 
+    def write_bodies(self, bodies: Sequence[Body], producer: Producer = NO_PRODUCER) -> Appended:
+        """Append bodies that were made elsewhere, by this log's limits, as one batch; nobody sees it before a sync."""
+        return self._write(bodies, self._now_ns(), "fsync", producer)
+
     def wait(self, appended: Appended) -> None:
         """Return when what was written is as durable as its answer says."""
         if appended.durability == "fsync":
@@ -259,8 +265,7 @@ class Log:
         now_ns = self._now_ns()
         bodies = self._encoder.encode_arrow(values, now_ns)
         appended = self._write(bodies, now_ns, chosen, NO_PRODUCER)
-        if chosen == "fsync":
-            self._gate.wait(appended.next_offset)
+        self.wait(appended)
         return appended
 
     def sync(self) -> None:
@@ -311,14 +316,15 @@ class Log:
     def trim(self, before: int) -> Trimmed:
         """Drop whole segments that lie below `before`; what is pinned and the active segment stay."""
         floor = min([before, *self._pins.values()])
-        return self._remove_head([s.base_offset for s in self.segments()[:-1] if s.next_offset <= floor])
+        return self._remove_head(self._unneeded([s for s in self.segments()[:-1] if s.next_offset <= floor]))
 
     def retain(self) -> Trimmed:
         """Apply the retention settings now; answers with what was freed."""
         floor = min(self._pins.values(), default=None)
         segments = self.segments()
-        count = expired(segments, self.settings, now_ns=self._now_ns(), floor=floor)
-        return self._remove_head([segment.base_offset for segment in segments[:count]])
+        going = segments[: expired(segments, self.settings, now_ns=self._now_ns(), floor=floor)]
+        forced = self.settings.retention_ignores_pins
+        return self._remove_head([s.base_offset for s in going] if forced else self._unneeded(going))
 
     def compact_keys(
         self,
@@ -344,7 +350,9 @@ class Log:
             self._writer.check_usable()
             self.sync()
             floor = min([before, *self._pins.values()])
-            limits = CompactionLimits(floor, tombstone_ms, min_saving_percent, apart_header)
+            limits = CompactionLimits(
+                floor, tombstone_ms, min_saving_percent, apart_header, needed_outside=self.needed_outside
+            )
             return compact_keys(self._world, self._writer, self.folder, self.settings, limits, progress)
 
     def truncate(self, offset: int) -> None:
@@ -472,7 +480,15 @@ class Log:
             self.retain()
         return [(self._retention_due_ns - now_ns) // 1_000_000 + 1]
 
-    def _remove_head(self, bases: list[int]) -> Trimmed:
+    def _unneeded(self, segments: Sequence[SegmentFacts]) -> Iterator[int]:
+        """Of each its base offset, when it is its turn: somebody outside may have come meanwhile who needs it."""
+        for segment in segments:
+            floor = self.needed_outside()
+            if floor is not None and segment.next_offset > floor:
+                return
+            yield segment.base_offset
+
+    def _remove_head(self, bases: Iterable[int]) -> Trimmed:
         self._writer.check_usable()
         return remove_head(self._world, self._writer, self.folder, bases)
 

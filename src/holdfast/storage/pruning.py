@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
@@ -17,11 +17,12 @@ from holdfast.storage.walk import Damage, Wanted, walk
 from holdfast.storage.writer import Writer
 
 
-def remove_head(world: World, writer: Writer, folder: str, bases: Sequence[int]) -> Trimmed:
+def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int]) -> Trimmed:
     """Remove these segments, the oldest of the log, which are sealed.
 
     One by one, each made durable before the next: after a crash an oldest part is gone, never a middle.
-    They are named by their base offsets, so that two who trim at once do not remove twice as much.
+    They are named by their base offsets, so that two who trim at once do not remove twice as much. Each name is
+    asked for when the segments before it are gone.
     """
     removed, freed = 0, 0
     for base in bases:

@@ -59,7 +59,7 @@ class Intake:
         log = self.log
         for frame in log.read(max(floor, log.start), on_damage="skip"):
             if frame.header.kind == Kind.CONTROL:
-                cancelled.update(_cancelled_ids(frame))
+                cancelled.update(cancelled_ids(frame))
             elif frame.header.kind == Kind.DATA:
                 for message_id, due_at_ms in enumerate(frame.columns().due_at_ms() or (), frame.base_offset):
                     if message_id >= floor and message_id not in settled:
@@ -120,6 +120,7 @@ class Intake:
         self.log.pin("damaged", self.unreadable.min())
 
 
-def _cancelled_ids(frame: Frame) -> list[int]:
+def cancelled_ids(frame: Frame) -> list[int]:
+    """The messages that a control frame says were cancelled."""
     notes = [_NOTE.unpack(value) for value in frame.values() if len(value) == _NOTE.size]
     return [message_id for what, message_id in notes if what == _CANCELLED]

@@ -145,6 +145,19 @@ class Run:
             self._spoil(block, error)
             raise
 
+    def blocks(self) -> Iterator[list[Record]]:
+        """The messages, block by block, without those that are damaged; the file may lose its name meanwhile."""
+        file = self._disk.open(self.path)
+        try:
+            for block, position in enumerate(self._positions):
+                try:
+                    index = self._frame(file, position)
+                    yield _with_ids(block_index(index)[1], self._frame(file, index.header.end))
+                except CorruptData as error:
+                    self._spoil(block, error)
+        finally:
+            file.close()
+
     def _index(self, block: int) -> tuple[array[int], array[int]]:
         """Due times and ids of a block; nothing where it is spoiled."""
         if self._cached is not None and self._cached[0] == block:

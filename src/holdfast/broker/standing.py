@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.broker.catalog import Catalog
+from holdfast.broker.commits import commits_of
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
@@ -22,8 +23,8 @@ from holdfast.broker.layout import (
     topics,
 )
 from holdfast.broker.policy import kept_settings
-from holdfast.cli.commits import commits_of
-from holdfast.cli.parts import replayed_group
+from holdfast.broker.queries import list_queries
+from holdfast.broker.replay import replayed_group
 from holdfast.delivery.group import Group
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange
@@ -55,15 +56,26 @@ class PartitionLag(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
 
 
+class QueryStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query says of itself: who runs it, when it last said so, and how long that counts."""
+
+    kind: str
+    holder: str
+    renewed_seconds: float
+    timeout_seconds: float
+    stale: bool
+
+
 class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """A group on one topic."""
+    """A group on one topic, or a query of another process that reads it."""
 
     name: str
     topic: str
-    mode: Literal["queue", "stream"]
+    mode: Literal["queue", "stream", "query"]
     static_members: tuple[str, ...]
     partitions: list[PartitionLag]
     wrong: tuple[str, ...] = ()
+    query: QueryStanding | None = None
 
     @property
     def lag(self) -> int:
@@ -114,6 +126,7 @@ class Standing:
         self._world = world
         self._folder = folder
         self._catalog = Catalog(world, folder)
+        self._queries = list_queries(world, folder)
         self._streams = {
             name: commits_of(world, join(folder, f"{GROUPS}/{name}"))
             for name in names_in(world, join(folder, GROUPS))
@@ -125,7 +138,7 @@ class Standing:
         for name in topics(self._world, self._folder):
             try:
                 yield self.topic(name)
-            except HoldfastError:
+            except (OSError, HoldfastError):
                 if name in self._catalog:
                     raise
 
@@ -133,31 +146,24 @@ class Standing:
         """One of them; UnknownTopic where there is none."""
         facts = self._catalog.facts(name)
         readers = dict(self._readers(name, facts.partitions))
-        partitions = []
-        for number in range(facts.partitions):
-            reader = readers.get(number)
-            if reader is None:
-                partitions.append(PartitionStanding(number=number))
-                continue
-            segments = reader.segments()
-            partitions.append(
-                PartitionStanding(
-                    number=number,
-                    start=reader.start,
-                    end=reader.end,
-                    bytes=sum(segment.bytes for segment in segments),
-                    segments=len(segments),
-                )
-            )
         return TopicStanding(
             name=name,
             id=facts.id,
             created_ms=facts.created_ms,
-            partitions=partitions,
-            groups=[*self._queue_groups(name, readers), *self._stream_groups(name, facts.id, readers)],
+            partitions=_kept(readers, facts.partitions),
+            groups=[
+                *self._queue_groups(name, readers),
+                *self._stream_groups(name, facts.id, readers),
+                *self._query_groups(name, facts.id, readers),
+            ],
             dead=self._dead(name, facts.partitions),
             settings=kept_settings(self._world, join(topic_folder(self._folder, name), SETTINGS)),
         )
+
+    def partitions(self, name: str) -> list[PartitionStanding]:
+        """What the partitions of a topic keep."""
+        count = self._catalog.facts(name).partitions
+        return _kept(dict(self._readers(name, count)), count)
 
     def groups(self, topic: str | None = None) -> list[GroupStanding]:
         """The groups of a topic, or of all."""
@@ -217,17 +223,7 @@ class Standing:
                 reader = readers.get(entry.partition)
                 if (entry.topic, entry.topic_id) != (topic, topic_id) or reader is None:
                     continue
-                at = max(reader.start, min(entry.offset, reader.end))
-                lags.append(
-                    PartitionLag(
-                        topic=topic,
-                        partition=entry.partition,
-                        offset=entry.offset,
-                        end=reader.end,
-                        lag=reader.end - at,
-                        lag_seconds=self._age_s(reader, at),
-                    )
-                )
+                lags.append(self._lag_of(reader, topic, entry.partition, entry.offset))
             if lags:
                 yield GroupStanding(
                     name=name,
@@ -237,6 +233,40 @@ class Standing:
                     partitions=lags,
                     wrong=commits.wrong,
                 )
+
+    def _query_groups(self, topic: str, topic_id: int, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
+        for query in self._queries:
+            pins = query.topics.get(topic)
+            if query.wrong or pins is None or pins.id != topic_id:
+                continue
+            yield GroupStanding(
+                name=query.group,
+                topic=topic,
+                mode="query",
+                static_members=(),
+                partitions=[
+                    self._lag_of(reader, topic, number, query.floor(topic, topic_id, number) or 0)
+                    for number, reader in readers.items()
+                ],
+                query=QueryStanding(
+                    kind=query.kind,
+                    holder=query.holder,
+                    renewed_seconds=(query.renewed_ms_ago or 0) / 1000,
+                    timeout_seconds=query.ttl_ms / 1000,
+                    stale=query.stale,
+                ),
+            )
+
+    def _lag_of(self, reader: LogReader, topic: str, partition: int, offset: int) -> PartitionLag:
+        at = max(reader.start, min(offset, reader.end))
+        return PartitionLag(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            end=reader.end,
+            lag=reader.end - at,
+            lag_seconds=self._age_s(reader, at),
+        )
 
     def _held(self, group: Group) -> int:
         """How many messages are in hand; leases that have ended are there until an owner looks."""
@@ -257,3 +287,23 @@ class Standing:
             except CorruptData:
                 return 0.0
         return 0.0
+
+
+def _kept(readers: dict[int, LogReader], count: int) -> list[PartitionStanding]:
+    found = []
+    for number in range(count):
+        reader = readers.get(number)
+        if reader is None:
+            found.append(PartitionStanding(number=number))
+            continue
+        segments = reader.segments()
+        found.append(
+            PartitionStanding(
+                number=number,
+                start=reader.start,
+                end=reader.end,
+                bytes=sum(segment.bytes for segment in segments),
+                segments=len(segments),
+            )
+        )
+    return found

@@ -1,0 +1,85 @@
+"""What the journal of a group adds up to, seen without owning it: beside whoever does.
+
+A journal is read behind the snapshot that was the newest when the look began, up to the end that the owner had
+published then or since: the state is that of one moment in the group's life, never a mix of two. An owner that takes
+snapshots meanwhile may drop the events that are wanted next; then all of it is read again.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.broker.journal import newest_snapshot
+from holdfast.broker.snapshots import SNAPSHOT
+from holdfast.delivery.events import decode_event
+from holdfast.delivery.group import Group, IllegalMove
+from holdfast.delivery.image import group_of
+from holdfast.env import World
+from holdfast.errors import CorruptData, DamagedRange, HoldfastError
+from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.opening import is_log
+
+# An owner takes a snapshot and drops old events while we read: look again, but not for ever.
+TRIES: Final = 3
+
+
+class Replayed(NamedTuple):
+    """A group as its journal leaves it; `known` tells whether the journal says where it began."""
+
+    group: Group
+    known: bool
+    wrong: list[str]
+
+
+def replayed_group(world: World, folder: str, start: int = 0) -> Replayed:
+    """The group whose journal is in the folder; without a snapshot it began at `start`."""
+    for _ in range(TRIES - 1):
+        try:
+            return _replayed(world, folder, start)
+        except (OSError, HoldfastError):
+            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+    return _replayed(world, folder, start)
+
+
+def _replayed(world: World, folder: str, start: int) -> Replayed:
+    if not holds_log(world, folder):
+        return Replayed(Group(start), known=False, wrong=[])
+    snapshot, name = newest_snapshot(world, folder)
+    if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
+        raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
+    reader = LogReader(folder, world=world)
+    at = 0 if snapshot is None else snapshot.position
+    if at < reader.start:
+        raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
+    group = Group(start) if snapshot is None else group_of(snapshot.image)
+    wrong: list[str] = []
+    while at < reader.end:
+        try:
+            for record in reader.records(at):
+                group.apply(decode_event(record.value))
+                at = record.offset + 1
+        except DamagedRange as damage:
+            at = damage.next_offset
+            lost = f"events {damage.first_offset} to {damage.next_offset - 1} are lost"
+            wrong.append(f"{lost}: some messages may be delivered again")
+            break  # what follows need not fit any more; opening passes over what does not
+        except (IllegalMove, msgspec.DecodeError) as error:
+            wrong.append(f"event {at} does not fit: {error}")
+            break
+    return Replayed(group, known=snapshot is not None, wrong=wrong)
+
+
+def holds_log(world: World, folder: str) -> bool:
+    """Whether there is a log. One whose state file is gone is still a log, and one to be checked."""
+    return is_log(world, folder) or any(name.endswith(".log") for name in folders_in(world, folder))
+
+
+def folders_in(world: World, folder: str) -> list[str]:
+    """What a folder holds, without what was left half made or half deleted; nothing where there is none."""
+    try:
+        return sorted(name for name in world.disk.names(folder) if not name.startswith("."))
+    except OSError:
+        return []

@@ -1,0 +1,113 @@
+"""`holdfast pipeline`, as far as it needs no JVM."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast
+from holdfast.cli import pipeline
+from holdfast.env import real_world
+from holdfast.spark.pipelines.checkpoint import held
+from holdfast.spark.pipelines.ledger import Batch, Ledger
+from holdfast.spark.pipelines.reading import read_project
+from tests.unit.commands import Run, everything, runner
+
+SHOP = """\
+folder: shop
+lake: lake
+pipelines:
+  land: {kind: land, topics: [orders]}
+  silver: {kind: refine, source: land, key: id}
+"""
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    with holdfast.open_broker("shop", body_type=str) as broker:
+        broker.create_topic("orders", partitions=2)
+        for number in range(5):
+            broker.publish("orders", f"order {number}", partition=0)
+    (tmp_path / "pipelines.yaml").write_text(SHOP, encoding="utf-8")
+    return runner(capsys, monkeypatch)
+
+
+def test_ls_lists_what_the_file_declares(run):
+    done = run("pipeline", "ls")
+    assert done.code == 0
+    assert [line.split()[:3] for line in done.out.splitlines()[1:]] == [
+        ["land", "land", "orders"],
+        ["silver", "refine", "land"],
+    ]
+    assert run("pipeline", "ls", "--json").document["pipelines"][1]["options"]["key"] == "id"
+
+
+def test_plan_shows_offsets_and_writes_nothing(run, tmp_path):
+    before = everything(tmp_path)
+    done = run("pipeline", "plan", "--all")
+    assert done.code == 0
+    assert "reads   orders/0 from 0 to 5 (5 rows)" in done.out
+    [land, silver] = run("pipeline", "plan", "land", "silver", "--json").document["plans"]
+    assert (land["rows"], silver["rows"]) == (5, 0)
+    assert everything(tmp_path) == before
+
+
+def test_status_tells_batches_lag_and_who_runs_it(run, tmp_path):
+    project = read_project(tmp_path / "pipelines.yaml")
+    ledger = Ledger(real_world(), project.checkpoint("land"))
+    with held(real_world(), project, project.spec("land")):
+        batch = Batch(batch=0, rows_in=3, rows_out=2, dropped=1, at_ms=1_700_000_000_000)
+        ledger.decide(batch)
+        assert run("pipeline", "status", "--json").document["pipelines"][0]["pending"] is True
+        ledger.finish(batch)
+        [land, silver] = run("pipeline", "status", "--json").document["pipelines"]
+        assert (land["batches"], land["rows_in"], land["dropped"], land["last_batch"]) == (1, 3, 1, 0)
+        assert land["running_pid"] is not None
+        assert (silver["batches"], silver["lag"], silver["running_pid"]) == (0, 2, None)
+        busy = run("pipeline", "run", "land")
+        assert busy.code == 2
+        assert "is owned by process" in busy.err
+    assert "2023-11-14 22:13:20" in run("pipeline", "status").out
+
+
+def test_new_writes_a_file_that_can_be_read_and_never_writes_over_one(run, tmp_path):
+    (tmp_path / "pipelines.yaml").unlink()
+    assert run("pipeline", "new", "mine").code == 0
+    assert run("pipeline", "ls", "--json").document["pipelines"][0]["pipeline"] == "mine"
+    written = (tmp_path / "pipelines.yaml").read_text(encoding="utf-8")
+    more = run("pipeline", "new", "silver", "--kind", "refine")
+    assert (more.code, more.out.splitlines()[:2]) == (0, ["  silver:", "    kind: refine"])
+    assert (tmp_path / "pipelines.yaml").read_text(encoding="utf-8") == written
+    assert run("pipeline", "new", "my-own", "--python").code == 0
+    assert run("pipeline", "new", "my-own", "--python").code == 2
+    assert "def my_own(rows" in (tmp_path / "my_own.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run",), "name a pipeline, or say --all; there are land, silver"),
+        (("run", "lnd"), "did you mean 'land'?"),
+        (("run", "land", "--all"), "not both"),
+        (("run", "land", "--config", "none.yaml"), "there is no file none.yaml"),
+        (("run", "land", "--config", "shop"), "is a folder"),
+        (("run", "land", "--follow", "--every", "1ms"), "every 100 ms at most"),
+        (("run", "land", "--full-refresh"), "asks before it changes anything"),
+        (("new", "x", "--kind", "lnd"), "did you mean 'land'?"),
+        (("new", "../x"), "cannot be used"),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_started(run, arguments, words):
+    done = run("pipeline", *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_without_spark_it_says_how_to_get_it(run, monkeypatch):
+    monkeypatch.setattr(pipeline, "_is_there", lambda package: package != "pyspark")
+    done = run("pipeline", "ls")
+    assert (done.code, done.err) == (
+        2,
+        "error: pipelines run on Spark, and pyspark cannot be found: pip install 'holdfast[spark]'\n",
+    )

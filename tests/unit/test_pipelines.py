@@ -1,0 +1,370 @@
+"""Pipelines as far as they need no JVM: what they are told, how a batch comes to count, who may run them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast.env import real_world
+from holdfast.env.lakedisk import LakeDisk
+from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
+from holdfast.spark.pipelines.build import Pipeline
+from holdfast.spark.pipelines.checkpoint import check_fit, forget, held
+from holdfast.spark.pipelines.context import Context
+from holdfast.spark.pipelines.custom import pipeline
+from holdfast.spark.pipelines.expectations import Counts, unmet_sql
+from holdfast.spark.pipelines.failures import in_words
+from holdfast.spark.pipelines.kinds import kind_named, kind_names
+from holdfast.spark.pipelines.lake import batches_in, file_name, files_between, table_files
+from holdfast.spark.pipelines.ledger import KEPT, Batch, Ledger
+from holdfast.spark.pipelines.reading import project_of, read_project
+from holdfast.spark.pipelines.runner import Runner
+from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms
+from holdfast.spark.pipelines.templates import python_template, yaml_template
+from holdfast.spark.pipelines.writing import additions, commit, finish_pending, replacements
+
+SHOP = """\
+folder: shop
+lake: lake
+pipelines:
+  orders-gold:   {kind: aggregate, source: orders-silver, time: at, window: "1 hour", by: [country]}
+  orders-land:   {kind: land, topics: [orders], compact_files: true}
+  orders-silver:
+    kind: refine
+    source: orders-land
+    schema: "id long, amount double, at timestamp"
+    key: id
+    expect: [{name: positive, check: "amount > 0", on_fail: quarantine}]
+"""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(tmp_path: Path, text: str) -> str:
+    with pytest.raises(HoldfastError) as raised:
+        read_project(write(tmp_path / "p.yaml", text))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_yaml_and_python_make_the_same_pipelines(tmp_path):
+    from_yaml = read_project(write(tmp_path / "p.yaml", SHOP))
+    from_python = (
+        Pipeline.land("orders", folder=tmp_path / "shop", lake=tmp_path / "lake", compact_files=True)
+        .refine("id long, amount double, at timestamp", key="id")
+        .expect("positive", "amount > 0", on_fail="quarantine")
+        .aggregate(time="at", window="1 hour", by=["country"])
+    )
+    assert from_yaml.pipelines == from_python.project.pipelines
+    assert (from_yaml.folder, from_yaml.lake) == (str(tmp_path / "shop"), str(tmp_path / "lake"))
+
+
+def test_a_python_file_declares_pipelines_too(tmp_path):
+    path = write(
+        tmp_path / "p.py",
+        "from holdfast.spark.pipelines.build import Pipeline\n"
+        "orders = Pipeline.land('orders', folder='shop', lake='lake').refine(key='id')\n"
+        "mails = Pipeline.land('mails', folder='shop', lake='lake')\n",
+    )
+    project = read_project(path)
+    assert set(project.pipelines) == {"orders-land", "orders-silver", "mails-land"}
+    assert project.folder == str(tmp_path / "shop")
+
+
+def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
+    project = read_project(write(tmp_path / "p.yaml", SHOP))
+    names = [spec.name for spec in project.in_order(["orders-gold", "orders-silver", "orders-land"])]
+    assert names == ["orders-land", "orders-silver", "orders-gold"]
+    assert [spec.name for spec in project.in_order(["orders-gold"])] == ["orders-gold"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("folder: a\nlake: b\npipelins: {}\n", "did you mean 'pipelines'?"),
+        ("folder: a\npipelines: {x: {kind: land, topics: [t]}}\n", "lake is missing"),
+        ("folder: a\nlake: b\n", "declares no pipelines"),
+        ("folder: [a\n", "no YAML"),
+        ("- a\n", "it must have the keys"),
+        ("folder: a\nlake: b\npipelines: {x: {topics: [t]}}\n", "x: say what it does with kind"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: lannd, topics: [t]}}\n", "did you mean 'land'?"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: land, topcs: [t]}}\n", "did you mean 'topics'?"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: land, topics: t}}\n", "x: topics: expected `array`"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: land}}\n", "say which topics"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: refine}}\n", "needs a source"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: refine, source: y}}\n", "its source 'y' is none of the pipelines"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: refine, source: x}}\n", "from itself"),
+        ("folder: a\nlake: b\npipelines: {../x: {kind: land, topics: [t]}}\n", "cannot be used"),
+        ("folder: a\nlake: b\npipelines: {_x: {kind: land, topics: [t]}}\n", "choose another name"),
+        ("folder: a\nlake: b\npipelines: {x: {kind: python, source: x}}\n", "name the Python file with file:"),
+        ("folder: a\nlake: b\nfile: gone.py\npipelines: {}\n", "there is no file"),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], expect: [{name: a, chek: b}]}}\n",
+            "expect[0]: 'chek' is not known; did you mean 'check'?",
+        ),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], expect: [{name: a, check: b, on_fail: x}]}}",
+            "on_fail",
+        ),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: aggregate, source: y, window: soon}, y: {kind: land}}\n",
+            "window is 'soon': give a time",
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_sentence_that_names_it(tmp_path, text, words):
+    assert words in refused(tmp_path, text)
+
+
+def test_a_mistake_in_a_file_of_ones_own_names_its_line(tmp_path):
+    write(tmp_path / "mine.py", "x = 1\ny = x / 0\n")
+    assert "mine.py, line 2: ZeroDivisionError" in refused(tmp_path, "folder: a\nlake: b\nfile: mine.py\n")
+
+
+def test_functions_of_a_file_become_pipelines(tmp_path):
+    write(
+        tmp_path / "mine.py",
+        "from holdfast.spark.pipelines.custom import pipeline\n\n"
+        "@pipeline(source='orders-land')\ndef big_orders(rows):\n    return rows\n",
+    )
+    text = "folder: a\nlake: b\nfile: mine.py\npipelines: {orders-land: {kind: land, topics: [orders]}}\n"
+    project = read_project(write(tmp_path / "p.yaml", text))
+    assert project.spec("big-orders").function(7) == 7
+    again = f"{text[:-2]}, other: {{kind: python, source: orders-land, function: big_orders}}}}\n"
+    assert read_project(write(tmp_path / "p.yaml", again)).spec("other").function(7) == 7
+
+
+def test_an_expectation_of_a_function_is_checked_where_it_is_declared():
+    with pytest.raises(BadSettings, match="did you mean 'check'"):
+        pipeline(source="a", expect=[{"name": "x", "chekc": "y"}])(lambda rows: rows)
+
+
+def test_every_template_can_be_read(tmp_path):
+    home = {
+        "orders-land": {"kind": "land", "topics": ["orders"]},
+        "orders-silver": {"kind": "refine", "source": "orders-land"},
+    }
+    for kind in kind_names():
+        if kind == "python":
+            continue
+        yaml = pytest.importorskip("yaml")
+        document = yaml.safe_load(yaml_template("mine", kind, "p.yaml"))
+        document["pipelines"] |= home
+        assert project_of(document, "p.yaml").spec("mine").kind == kind
+    compile(python_template("my-own", "mine.py"), "mine.py", "exec")
+
+
+def test_times_are_read_in_words_and_in_units():
+    assert interval_ms("1 hour", "x") == interval_ms("1h", "x") == interval_ms("60 Minutes", "x") == 3_600_000
+    with pytest.raises(BadSettings, match="window is 'whenever'"):
+        interval_ms("whenever", "window")
+
+
+def test_an_expectation_that_is_null_is_not_met():
+    assert unmet_sql([]) == "cast(array() as array<string>)"
+    assert unmet_sql([Expectation(name="a", check="x > 0")]) == (
+        "array_compact(array(IF(coalesce((x > 0), false), NULL, 'a')))"
+    )
+
+
+def test_an_expectation_to_fail_on_stops_the_batch():
+    expectations = [Expectation(name="a", check="x", on_fail="warn"), Expectation(name="b", check="y", on_fail="fail")]
+    Counts(5, 0, 0, {"a": 5, "b": 0}).check(expectations, "p")
+    with pytest.raises(ExpectationFailed, match=r"p: 2 rows do not meet 'b' \(y\)"):
+        Counts(5, 0, 0, {"b": 2}).check(expectations, "p")
+
+
+def test_files_say_which_batches_they_hold():
+    names = [f"dt=2026-11-16/{file_name(*held)}" for held in ((0, 0, 0), (1, 4, 0), (5, 5, 0), (5, 5, 1))]
+    assert batches_in(names[1]) == (1, 4)
+    assert batches_in("dt=2026-11-16/part-0.parquet") is None
+    assert files_between(names, -1, 9) == names
+    assert files_between(names, 2, 4) == names[1:2]
+    assert files_between(names, 4, 9) == names[2:]
+    assert files_between(names, 5, 9) == []
+
+
+def test_a_ledger_keeps_its_sums_when_it_forgets_single_batches(tmp_path):
+    ledger = Ledger(real_world(), str(tmp_path))
+    for number in range(2 * KEPT + 1):
+        batch = Batch(batch=number, rows_in=2, rows_out=1, expectations={"a": 1})
+        (tmp_path / "batches").mkdir(exist_ok=True)
+        (tmp_path / "batches" / f"{number:012d}.pending").write_bytes(
+            json.dumps({"batch": number, "rows_in": 2, "rows_out": 1, "expectations": {"a": 1}}).encode()
+        )
+        ledger.finish(batch)
+    totals = ledger.totals()
+    assert len(ledger.numbers()) < 2 * KEPT
+    assert (totals.batches, totals.rows_in, totals.expectations) == (
+        2 * KEPT + 1,
+        2 * (2 * KEPT + 1),
+        {"a": 2 * KEPT + 1},
+    )
+    assert sum(batch.rows_out for batch in ledger.after(-1)) == 2 * KEPT + 1
+    assert [batch.batch for batch in ledger.after(2 * KEPT - 1)] == [2 * KEPT]
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+class FrailDisk(LakeDisk):
+    """Stops everything at the n-th change of a name."""
+
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+
+    def _count(self) -> None:
+        self.calls -= 1
+        if self.calls < 0:
+            raise Crash
+
+    def rename(self, old: str, new: str) -> None:
+        self._count()
+        super().rename(old, new)
+        self._count()
+
+    def exchange(self, one: str, other: str) -> bool:
+        self._count()
+        done = super().exchange(one, other)
+        self._count()
+        return done
+
+    def remove(self, path: str) -> None:
+        self._count()
+        super().remove(path)
+
+
+class ClumsyDisk(FrailDisk):
+    """One that cannot exchange folders."""
+
+    def exchange(self, one: str, other: str) -> bool:
+        return False
+
+
+def context_of(tmp_path: Path, disk: LakeDisk) -> Context:
+    made = Pipeline.land("orders", folder=tmp_path / "shop", lake=tmp_path / "lake", name="p").project
+    world = real_world()
+    world = type(world)(clock=world.clock, disk=disk, ids=world.ids)
+    return Context(world=world, session=lambda: None, project=made, spec=made.spec("p"), disk=disk)  # type: ignore[arg-type,return-value]
+
+
+def staged(context: Context, what: str, **contents: str) -> str:
+    """As if Spark had written there."""
+    folder = Path(context.staging) / what
+    for place, text in contents.items():
+        leaf = folder / place.replace("__", "=")
+        leaf.mkdir(parents=True, exist_ok=True)
+        (leaf / f"part-{text}.snappy.parquet").write_text(text, encoding="utf-8")
+        (leaf / f".part-{text}.snappy.parquet.crc").write_text("crc", encoding="utf-8")
+    return str(folder)
+
+
+def seen(context: Context) -> list[str]:
+    """What a reader finds who lists the table."""
+    table = Path(context.table)
+    return sorted((table / path).read_text(encoding="utf-8") for path in table_files(LakeDisk(), str(table)))
+
+
+@pytest.mark.parametrize("disk", [FrailDisk, ClumsyDisk])
+def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tmp_path, disk):
+    crashes = 0
+    for calls in range(100):
+        home = tmp_path / str(calls)
+        sound = context_of(home, LakeDisk())
+        commit(
+            sound,
+            Batch(
+                batch=0, swaps=tuple(replacements(sound, staged(sound, "rows", a__1="x0", a__2="y0"), sound.table, 0))
+            ),
+        )
+        assert seen(sound) == ["x0", "y0"]
+        frail = context_of(home, disk(calls))
+        try:
+            folder = staged(frail, "rows", a__2="y1", a__3="z1")
+            more = staged(frail, "more", a__4="w1")
+            swaps = replacements(frail, folder, frail.table, 1)
+            adds = additions(frail, more, frail.table, 1)
+            commit(frail, Batch(batch=1, rows_out=3, swaps=tuple(swaps), adds=tuple(adds)))
+            ended = True
+        except Crash:
+            ended = False
+            crashes += 1
+            between = seen(frail)
+            assert len(between) == len({text[0] for text in between}), "a row is there twice"
+        decided = Ledger(sound.world, sound.checkpoint).pending() is not None
+        finish_pending(sound)
+        finish_pending(sound)
+        last = Ledger(sound.world, sound.checkpoint).last()
+        assert last is not None
+        if last.batch == 1:
+            assert seen(sound) == ["w1", "x0", "y1", "z1"]
+        else:
+            assert not decided
+            assert not ended
+            assert seen(sound) == ["x0", "y0"]
+        assert not Path(sound.staging).exists()
+        if ended:
+            break
+    assert ended
+    assert crashes > 10
+
+
+def test_a_second_runner_is_told_who_runs_the_pipeline(tmp_path):
+    project = read_project(write(tmp_path / "p.yaml", SHOP))
+    spec = project.spec("orders-land")
+    with held(real_world(), project, spec), pytest.raises(Busy, match="is owned by process"):
+        Runner(project).run(["orders-land"])
+    with held(real_world(), project, spec):
+        pass
+
+
+def test_a_checkpoint_of_another_topic_is_refused_with_the_way_out(tmp_path):
+    project = read_project(write(tmp_path / "p.yaml", SHOP))
+    other = read_project(write(tmp_path / "p.yaml", SHOP.replace("topics: [orders]", "topics: [mails]")))
+    world = real_world()
+    with held(world, project, project.spec("orders-land")):
+        check_fit(world, other, other.spec("orders-land"))  # nothing was begun, so it may still change
+        check_fit(world, project, project.spec("orders-land"))
+        Ledger(world, project.checkpoint("orders-land")).decide(Batch(batch=0))
+        check_fit(world, project, project.spec("orders-land"))
+        with pytest.raises(InvalidRequest, match="--full-refresh") as raised:
+            check_fit(world, other, other.spec("orders-land"))
+        assert 'made with topics ["orders"], and now it is ["mails"]' in str(raised.value)
+        forget(world, other, other.spec("orders-land"))
+        check_fit(world, other, other.spec("orders-land"))
+
+
+def test_following_is_not_faster_than_it_pays_and_not_for_what_has_an_end(tmp_path):
+    project = read_project(write(tmp_path / "p.yaml", SHOP))
+    with pytest.raises(InvalidRequest, match="every 100 ms at most"):
+        Runner(project).run(["orders-land"], follow=True, every_ms=10)
+
+
+def test_errors_of_ours_come_out_of_sparks_stacks_as_they_were():
+    from pyspark.errors import PySparkException
+
+    stack = "Job aborted\n  File x\nholdfast.errors.UnknownTopic: there is no topic ordres\n\tat org.apache..."
+    found = in_words(PySparkException(stack), "p")
+    assert (type(found).__name__, str(found)) == ("UnknownTopic", "p: there is no topic ordres")
+    assert str(in_words(ValueError("no"), "p")) == "p: ValueError: no"
+
+
+def test_every_kind_says_what_it_is_for():
+    for name in kind_names():
+        kind = kind_named(name)
+        assert kind.name == name
+        assert kind.says
+        assert kind.template.startswith("    kind: ")
+
+
+def test_a_project_knows_its_pipelines_by_name(tmp_path):
+    project = read_project(write(tmp_path / "p.yaml", SHOP))
+    with pytest.raises(InvalidRequest, match="did you mean 'orders-land'"):
+        project.spec("order-land")
+    assert isinstance(project, Project)
