@@ -15,6 +15,7 @@ from holdfast.broker.layout import message_id
 from holdfast.codec.columns import FLAGS
 from holdfast.delivery.group import Failure
 from holdfast.model import Batch, HeaderPairs, Record
+from holdfast.storage import LogReader
 from holdfast.storage.log import Log
 
 PREFIX: Final = "holdfast."
@@ -25,6 +26,7 @@ BYTES_HEADERS: Final = "holdfast.bytes-headers"
 REDRIVEN_FROM: Final = "holdfast.redriven-from"
 ONLY_FOR: Final = "holdfast.only-for"  # a message that came back for one group: the others have had it
 DEAD: Final = "holdfast.dead"
+WRITTEN: Final = "holdfast.written"  # which row of which bulk write it was: one that is resumed skips it
 
 # Flags of a message.
 TOMBSTONE: Final = 1 << 0  # the key has no value any more: see key compaction
@@ -113,7 +115,7 @@ def moved_batch(
     )
 
 
-def moved_records(log: Log, offset: int) -> Iterator[Record]:
+def moved_records(log: Log | LogReader, offset: int) -> Iterator[Record]:
     """The messages from `offset` on that came from another log."""
     if offset >= log.end:  # nothing there, or a tail that was lost
         return

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import msgspec
@@ -400,14 +400,23 @@ class Partition:
     ) -> Appended:
         if not isinstance(batch, Batch) or batch.priorities is None:
             return self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
+        with self.telling_groups() as tell:
+            appended = self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
+            tell(appended.offset, bytes(batch.priorities))
+        return appended
+
+    @contextmanager
+    def telling_groups(self) -> Iterator[Callable[[int, bytes], None]]:
+        """Around a write of messages with priorities: what this yields tells all groups how urgent they are."""
         with self._urgent_lock, ExitStack() as locks:
             # A consumer must not see a message before its group knows how urgent it is.
             for delivery in self.deliveries:
                 locks.enter_context(delivery.lock)
-            appended = self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
-            for delivery in self.deliveries:
-                delivery.group.arrive(appended.offset, bytes(batch.priorities))
-        return appended
+            yield self._tell_priorities
+
+    def _tell_priorities(self, offset: int, priorities: bytes) -> None:
+        for delivery in self.deliveries:
+            delivery.group.arrive(offset, priorities)
 
     def _tell(self, publication: Publication) -> None:
         if publication.in_log is not None and publication.durability != "fsync":

@@ -35,6 +35,8 @@ LEAST_TTL_MS: Final = 1_000
 MOST_TTL_MS: Final = 7 * 24 * 3_600_000
 # A partition that a query does not name is needed from here on: new ones are read from their beginning.
 FROM_THE_START: Final = 0
+# What stands for a partition of a topic that the query leaves alone.
+NOT_READ: Final = 2**63 - 1
 
 QUERY_FILE: Final = re.compile(r"(.+)@[0-9a-f]{8}\.json")
 UNFINISHED: Final = re.compile(r".+@[0-9a-f]{8}\.json\.tmp")
@@ -97,7 +99,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
         pins = self.topics.get(topic)
         if pins is None or pins.id != topic_id:  # another topic of that name: it was deleted and made again
             return None
-        return pins.partitions.get(partition, FROM_THE_START)
+        offset = pins.partitions.get(partition, FROM_THE_START)
+        return None if offset == NOT_READ else offset
 
 
 _decode_note = msgspec.json.Decoder(QueryNote).decode

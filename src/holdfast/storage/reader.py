@@ -36,7 +36,8 @@ class LogReader:
         self.log_id = 0
         self._segments: tuple[Segment, ...] = ()
         self._state: State | None = None
-        self._fixed_end: int | None = None
+        self._fixed_end = 0  # without a state file
+        self._restarted = False
         self._seen_end = 0
         self._seen_sequence = 0
         try:
@@ -54,17 +55,18 @@ class LogReader:
     @property
     def start(self) -> int:
         """Offset of the first message that is kept."""
-        end = self.end  # finds segments that came since
+        end = self.end
+        self._find_segments()  # the first ones may be gone since
         return self._segments[0].base_offset if self._segments else end
 
     @property
     def end(self) -> int:
         """The readable end."""
-        if self._fixed_end is not None or self._state is None:
-            return self._fixed_end or 0
-        if self._state.sequence != self._seen_sequence:
-            self.refresh()  # another owner, or another epoch: nothing that was known need be true any more
-        end = self._state.readable_end
+        if self._changed_hands():
+            self.refresh()  # nothing that was known need be true any more
+        if self._state is None:
+            return self._fixed_end
+        end = self._state.synced_end if self._restarted else self._state.readable_end
         if end > self._seen_end:
             # The owner may have begun new segments for what it published since.
             self._find_segments()
@@ -81,8 +83,15 @@ class LogReader:
         table = load_epochs(self._world.disk, self.folder)
         return NO_EPOCHS if table is None else table[1]
 
+    def _changed_hands(self) -> bool:
+        """Whether another owner or another epoch came, or the first owner that notes a state."""
+        if self._state is None:
+            return State.open(self._world.disk, self.folder, write=False) is not None
+        return self._state.sequence != self._seen_sequence
+
     def refresh(self) -> None:
         """Look again which segments there are, and who owns the log."""
+        self._seen_end = 0  # the log may be shorter now
         self._state = State.open(self._world.disk, self.folder, write=False)
         for segment in self._segments:
             segment.let_go()
@@ -95,8 +104,7 @@ class LogReader:
         else:
             self._seen_sequence = self._state.sequence
             self.log_id = identity.log_id
-            restarted = identity.boot_id != self._world.ids.boot_id()
-            self._fixed_end = self._state.synced_end if restarted else None
+            self._restarted = identity.boot_id != self._world.ids.boot_id()
         self._find_segments()
 
     def _find_segments(self) -> None:
@@ -126,6 +134,10 @@ class LogReader:
     def weigh(self, start: int, stop: int) -> int:
         """About how many bytes the messages [start, stop) take on disk."""
         return self._view.weigh(start, stop)
+
+    def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The messages [start, stop) by segment: where each part begins, and about how many bytes it takes."""
+        return self._view.stretches(start, stop)
 
     def reach(self, offset: int, max_bytes: int) -> int:
         """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""

@@ -37,7 +37,7 @@ def _past_trims(
     """A segment that is trimmed away while the method looks at it makes it look again."""
 
     @wraps(method)
-    def patient(view: LogView, *args: _Given.args, **options: _Given.kwargs) -> _Answer:
+    def patient(view: LogView, /, *args: _Given.args, **options: _Given.kwargs) -> _Answer:
         while True:
             try:
                 return method(view, *args, **options)
@@ -145,16 +145,20 @@ class LogView:
                     return found
         return end
 
-    @_past_trims
     def weigh(self, start: int, stop: int) -> int:
         """About how many bytes the messages [start, stop) take on disk."""
-        total = 0
+        return sum(size for _, size in self.stretches(start, stop))
+
+    @_past_trims
+    def stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The messages [start, stop) by segment: where each part begins, and about how many bytes it takes."""
+        found = []
         for segment, first, last in self._stretches(start, stop):
             index = self._touch(segment).index_to(last)
             i = bisect_left(index.offsets, last)
             above = index.positions[i] if i < len(index.positions) else index.end
-            total += max(above - index.position_before(first), 0)
-        return total
+            found.append((first, max(above - index.position_before(first), 0)))
+        return found
 
     @_past_trims
     def reach(self, offset: int, max_bytes: int) -> int:

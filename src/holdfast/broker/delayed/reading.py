@@ -55,7 +55,7 @@ def waiting_beside(world: World, partition: str) -> Iterator[Delayed]:
         except (FileNotFoundError, OffsetOutOfRange):  # spilled, or all of a file released, while we read
             look = _steady_look(world, partition, folder)
             left &= look.waiting
-    raise Unavailable(f"the delayed messages in {folder} change faster than they can be read; try again")
+    raise _too_fast(folder)
 
 
 def _steady_look(world: World, partition: str, folder: str) -> _Look:
@@ -68,8 +68,12 @@ def _steady_look(world: World, partition: str, folder: str) -> _Look:
             return look
     look = _look(world, partition, folder)
     if look is None:
-        raise Unavailable(f"the delayed messages in {folder} change faster than they can be read; try again")
+        raise _too_fast(folder)
     return look
+
+
+def _too_fast(folder: str) -> Unavailable:
+    return Unavailable(f"the delayed messages in {folder} change faster than they can be read; try again")
 
 
 def _look(world: World, partition: str, folder: str) -> _Look | None:
