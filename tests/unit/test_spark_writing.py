@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -14,8 +15,10 @@ from pyspark.sql import types as t  # noqa: E402  needs pyspark
 
 from holdfast.broker.routing import partition_for  # noqa: E402
 from holdfast.env import RealDisk  # noqa: E402
-from holdfast.errors import Busy, CorruptData, InvalidRequest, MessageTooLarge, UnknownTopic  # noqa: E402
+from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, MessageTooLarge, UnknownTopic  # noqa: E402
+from holdfast.spark.commits import Write, _manifest  # noqa: E402
 from holdfast.spark.incoming import check_columns  # noqa: E402
+from holdfast.spark.staging import Staging  # noqa: E402
 from tests.unit.sinks import ROOT, Shop, batch_of  # noqa: E402
 
 DAY_MS = 24 * 3_600_000
@@ -136,7 +139,7 @@ def test_an_abort_removes_what_was_staged_and_never_what_was_committed():
     shop = Shop()
     staged = shop.stage(batch_of([b"a"]))
     shop.sink().abort([None, staged])
-    assert list(shop.files()) == []
+    assert not shop.disk.exists(f"{ROOT}/staging/query")
     staged = shop.stage(batch_of([b"a"]))
     shop.commit(staged)
     shop.sink().abort([staged])
@@ -156,9 +159,39 @@ def test_what_was_staged_and_never_committed_goes_after_a_week():
     assert list(shop.files()) == ["query/done.json"]
 
 
+def committed(shop: Shop, write: str, *values: bytes) -> None:
+    """A commit that was stopped as soon as it counted."""
+    staged = shop.stage(batch_of([*values]), write=write)
+    with shop.broker() as broker:
+        manifest = _manifest(broker._engine, Write(write_id=write, batch=0, files=staged.files))
+        Staging(shop.world, ROOT).note_manifest(manifest)
+
+
+def test_a_commit_that_was_cut_short_is_finished_by_whoever_commits_next():
+    shop = Shop()
+    committed(shop, "first", b"a", b"b")
+    assert shop.values() == []
+    shop.write(batch_of([b"c"]), write="second")
+    assert shop.values() == [b"a", b"b", b"c"]
+    shop.write(batch_of([b"a", b"b"]), write="first")
+    assert shop.values() == [b"a", b"b", b"c"]
+
+
+def test_a_commit_that_cannot_be_finished_stops_none_but_its_own_write():
+    shop = Shop()
+    committed(shop, "first", b"a")
+    for name in [name for name in shop.files() if name.endswith(".frames")]:
+        shop.disk.remove(f"{ROOT}/staging/{name}")
+    shop.write(batch_of([b"c"]), write="second")
+    assert shop.values() == [b"c"]
+    with pytest.raises(HoldfastError, match="first/0/"):
+        shop.write(batch_of([b"a"]), write="first")
+    assert shop.values() == [b"c"]
+
+
 def test_delayed_rows_wait_for_their_time():
     shop = Shop()
-    delays = pa.array([60.0, None, 0.0])
+    delays = pa.array([Decimal("60.0"), None, Decimal(0)])
     shop.write(batch_of([b"later", b"now", b"too"], delay=delays))
     assert shop.values() == [b"now", b"too"]
     shop.clock.advance(ms=61_000)

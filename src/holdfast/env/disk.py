@@ -229,8 +229,12 @@ class RealDisk:
         with contextlib.suppress(PermissionError):  # then it was none of us who made it
             self.sync_folder(os.path.dirname(current))
         for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # somebody else has just made it, and may not have synced it yet
+            try:
                 os.mkdir(folder, 0o700)
+            except FileExistsError:
+                if not os.path.isdir(folder):
+                    raise
+                # Somebody else has just made it, and may not have synced its name yet.
             self.sync_folder(os.path.dirname(folder))
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:

@@ -1,0 +1,312 @@
+"""What a DataFrame must look like to be written, and its rows as columns that frames are made of."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from holdfast.broker.marks import CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY, TOMBSTONE
+from holdfast.codec.arrow_rows import Bytes, Headers, Rows, binary, without_nulls
+from holdfast.errors import InvalidRequest, MessageTooLarge
+from holdfast.settings import TopicSettings
+
+_TEXT: Final = (BinaryType, StringType)
+_WHOLE: Final = (IntegerType, LongType, ShortType, ByteType)
+_DURATION: Final = (DoubleType, FloatType, DecimalType, *_WHOLE, DayTimeIntervalType)
+
+# Each column with the types that it may have, and how an error names them.
+_COLUMNS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
+    "value": (_TEXT, "binary or string"),
+    "key": (_TEXT, "binary or string"),
+    "headers": ((ArrayType, MapType), "array<struct<key:string,value:binary>> or map<string,string>"),
+    "topic": ((StringType,), "string"),
+    "partition": (_WHOLE, "int"),
+    "priority": (_WHOLE, "int"),
+    "delay": (_DURATION, "double, in seconds, or an interval"),
+    "due_at": ((TimestampType,), "timestamp"),
+    "ttl": (_DURATION, "double, in seconds, or an interval"),
+    "expires_at": ((TimestampType,), "timestamp"),
+    "dedup_id": (_TEXT, "string or binary"),
+    "correlation_id": ((StringType,), "string"),
+}
+_EITHER: Final = (("delay", "due_at"), ("ttl", "expires_at"))
+_MOST_ID_BYTES: Final = 1_024
+_MOST_MS: Final = 100 * 365 * 24 * 3_600_000
+
+
+def check_columns(schema: StructType, *, has_topic: bool) -> None:
+    """Refuse a DataFrame that cannot be written, before any task runs."""
+    for field in schema.fields:
+        if field.name not in _COLUMNS:
+            raise InvalidRequest(
+                f"column {field.name!r} cannot be written: messages are made of {', '.join(_COLUMNS)}. "
+                "Select those that you mean, or put it into value, headers or key"
+            )
+        kinds, wanted = _COLUMNS[field.name]
+        if not isinstance(field.dataType, kinds) or (field.name == "headers" and not _are_pairs(field.dataType)):
+            raise InvalidRequest(f"column {field.name!r} is {field.dataType.simpleString()}; it must be {wanted}")
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidRequest(
+            f"there is no column 'value' among {', '.join(names)}; a message needs one: "
+            'to_json(struct("*")) AS value makes one of all columns'
+        )
+    if not has_topic and "topic" not in names:
+        raise InvalidRequest('say where to write: option "topic", or a column topic')
+    for one, other in _EITHER:
+        if one in names and other in names:
+            raise InvalidRequest(f"columns {one!r} and {other!r} say the same thing in two ways; choose one of them")
+
+
+def _are_pairs(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _TEXT)
+    pair = kind.elementType if isinstance(kind, ArrayType) else None
+    return (
+        isinstance(pair, StructType)
+        and pair.fieldNames() == ["key", "value"]
+        and isinstance(pair["key"].dataType, StringType)
+        and isinstance(pair["value"].dataType, _TEXT)
+    )
+
+
+class Incoming:
+    """Rows for one topic, checked; what they say of where they are to go, and the messages that they are."""
+
+    def __init__(self, batch: pa.RecordBatch, topic: str, settings: TopicSettings, now_ms: int) -> None:
+        self._batch = batch
+        self._topic = topic
+        self._settings = settings
+        self._names = frozenset(batch.schema.names)
+        self.count: int = batch.num_rows
+        self.due_at_ms = self._due_at_ms(now_ms)
+        self.expires_at_ms = self._expires_at_ms(now_ms)
+
+    def column(self, name: str) -> Any:
+        """The column, or None where there is none or nothing in it."""
+        if name not in self._names:
+            return None
+        array = self._batch.column(name)
+        return None if array.null_count == len(array) else array
+
+    def is_general(self) -> npt.NDArray[np.bool_] | None:
+        """Which rows are more than a message for the log: due later, with a dedup id, or traced. None: no row."""
+        if self._settings.trace_sample:
+            return np.ones(self.count, np.bool_)
+        found = None if self.due_at_ms is None else self.due_at_ms != 0
+        ids = self.column("dedup_id")
+        if ids is not None:
+            with_id = pc.is_valid(ids).to_numpy(zero_copy_only=False)
+            found = with_id if found is None else found | with_id
+        return found if found is not None and found.any() else None
+
+    def rows(self, order: npt.NDArray[np.int64] | None) -> Rows:
+        """The messages, in the given order."""
+        flags = np.zeros(self.count, np.uint8)
+        keys, keyed = self._keys(flags, order)
+        values = self._values(flags, keyed, order)
+        headers = self._headers(flags, order)
+        rows = Rows(
+            values=values,
+            keys=keys,
+            keyed=keyed,
+            headers=headers,
+            priorities=_placed(self._priorities(), order),
+            expires_at_ms=_placed(self.expires_at_ms, order),
+            due_at_ms=_placed(self.due_at_ms, order),
+            flags=flags if flags.any() else None,
+        )
+        longest = int(rows.sizes().max(initial=0))
+        if longest > self._settings.max_message_bytes:
+            raise MessageTooLarge(
+                f"a row has {longest} bytes with key and headers, the limit of topic {self._topic} is "
+                f"{self._settings.max_message_bytes}: write smaller values, or raise its max_message_bytes"
+            )
+        return rows
+
+    def _taken(self, name: str, order: npt.NDArray[np.int64] | None) -> Any:
+        array = self.column(name)
+        return array if array is None or order is None else array.take(pa.array(order))
+
+    def _keys(
+        self, flags: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
+    ) -> tuple[Bytes | None, npt.NDArray[np.bool_] | None]:
+        keys = self._taken("key", order)
+        if keys is None:
+            return None, None
+        keyed = pc.is_valid(keys).to_numpy(zero_copy_only=False) if keys.null_count else None
+        if not pa.types.is_binary(keys.type) and not pa.types.is_large_binary(keys.type):
+            flags |= np.uint8(TEXT_KEY) if keyed is None else keyed.astype(np.uint8) * np.uint8(TEXT_KEY)
+        return Bytes.of(without_nulls(binary(keys))), keyed
+
+    def _values(
+        self,
+        flags: npt.NDArray[np.uint8],
+        keyed: npt.NDArray[np.bool_] | None,
+        order: npt.NDArray[np.int64] | None,
+    ) -> Bytes:
+        values = self._batch.column("value")
+        values = values if order is None else values.take(pa.array(order))
+        if values.null_count:
+            if self._settings.cleanup == "delete":
+                raise InvalidRequest(
+                    f"{values.null_count} rows for topic {self._topic} have no value; only a topic with "
+                    'cleanup="compact" takes such rows, as tombstones. Leave them out, or give them an empty value'
+                )
+            gone = pc.is_null(values).to_numpy(zero_copy_only=False)
+            if "key" not in self._names or (keyed is not None and not keyed[gone].all()) or self.column("key") is None:
+                raise InvalidRequest(
+                    f"a row for topic {self._topic} has neither value nor key: a tombstone needs a key"
+                )
+            flags |= gone.astype(np.uint8) * np.uint8(TOMBSTONE)
+        return Bytes.of(without_nulls(binary(values)))
+
+    def _headers(self, flags: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None) -> Headers | None:
+        headers = self._taken("headers", order)
+        found = None
+        if headers is not None:
+            headers = _as_list(headers)
+            lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+            names, values = headers.flatten().flatten()
+            if names.null_count or values.null_count or pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
+                raise InvalidRequest(f"a header of a row for topic {self._topic} has no name, or no value")
+            if pc.any(pc.starts_with(names, PREFIX)).as_py():
+                raise InvalidRequest(
+                    f"a row for topic {self._topic} has a header whose name begins with {PREFIX}: those are our own"
+                )
+            if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+                flags |= (lengths > 0).astype(np.uint8) * np.uint8(TEXT_HEADERS)
+            ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            found = Headers(ends, Bytes.of(binary(names)), Bytes.of(binary(values)))
+        marks = {mark: self._ids(name, order) for mark, name in _MARKS.items() if self.column(name) is not None}
+        return _with_marks(found, marks, self.count) if marks else found
+
+    def _ids(self, name: str, order: npt.NDArray[np.int64] | None) -> list[bytes | None]:
+        ids: list[bytes | None] = binary(self._taken(name, order)).to_pylist()
+        lengths = {len(each) for each in ids if each is not None}
+        if lengths and not 0 < min(lengths) <= max(lengths) <= _MOST_ID_BYTES:
+            raise InvalidRequest(
+                f"a {name} is empty or has more than {_MOST_ID_BYTES} bytes; leave it null, or shorten it"
+            )
+        return ids
+
+    def _priorities(self) -> npt.NDArray[np.uint8] | None:
+        found = self.column("priority")
+        if found is None:
+            return None
+        numbers: npt.NDArray[np.int64] = pc.fill_null(found, 0).to_numpy(zero_copy_only=False)
+        if numbers.min() < 0 or numbers.max() > 9:
+            raise InvalidRequest(
+                f"priority {numbers.min() if numbers.min() < 0 else numbers.max()} cannot be used: "
+                "give a whole number from 0 to 9, 9 is most urgent"
+            )
+        return numbers.astype(np.uint8)
+
+    def _due_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
+        due = _moments(self.column("due_at"))
+        if due is None:
+            delays = _durations(self.column("delay"), "delay")
+            due = None if delays is None else np.where(delays > 0, now_ms + delays, 0)
+        return None if due is None else np.where(due > now_ms, due, 0)
+
+    def _expires_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
+        expires = _moments(self.column("expires_at"))
+        if expires is not None:
+            return np.where(expires < 0, 1, expires)
+        default = self._settings.ttl_ms or 0
+        ttl = _durations(self.column("ttl"), "ttl")
+        if ttl is None:
+            if not default:
+                return None
+            ttl = np.full(self.count, default, np.int64)
+        else:
+            given = pc.is_valid(self.column("ttl")).to_numpy(zero_copy_only=False)
+            if (ttl[given] < 1).any():
+                raise InvalidRequest(
+                    "a ttl is 0: a row that expires at once cannot be written; leave it null to keep it"
+                )
+            ttl = np.where(given, ttl, default)
+        # The time to live begins when the message can be taken, not while it is delayed.
+        start: Any = now_ms if self.due_at_ms is None else np.where(self.due_at_ms > 0, self.due_at_ms, now_ms)
+        return np.where(ttl > 0, start + ttl, 0).astype(np.int64)
+
+
+_MARKS: Final = {DEDUP_ID: "dedup_id", CORRELATION_ID: "correlation_id"}
+
+
+def _placed(column: Any, order: npt.NDArray[np.int64] | None) -> Any:
+    return column if column is None or order is None else column[order]
+
+
+def _moments(array: Any) -> npt.NDArray[np.int64] | None:
+    """Milliseconds since 1970, rounded up; 0 for none."""
+    if array is None:
+        return None
+    micros = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return -(-micros // 1000)  # type: ignore[no-any-return]
+
+
+def _durations(array: Any, name: str) -> npt.NDArray[np.int64] | None:
+    """Milliseconds, rounded up; 0 for none."""
+    if array is None:
+        return None
+    found: npt.NDArray[np.float64]
+    if pa.types.is_duration(array.type):
+        found = pc.fill_null(array.cast(pa.duration("us")).cast(pa.int64()), 0).to_numpy(zero_copy_only=False) / 1000
+    else:
+        found = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) * 1000
+    if not (found >= 0).all() or (found > _MOST_MS).any():
+        raise InvalidRequest(f"a {name} cannot be used: give seconds from 0 to {_MOST_MS // 1000}, or null")
+    return np.ceil(found).astype(np.int64)
+
+
+def _with_marks(headers: Headers | None, marks: dict[str, list[bytes | None]], count: int) -> Headers:
+    """The headers with ours behind each row's own; row by row, as they are rare."""
+    names: list[bytes] = []
+    values: list[bytes] = []
+    ends = np.zeros(count + 1, np.int32)
+    for row in range(count):
+        if headers is not None:
+            for pair in range(headers.ends[row], headers.ends[row + 1]):
+                names.append(_item(headers.names, pair))
+                values.append(_item(headers.values, pair))
+        for mark, ids in marks.items():
+            found = ids[row]
+            if found is not None:
+                names.append(mark.encode())
+                values.append(found)
+        ends[row + 1] = len(names)
+    return Headers(ends, Bytes.of(pa.array(names, pa.binary())), Bytes.of(pa.array(values, pa.binary())))
+
+
+def _as_list(headers: Any) -> Any:
+    """A map as the list of pairs that it is."""
+    if not pa.types.is_map(headers.type):
+        return headers
+    pairs, buffers = headers.values, headers.buffers()[:2]
+    return pa.Array.from_buffers(pa.list_(pairs.type), len(headers), buffers, offset=headers.offset, children=[pairs])
+
+
+def _item(column: Bytes, at: int) -> bytes:
+    return bytes(column.data[column.ends[at] : column.ends[at + 1]])
