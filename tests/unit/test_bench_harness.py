@@ -31,6 +31,7 @@ from bench.queues.server import Server, ServerFailed, free_port
 from bench.queues.sqlite_by_hand import SqliteClaimed
 from bench.report import Report, as_json, as_markdown, write
 from bench.scale import Scale, passes_that_fill, quick
+from bench.spark import processes
 from bench.stats import summaries
 from bench.survival import AckUndone, Survivor, _left
 from bench.table import headings, rows
@@ -195,6 +196,8 @@ def test_bodies_are_distinct_text_of_the_length_asked_for():
         (wording.count(999_900), "1.00 M"),
         (wording.count(45_600), "45.6 k"),
         (wording.count(12), "12.0"),
+        (wording.size(123_400_000), "123 MB"),
+        (wording.size(999), "999 B"),
         (wording.duration(41.27), "41.3 ns"),
         (wording.duration(12_345), "12.3 µs"),
         (wording.duration(1.5e9), "1.50 s"),
@@ -274,6 +277,108 @@ def test_the_results_warn_of_a_busy_machine_and_of_a_disk_that_is_none():
     assert "in memory" in as_markdown(replace(report, machine={**report.machine, "file_system": "tmpfs"}))
 
 
+class Kitchen:
+    """A host that takes note of what happens to it."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.events: list[str] = []
+        self.broken = broken
+
+    @contextmanager
+    def running(self, folder: Path) -> Iterator[None]:
+        self.events.append("started")
+        if self.broken:
+            raise OSError("no gas")
+        yield
+        self.events.append("ended")
+
+
+def test_what_samples_share_is_started_once_and_ended_when_all_are_taken(tmp_path):
+    kitchen, unused = Kitchen(), Kitchen()
+    cases = [
+        case("A", host=kitchen),
+        case("B", host=kitchen),
+        case("C", operation=GET_ACK, host=kitchen),
+        case("D", host=unused, not_run="not run: too slow"),
+    ]
+    outcomes = run(cases, tmp_path, rounds=2, on_sample=lambda which, number: kitchen.events.append(which.contestant))
+    assert [len(outcome.samples) for outcome in outcomes] == [2, 2, 2, 0]
+    assert kitchen.events == ["A", "started", "B", "D", "A", "B", "D", "C", "C", "ended"]
+    assert unused.events == []
+
+
+def test_what_does_not_start_fails_those_that_need_it_and_nobody_else(tmp_path):
+    kitchen = Kitchen(broken=True)
+    first, second, other = run([case("A", host=kitchen), case("B", host=kitchen), case("C")], tmp_path, rounds=2)
+    assert {(outcome.status, outcome.problem.partition(" (")[0]) for outcome in (first, second)} == {
+        ("failed", "OSError: no gas")
+    }
+    assert len(other.samples) == 2
+    assert kitchen.events == ["started"]
+
+
+def test_memory_is_shown_by_its_peak_and_compared_with_nothing():
+    memory = Operation("memory", "Read all.", measures="memory")
+    samples = [Sample(1000, 2.0, 0.0, anon_bytes=number) for number in (90_000_000, 123_400_000)]
+    peer = Outcome(case("Spark", operation=memory), [Sample(1000, 1.0, 0.0, anon_bytes=70_000_000)])
+    small, large = rows([Outcome(case("holdfast", operation=memory), samples), peer], FULL)
+    assert headings(memory)[2:5] == ["messages read", "peak of a worker", "time to read"]
+    assert small.cells[0] == "Spark"
+    assert large.cells[2:5] == ["1.00 k", "123 MB", "2.00 s"]
+    assert small.cells[5] == "–"
+
+
+def test_beside_others_the_cpu_time_is_shown_too():
+    beside = Operation("beside", "Publish.", measures="beside")
+    (row,) = rows([Outcome(case("holdfast", operation=beside), [Sample(1000, 2e-3, 1e-3)])], FULL)
+    assert headings(beside)[4] == "CPU of a message"
+    assert row.cells[2:5] == ["500 k", "2.00 µs", "1.00 µs"]
+
+
+def test_a_sample_that_measured_memory_itself_is_left_as_it_is(tmp_path):
+    @contextmanager
+    def prepare(folder: Path) -> Iterator[Timed]:
+        yield lambda: Sample(1, 1.0, 0.0, anon_bytes=42)
+
+    (outcome,) = run([case("A", prepare)], tmp_path, rounds=1)
+    assert outcome.samples[0].anon_bytes == 42
+
+
+def test_targets_of_spark_are_ratios_of_one_run():
+    read = Operation("Spark read", "To nowhere.")
+
+    def found_with(parquet_ns: float, zstd_ns: float) -> list[bool | None]:
+        peers = [("Spark Parquet, uncompressed", parquet_ns), ("Spark Parquet, zstd", zstd_ns)]
+        outcomes = [measured(name, each_ns, operation=read) for name, each_ns in peers]
+        found = summaries([measured("holdfast", 300, operation=read), *outcomes])
+        return [verdict.reached for verdict in verdicts("Spark read", "holdfast", found, FULL)]
+
+    assert found_with(200, 310) == [True, True]
+    assert found_with(190, 290) == [False, False]
+
+
+def test_what_a_process_and_its_children_burn_and_hold_is_found():
+    receiver, sender = FORK.Pipe(duplex=False)
+
+    def burn() -> None:
+        ends = time.process_time() + 0.1
+        while time.process_time() < ends:
+            pass
+        sender.send("burned")
+        time.sleep(60)
+
+    before = processes.cpu_seconds(os.getpid())
+    child = FORK.Process(target=burn)
+    child.start()
+    assert receiver.recv() == "burned"
+    assert child.pid in processes.descendants(os.getpid())
+    assert processes.anon_bytes(child.pid) > 1_000_000
+    assert processes.cpu_seconds(os.getpid()) >= before + 0.05
+    child.kill()
+    child.join()
+    assert processes.anon_bytes(child.pid) == 0
+
+
 @pytest.mark.slow
 def test_the_result_files_are_written(tmp_path):
     if importlib.util.find_spec("matplotlib") is None:
@@ -290,6 +395,8 @@ def test_without_matplotlib_there_are_no_pictures(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.report.missing_modules", list)
     paths = write(report_of(measured("holdfast", 800)), tmp_path)
     assert [path.name for path in paths] == ["results.json", "results.md"]
+    named = write(report_of(measured("holdfast", 800)), tmp_path, "spark")
+    assert [path.name for path in named] == ["spark.json", "spark.md"]
 
 
 def test_a_killed_writer_leaves_what_was_acknowledged(tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import signal
+
 import pytest
+from rich.console import Console
 
 import holdfast
-from holdfast.cli import pipeline
+from holdfast.cli import pipeline, pipeline_view
 from holdfast.env import real_world
 from holdfast.spark.pipelines.checkpoint import held
 from holdfast.spark.pipelines.ledger import Batch, Ledger
@@ -111,3 +115,54 @@ def test_without_spark_it_says_how_to_get_it(run, monkeypatch):
         2,
         "error: pipelines run on Spark, and pyspark cannot be found: pip install 'holdfast[spark]'\n",
     )
+
+
+def test_a_terminal_sees_a_line_for_each_pipeline_and_a_pipe_sees_none(monkeypatch):
+    from holdfast.spark.pipelines.results import Progress
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    monkeypatch.setattr(pipeline_view, "stderr", lambda: console)
+    with pipeline_view.bars(["land", "silver"], shown=True) as tell:
+        tell(Progress(pipeline="land", batch=3, rows_in=1500, rows_out=1400, lag=500))
+        tell(Progress(pipeline="late", batch=0, rows_in=1, rows_out=1))  # one that nobody named: no harm
+    shown = screen.getvalue()
+    assert "batch 3, 1,500 rows in, 1,400 out" in shown
+    assert "silver" in shown
+    screen.truncate(0)
+    with pipeline_view.bars(["land"], shown=False) as tell:
+        tell(Progress(pipeline="land", batch=3, rows_in=1500, rows_out=1400))
+    assert not screen.getvalue().strip("\0")
+
+
+def test_the_first_signal_ends_a_run_in_order_and_the_second_at_once(capsys):
+    class Stoppable:
+        stops = 0
+
+        def stop(self) -> None:
+            self.stops += 1
+
+    running = Stoppable()
+    with pytest.raises(KeyboardInterrupt), pipeline_view.ending_in_order(running):
+        signal.raise_signal(signal.SIGINT)
+        assert running.stops == 1
+        signal.raise_signal(signal.SIGINT)
+    assert "ending; the batch in hand is finished first" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_outcomes_are_told_in_a_table_and_in_one_document(capsys):
+    from holdfast.errors import ExpectationFailed
+    from holdfast.spark.pipelines.results import Outcome, Summary
+
+    summary = Summary(
+        pipeline="land", kind="land", batches=2, rows_in=9, expectations={"a": 0, "b": 3}, notes=("done",), lag=4
+    )
+    outcomes = [Outcome(pipeline="land", summary=summary), Outcome(pipeline="s", error=ExpectationFailed("no"))]
+    pipeline_view.show_outcomes(outcomes)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["land", "2", "9", "0", "0", "0", "0", "0", "4", "0.0"]
+    assert lines[2:] == ["land: 3 not as expected: b", "land: done"]
+    document = pipeline_view.outcomes_document(outcomes)["pipelines"]
+    assert (document[0]["rows_in"], document[0]["error"]) == (9, None)
+    assert document[1] == {"pipeline": "s", "error": {"code": "expectation_failed", "message": "no"}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -322,6 +323,19 @@ def test_a_second_runner_is_told_who_runs_the_pipeline(tmp_path):
         Runner(project).run(["orders-land"])
     with held(real_world(), project, spec):
         pass
+
+
+def test_tables_can_be_read_by_others_and_checkpoints_cannot(tmp_path):
+    before = os.umask(0o022)
+    try:
+        context = context_of(tmp_path, LakeDisk())
+        with held(real_world(), context.project, context.spec):
+            moves = additions(context, staged(context, "rows", a__1="x"), context.table, 0)
+            commit(context, Batch(batch=0, adds=tuple(moves)))
+    finally:
+        os.umask(before)
+    folders = [Path(context.project.lake), Path(context.table), Path(context.table) / "a=1", Path(context.checkpoint)]
+    assert [oct(folder.stat().st_mode & 0o777) for folder in folders] == ["0o755", "0o755", "0o755", "0o700"]
 
 
 def test_a_checkpoint_of_another_topic_is_refused_with_the_way_out(tmp_path):

@@ -74,7 +74,7 @@ def test_numbers_stand_on_the_right_and_are_readable():
     table = Table(columns=["count", "share", "at", "none"], rows=[[1234567, 0.5, NOON, None]])
     text = html_of(report_of(Section(title="Table", table=table)))
     assert '<td class="number">1,234,567</td><td class="number">0.500</td>' in text
-    assert '<td class="time">2026-11-16 12:00:00</td><td>–</td>' in text
+    assert '<td class="time">2026-11-16 12:00</td><td>–</td>' in text
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])

@@ -14,6 +14,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 import holdfast
+from holdfast.broker.queries import QueryLease, list_queries
 from holdfast.env import SeededIds, World
 from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange, TailLost, UnknownTopic
 from holdfast.model import LogPosition
@@ -24,6 +25,7 @@ from holdfast.spark.options import stream_options
 from holdfast.spark.plan import batch_ranges, splits
 from holdfast.spark.positions import Positions, TopicPositions, from_json, to_json
 from holdfast.spark.rows import Range
+from holdfast.storage.segment import Segment
 from tests.unit.brokers import FOLDER, Place
 
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, segment_bytes=4096))
@@ -92,7 +94,9 @@ def test_a_new_topic_that_fits_the_pattern_is_read_from_its_beginning() -> None:
     place.broker.create_topic("other")
     place.broker.publish("organs", b"x")
     place.broker.publish("other", b"x")
+    assert stream.batch() == []  # noted
     assert stream.batch() == [Range("organs", 0, 0, 1)]
+    assert stream.batch() == []
 
 
 def test_a_limit_is_shared_out_by_what_each_partition_has() -> None:
@@ -314,3 +318,108 @@ def test_tasks_follow_segments_and_more_are_cut_where_asked(monkeypatch: pytest.
     for found in (parts, by_segment):
         assert [part.start for part in found[1:]] == [part.stop for part in found[:-1]]
         assert (found[0].start, found[-1].stop) == (0, 100)
+
+
+def test_the_head_of_a_new_partition_that_is_gone_before_it_was_read_is_a_loss() -> None:
+    place = place_with()
+    stream = Stream(place)
+    stream.batch()
+    place.broker.alter_topic("orders", partitions=2)
+    fill(place, 100, 1, size=500)
+    log = place.broker._engine.topic("orders").partition(1).log
+    log.trim(50)
+    with pytest.raises(OffsetOutOfRange, match=f"{log.start} messages of orders/1 are gone"):
+        stream.batch()
+
+
+def test_a_topic_that_is_new_to_the_query_is_read_from_where_it_was_noted() -> None:
+    place = place_with()
+    place.broker.create_topic("organs")
+    for _ in range(100):
+        place.broker.publish("organs", bytes(500))
+    log = place.broker._engine.topic("organs").partition(0).log
+    log.trim(50)
+    stream = Stream(place)
+    stream.given |= {"topic": "", "subscribe": "orders,organs"}
+    stream.admission = stream.plan()
+    first = log.start
+    assert stream.batch() == []
+    assert stream.at.at("organs", 0) == LogPosition(1, first)
+    log.trim(80)
+    with pytest.raises(OffsetOutOfRange, match="messages of organs/0 are gone"):
+        stream.batch()
+
+
+def test_what_is_gone_is_told_once_over_restarts(caplog: pytest.LogCaptureFixture) -> None:
+    place = place_with()
+    stream = Stream(place, failOnDataLoss="false")
+    fill(place, 100, size=500)
+    log = place.broker._engine.topic("orders").partition(0).log
+    log.roll()
+    log.trim(100)
+    with caplog.at_level(logging.WARNING):
+        assert stream.batch() == []
+        stream.admission = stream.plan()
+        assert stream.batch() == []
+    assert [message for message in caplog.messages if "gone" in message] == [
+        "100 messages of orders/0 are gone, offsets 0 to 99: the stream goes on behind them"
+    ]
+
+
+def test_a_pattern_may_match_nothing_at_first() -> None:
+    place = place_with()
+    stream = Stream(place, topic="", subscribePattern=r"shop\..*", startingOffsets="latest")
+    assert stream.batch() == []
+    stream.admission.freeze()
+    assert stream.batch() == []
+    place.broker.create_topic("shop.orders")
+    place.broker.publish("shop.orders", b"x")
+    assert stream.batch() == []
+    stream.admission = stream.plan()
+    assert stream.batch() == []
+    assert stream.batch() == [Range("shop.orders", 0, 0, 1)]
+
+
+def test_partitions_that_are_not_assigned_are_not_held() -> None:
+    place = place_with(3)
+    stream = Stream(place, topic="", assign='{"orders": [1]}')
+    place.broker.alter_topic("orders", partitions=4)
+    lease = QueryLease.start(place.world, FOLDER, "report")
+    lease.hold(stream.admission.unread(stream.at))
+    [query] = list_queries(place.world, FOLDER)
+    topic_id = stream.admission.folder.topic_id("orders")
+    assert [query.floor("orders", topic_id, number) for number in range(4)] == [None, 0, None, None]
+    fill(place, 2, 1)
+    fill(place, 2, 2)
+    assert stream.batch() == [Range("orders", 1, 0, 2)]
+
+
+def test_an_offset_in_a_partition_without_messages_is_refused() -> None:
+    place = place_with(2)
+    fill(place, 3, 0)
+    offsets = '{"orders": {"0": 2, "1": 1}}'
+    for read in (lambda: Stream(place, startingOffsets=offsets), lambda: ranges_of(place, endingOffsets=offsets)):
+        with pytest.raises(OffsetOutOfRange, match="says 1 for orders/1, which ends at 0"):
+            read()
+
+
+def test_planning_looks_only_at_what_a_batch_may_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_with()
+    fill(place, 400, size=500)
+    stream = Stream(place, maxBytesPerTrigger="8k")
+    stream.batch()
+    opened = []
+    index_to = Segment.index_to
+    monkeypatch.setattr(Segment, "index_to", lambda segment, to: opened.append(segment) or index_to(segment, to))
+    assert stream.batch()
+    assert len({segment.base_offset for segment in opened}) <= 4
+
+
+def test_many_partitions_get_about_as_many_tasks_as_are_wanted() -> None:
+    ranges = [Range("orders", number, 0, 1 + number % 3) for number in range(100)]
+    folder = DataFolder(FOLDER, place_with(100).world)
+    assert splits(folder, [], 10) == []
+    for wanted in (1, 100, 130, 1000):
+        parts = splits(folder, ranges, wanted)
+        assert sum(part.stop - part.start for part in parts) == sum(each.stop - each.start for each in ranges)
+        assert all(part.start < part.stop for part in parts)

@@ -40,6 +40,8 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[results.Pro
         tasks = {name: progress.add_task("waiting", pipeline=safe(name), total=None) for name in names}
 
         def tell(news: results.Progress) -> None:
+            if news.pipeline not in tasks:
+                return
             total = None if news.lag is None else news.rows_in + news.lag
             words = f"batch {news.batch}, {news.rows_in:,} rows in, {news.rows_out:,} out"
             progress.update(tasks[news.pipeline], completed=news.rows_in, total=total, description=words)

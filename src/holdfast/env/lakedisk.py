@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -16,6 +17,18 @@ _UNSUPPORTED: Final = frozenset({errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP})
 
 class LakeDisk(RealDisk):
     """The disk of this machine, with the few calls more that tables of plain files need."""
+
+    def make_folder(self, path: str) -> None:
+        """Open to those whom the process lets in, as what Spark writes is: tables are for others to read."""
+        missing = []
+        current = os.path.abspath(path)
+        while not os.path.isdir(current):
+            missing.append(current)
+            current = os.path.dirname(current)
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # somebody else has just made it
+                os.mkdir(folder)
+            self.sync_folder(os.path.dirname(folder))
 
     def exchange(self, one: str, other: str) -> bool:
         """Let two names change places in one step, as every reader sees it; False where this disk cannot do that."""

@@ -1,0 +1,129 @@
+"""Pipelines of your own: a function from rows to rows, with all the rest done for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from holdfast.errors import BadSettings
+from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.expectations import check_columns
+from holdfast.spark.pipelines.kinds import Kind
+from holdfast.spark.pipelines.lake import BATCH, DATE
+from holdfast.spark.pipelines.ledger import Batch
+from holdfast.spark.pipelines.results import Plan, Summary
+from holdfast.spark.pipelines.spec import Spec, read_options
+from holdfast.spark.pipelines.steps import Slice, StepOptions, plan_steps, run_steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from holdfast.spark.pipelines.context import Context
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_MARK: Final = "__holdfast_pipeline__"
+
+
+class PythonOptions(StepOptions, frozen=True, kw_only=True):
+    """What a pipeline of your own may be told; `function` names it where the file has several names for it."""
+
+    function: str | None = None
+    partition_by: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.source is None:
+            raise BadSettings("a pipeline of your own needs a source: the name of one that writes a table")
+
+
+def pipeline(
+    *,
+    source: str,
+    name: str | None = None,
+    expect: Sequence[dict[str, Any]] = (),
+    partition_by: Sequence[str] | None = None,
+    max_rows_per_batch: int = 5_000_000,
+) -> Callable[[Function], Function]:
+    """Make a function from rows to rows a pipeline: it is called with the new rows of its source, batch by batch."""
+
+    def mark(function: Function) -> Function:
+        given = {
+            "source": source,
+            "expect": list(expect),
+            "max_rows_per_batch": max_rows_per_batch,
+            "partition_by": None if partition_by is None else list(partition_by),
+        }
+        said = name or function.__name__.replace("_", "-")
+        options = read_options(PythonOptions, given, said)
+        setattr(function, _MARK, Spec(name=said, kind="python", options=options, function=function))
+        return function
+
+    return mark
+
+
+def marked(value: object) -> Spec | None:
+    """The pipeline that a function was made, if it was."""
+    spec = getattr(value, _MARK, None)
+    return spec if isinstance(spec, Spec) else None
+
+
+def plan(context: Context) -> Plan:
+    return plan_steps(context, f"by the function {_name(context)}")
+
+
+def run(context: Context) -> Summary:
+    return run_steps(context, _write)
+
+
+def _write(context: Context, piece: Slice) -> Batch:
+    rows = _called(context, piece.rows.drop(BATCH))
+    check_columns(rows, context.options.expect, context.name)
+    partition_by = context.options.partition_by
+    if partition_by is None:
+        partition_by = (DATE,) if DATE in rows.columns else ()
+    return write_batch(
+        context,
+        piece.batch,
+        rows,
+        expectations=context.options.expect,
+        partition_by=partition_by,
+        through=piece.through,
+        source_id=piece.source_id,
+    )
+
+
+def _called(context: Context, rows: DataFrame) -> DataFrame:
+    from pyspark.sql import DataFrame
+
+    assert context.spec.function is not None
+    found = context.spec.function(rows)
+    if not isinstance(found, DataFrame):
+        raise BadSettings(
+            f"{context.name}: the function {_name(context)} answered with {type(found).__name__}: "
+            "it must return a DataFrame"
+        )
+    return found
+
+
+def _name(context: Context) -> str:
+    return getattr(context.spec.function, "__name__", "without a name")
+
+
+def _identity(options: PythonOptions) -> dict[str, Any]:
+    return {"source": options.source}
+
+
+TEMPLATE: Final = """\
+    kind: python
+    source: orders-silver
+    function: enrich            # a function of `file:`, from rows to rows
+"""
+
+KIND: Final = Kind(
+    name="python",
+    says="a function of your own, from rows to rows",
+    options=PythonOptions,
+    plan=plan,
+    run=run,
+    template=TEMPLATE,
+    identity=_identity,
+)

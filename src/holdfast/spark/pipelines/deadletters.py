@@ -1,0 +1,318 @@
+"""`deadletters`: which errors there are, since when and how many, as tables and as a report; and a redrive by SQL.
+
+The tables and the report are made anew by each run and take the place of the old ones in one step.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.embedded.broker import open_broker
+from holdfast.errors import BadSettings
+from holdfast.spark.pipelines import plots
+from holdfast.spark.pipelines.fingerprints import fingerprint_column
+from holdfast.spark.pipelines.kinds import Kind
+from holdfast.spark.pipelines.report import Report, Section, Table, write_report
+from holdfast.spark.pipelines.results import Plan, Read, Summary
+from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.timeline import OTHERS, in_steps, spread, step_for, steps_between, utc
+from holdfast.spark.pipelines.wholes import replaced_as_a_whole
+from holdfast.storage.finding import count_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+    from holdfast.spark.pipelines.context import Context
+
+WAITING: Final = "waiting"
+
+_SAMPLES: Final = 5
+_SHOWN_SAMPLES: Final = 3
+_KINDS_IN_PLOTS: Final = 6
+_BARS: Final = 12
+_KINDS_IN_TABLE: Final = 200
+_EXAMPLES: Final = 5
+_PLACES: Final = 6
+
+
+class DeadLettersOptions(Options, frozen=True, kw_only=True):
+    """What a triage is told; without topics all of them are looked at."""
+
+    topics: tuple[str, ...] = ()
+    where: str | None = None
+    redrive: str | None = None
+    redrive_limit: int | None = None
+    redrive_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.redrive is None and (self.redrive_limit is not None or self.redrive_rate is not None):
+            raise BadSettings(
+                "redrive_limit and redrive_rate say how, and redrive does not say which: give a condition"
+            )
+        if self.redrive_limit is not None and self.redrive_limit < 1:
+            raise BadSettings(f"redrive_limit is {self.redrive_limit}: give a number of 1 or more")
+        if self.redrive_rate is not None and not 0 < self.redrive_rate < float("inf"):
+            raise BadSettings(f"redrive_rate is {self.redrive_rate:g}: give messages a second, above 0")
+
+
+class Redrive(msgspec.Struct, frozen=True, kw_only=True):
+    """Letters that a condition chose, by topic and group."""
+
+    ids: dict[tuple[str, str], list[str]]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.ids.values()))
+
+
+def with_kinds(letters: DataFrame) -> DataFrame:
+    """The letters with the kind of their error, and a short name for reason and kind together."""
+    from pyspark.sql import functions as f
+
+    kinds = letters.withColumn("error_kind", fingerprint_column(f.col("error")))
+    name = f.sha2(f.concat_ws("\n", f.col("reason"), f.col("error_kind")), 256)
+    return kinds.withColumn("fingerprint", name.substr(1, 12))
+
+
+def by_kind(letters: DataFrame) -> DataFrame:
+    """One row for each kind of error, the most frequent first; `samples` are the ids of the newest letters."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    newest = Window.partitionBy("fingerprint").orderBy(f.col("dead_at").desc(), f.col("id"))
+    ranked = letters.withColumn("rank", f.row_number().over(newest))
+    sample = f.when(f.col("rank") <= _SAMPLES, f.struct("rank", "id"))
+    return (
+        ranked.groupBy("fingerprint", "reason", "error_kind")
+        .agg(
+            f.count("*").alias("count"),
+            f.count_if(f.col("state") == WAITING).alias("waiting"),
+            f.min("dead_at").alias("first_seen"),
+            f.max("dead_at").alias("last_seen"),
+            f.max("attempts").alias("most_attempts"),
+            f.sort_array(f.collect_set("topic")).alias("topics"),
+            f.sort_array(f.collect_set("group")).alias("groups"),
+            f.sort_array(f.collect_set(f.concat_ws(" / ", "topic", "group"))).alias("topic_groups"),
+            f.transform(f.sort_array(f.collect_list(sample)), lambda one: one["id"]).alias("samples"),
+            f.min_by("error", "rank").alias("sample_error"),
+        )
+        .orderBy(f.col("count").desc(), "fingerprint")
+    )
+
+
+def by_hour(letters: DataFrame) -> DataFrame:
+    """How many letters of each kind came in each hour, by topic and group."""
+    from pyspark.sql import functions as f
+
+    return letters.groupBy(
+        f.date_trunc("hour", "dead_at").alias("hour"), "topic", "group", "fingerprint", "reason", "error_kind"
+    ).agg(f.count("*").alias("count"), f.count_if(f.col("state") == WAITING).alias("waiting"))
+
+
+def letters_of(context: Context) -> DataFrame:
+    """The dead letters that the options choose; `meant` says which are to be put back."""
+    from pyspark.sql import functions as f
+
+    options: DeadLettersOptions = context.options
+    reader = context.spark.read.format("holdfast").option("path", context.folder).option("table", "dead_letters")
+    if options.topics:
+        reader = reader.option("subscribe", ",".join(options.topics))
+    found = with_kinds(reader.load())
+    if options.where is not None:
+        found = found.where(options.where)
+    meant = f.lit(False) if options.redrive is None else f.coalesce(f.expr(f"({options.redrive})"), f.lit(False))
+    # What is heavy was only needed for the conditions.
+    return found.withColumn("meant", meant & (f.col("state") == WAITING)).drop(
+        "value", "headers", "failures", "document"
+    )
+
+
+def chosen_for_redrive(letters: DataFrame, options: DeadLettersOptions) -> Redrive:
+    """The waiting letters that the condition means, oldest first."""
+    if options.redrive is None:
+        return Redrive(ids={})
+    meant = letters.where("meant").orderBy("dead_at", "id")
+    if options.redrive_limit is not None:
+        meant = meant.limit(options.redrive_limit)
+    ids: dict[tuple[str, str], list[str]] = {}
+    for row in meant.select("topic", "group", "id").collect():
+        ids.setdefault((row["topic"], row["group"]), []).append(row["id"])
+    return Redrive(ids=ids)
+
+
+def redrive(context: Context, chosen: Redrive) -> int:
+    """Put the letters back, each once; needs the folder for itself, and says who has it otherwise."""
+    if not chosen.count:
+        return 0
+    rate = context.options.redrive_rate
+    with open_broker(context.folder, create=False, world=context.world) as broker:
+        return sum(
+            broker.group(topic, group).dead.redrive(ids, rate=rate).done for (topic, group), ids in chosen.ids.items()
+        )
+
+
+def plan(context: Context) -> Plan:
+    """What would be counted and put back."""
+    letters = letters_of(context).cache()
+    try:
+        count = letters.count()
+        chosen = chosen_for_redrive(letters, context.options)
+    finally:
+        letters.unpersist()
+    notes = []
+    if context.options.redrive is not None:
+        examples = [letter for ids in chosen.ids.values() for letter in ids][:_EXAMPLES]
+        more = [f"and {chosen.count - len(examples)} more"] if chosen.count > len(examples) else []
+        notes.append(f"puts back {count_of(chosen.count, 'dead letter')}: {', '.join([*examples, *more]) or 'none'}")
+    return Plan(
+        pipeline=context.name,
+        kind=KIND.name,
+        reads=(Read(what="dead_letters", start="oldest", end="newest", rows=count),),
+        rows=count,
+        writes=(f"{context.table}/kinds", f"{context.table}/hours", f"{context.table}/report"),
+        notes=tuple(notes),
+    )
+
+
+def run(context: Context) -> Summary:
+    """Tables, report, redrive."""
+    letters = letters_of(context).cache()
+    try:
+        count = letters.count()
+        with replaced_as_a_whole(context) as fresh:
+            by_kind(letters).coalesce(1).write.parquet(f"{fresh}/kinds")
+            by_hour(letters).coalesce(1).write.parquet(f"{fresh}/hours")
+            kinds = context.spark.read.parquet(f"{fresh}/kinds").orderBy("count", ascending=False).collect()
+            write_report(context.world, f"{fresh}/report", _report(context, letters, kinds))
+        chosen = chosen_for_redrive(letters, context.options)
+    finally:
+        letters.unpersist()
+    redriven = redrive(context, chosen)
+    report = f"{context.table}/report/report.html"
+    notes = [f"report: {report}"]
+    if context.options.redrive is not None:
+        notes.append(f"put back: {redriven} of {chosen.count} that the condition chose")
+    return Summary(
+        pipeline=context.name,
+        kind=KIND.name,
+        rows_in=count,
+        rows_out=len(kinds),
+        files=2,
+        notes=tuple(notes),
+        details={"kinds": len(kinds), "redriven": redriven, "report": report},
+    )
+
+
+def _report(context: Context, letters: DataFrame, kinds: list[Row]) -> Report:
+    now = datetime.fromtimestamp(context.world.clock.now_ns() / 1e9, UTC)
+    waiting = sum(kind["waiting"] for kind in kinds)
+    facts: list[tuple[str, Any]] = [
+        ("dead letters", sum(kind["count"] for kind in kinds)),
+        ("kinds of error", len(kinds)),
+        ("still waiting", waiting),
+    ]
+    sections = [Section(title="No dead letters", text="There is nothing to look at, which is good.")]
+    if kinds:
+        first = utc(min(kind["first_seen"] for kind in kinds))
+        last = utc(max(kind["last_seen"] for kind in kinds))
+        facts += [("oldest (UTC)", first), ("newest (UTC)", last)]
+        sections = [_over_time(letters, kinds, first, last), _most_frequent(kinds), _all_kinds(kinds)]
+    return Report(
+        title="Dead letters", made=f"{context.folder}, {now:%Y-%m-%d %H:%M} UTC", facts=facts, sections=sections
+    )
+
+
+def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: datetime) -> Section:
+    from pyspark.sql import functions as f
+
+    step_s = step_for(first, last)
+    times = steps_between(first, last, step_s)
+    labels = dict(list(_labels(kinds).items())[:_KINDS_IN_PLOTS])
+    counted = letters.groupBy(in_steps(f.col("dead_at"), step_s).alias("at"), "fingerprint").count()
+    rows = [(utc(row["at"]), row["fingerprint"], float(row["count"])) for row in counted.collect()]
+    series = {labels[name]: values for name, values in spread(rows, times, labels, 0.0).items()}
+    if len(kinds) > len(labels):
+        all_rows = [0.0] * len(times)
+        for at, name, count in rows:
+            if name not in labels:
+                all_rows[times.index(at)] += count
+        series[OTHERS] = all_rows
+    plot = plots.stacked(
+        "over-time", "Dead letters by kind of error", times, series, unit=f"letters in {_span(step_s)}", step_s=step_s
+    )
+    return Section(title="Over time", text="When messages died, by the kind of their last error.", plots=[plot])
+
+
+def _most_frequent(kinds: list[Row]) -> Section:
+    labels = _labels(kinds)
+    plot = plots.bars(
+        "kinds",
+        "The most frequent kinds of error",
+        {labels[kind["fingerprint"]]: float(kind["count"]) for kind in kinds[:_BARS]},
+        unit="dead letters",
+    )
+    return Section(title="The most frequent", plots=[plot])
+
+
+def _all_kinds(kinds: list[Row]) -> Section:
+    text = "Numbers, quoted text, ids, addresses and paths do not make a kind. Examples are the newest letters."
+    if len(kinds) > _KINDS_IN_TABLE:
+        text += f" The first {_KINDS_IN_TABLE} of {len(kinds)}; the table `kinds` has all."
+    rows = [
+        [
+            kind["error_kind"] or "(no error text)",
+            kind["reason"],
+            kind["count"],
+            kind["waiting"],
+            utc(kind["first_seen"]),
+            utc(kind["last_seen"]),
+            _some(kind["topic_groups"]),
+            kind["samples"][:_SHOWN_SAMPLES],
+        ]
+        for kind in kinds[:_KINDS_IN_TABLE]
+    ]
+    columns = ["error", "reason", "count", "waiting", "first seen", "last seen", "topic / group", "examples"]
+    return Section(title="All kinds", text=text, table=Table(columns=columns, rows=rows))
+
+
+def _labels(kinds: list[Row]) -> dict[str, str]:
+    """A label for each fingerprint; with the reason where the kind of error alone does not tell it from another."""
+    texts = [kind["error_kind"] or "(no error text)" for kind in kinds]
+    return {
+        kind["fingerprint"]: f"{kind['reason']}: {text}" if texts.count(text) > 1 else text
+        for kind, text in zip(kinds, texts, strict=True)
+    }
+
+
+def _some(items: list[str]) -> list[str]:
+    return items if len(items) <= _PLACES else [*items[:_PLACES], f"and {len(items) - _PLACES} more"]
+
+
+def _span(step_s: int) -> str:
+    for unit_s, name in ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second")):
+        if step_s % unit_s == 0:
+            count = step_s // unit_s
+            return name if count == 1 and name != "hour" else f"{count} {name}{'' if count == 1 else 's'}"
+    raise AssertionError(step_s)
+
+
+KIND: Final = Kind(
+    name="deadletters",
+    says="dead letters: kinds of errors over time, a report, and a redrive by condition",
+    options=DeadLettersOptions,
+    plan=plan,
+    run=run,
+    follows=False,
+    template="""\
+    kind: deadletters
+    # topics: [orders]                      # all topics without this
+    # where: "dead_at > now() - interval 7 days"
+    # Put back those that a condition means; `holdfast pipeline plan` says which. Runs only while nobody has the folder.
+    # redrive: "error LIKE '%Timeout%'"
+    # redrive_limit: 1000
+    # redrive_rate: 50                      # messages a second
+""",
+)

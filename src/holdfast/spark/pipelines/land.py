@@ -1,0 +1,247 @@
+"""`land`: topics to Parquet, every message once, with all that is known of it (bronze).
+
+Spark says what a batch holds: it notes the offsets before the batch begins, and after a crash asks for the same batch
+with the same offsets. The ledger says whether that batch is written already. Both together make it exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.expectations import check_columns
+from holdfast.spark.pipelines.kinds import Kind
+from holdfast.spark.pipelines.lake import DATE
+from holdfast.spark.pipelines.ledger import Ledger
+from holdfast.spark.pipelines.merging import merge_small_files
+from holdfast.spark.pipelines.results import Plan, Summary
+from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.tally import Tally
+from holdfast.spark.pipelines.topics import (
+    SPARK,
+    check_topics,
+    last_committed,
+    messages,
+    offsets_file,
+    rows_left,
+    unread,
+)
+from holdfast.spark.pipelines.writing import finish_pending
+from holdfast.storage.files import join
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from holdfast.spark.pipelines.context import Context
+
+LANDED_AT: Final = "_landed_at"
+_LOOK_S: Final = 1
+_MERGE_EVERY: Final = 50
+_TRIES: Final = 3
+_SLOW: Final = "failed to connect back"
+
+
+class LandOptions(Options, frozen=True, kw_only=True):
+    """What `land` may be told. `starting` and `since` count only for the first run."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    starting: Literal["earliest", "latest"] = "earliest"
+    since: str | None = None
+    max_rows_per_batch: int | None = None
+    fail_on_data_loss: bool = True
+    compact_files: bool = True
+    target_file_bytes: int = 128 << 20
+
+    def __post_init__(self) -> None:
+        if self.source is not None:
+            raise BadSettings("a pipeline of the kind land reads topics: write topics: [NAME], not source")
+        if bool(self.topics) == bool(self.pattern):
+            raise BadSettings("say which topics it lands, with topics: [NAME] or with pattern: REGEX")
+        if self.max_rows_per_batch is not None and self.max_rows_per_batch < 1:
+            raise BadSettings(f"max_rows_per_batch is {self.max_rows_per_batch}: give 1 or more")
+
+
+def bronze(rows: DataFrame) -> DataFrame:
+    """Messages as they are stored in the lake: nothing left out, and the day for the folder's name."""
+    from pyspark.sql import functions as f
+
+    return rows.select("*", f.current_timestamp().alias(LANDED_AT), f.to_date("timestamp").alias(DATE))
+
+
+def plan(context: Context) -> Plan:
+    reads = tuple(unread(context))
+    return Plan(
+        pipeline=context.name,
+        kind="land",
+        reads=reads,
+        rows=sum(read.rows or 0 for read in reads),
+        bytes=sum(read.bytes or 0 for read in reads),
+        writes=(context.table,),
+        notes=("offsets that key compaction removed count as rows",) if reads else (),
+    )
+
+
+def run(context: Context) -> Summary:
+    finish_pending(context)
+    _check_checkpoint(context)
+    check_topics(context)
+    landing = _Landing(context)
+    rows = bronze(messages(context))
+    check_columns(rows, context.options.expect, context.name)
+    for attempt in range(1, _TRIES + 1):
+        try:
+            landing.wait(_start(context, rows, landing.write))
+            break
+        except Exception as error:
+            # On a busy machine Spark's Python worker may take too long to start; nothing has happened then.
+            if attempt == _TRIES or _SLOW not in str(error):
+                raise
+    landing.merge()
+    tally = landing.tally
+    tally.lag = rows_left(context)
+    return tally.summary()
+
+
+def _start(context: Context, rows: DataFrame, write: Callable[[DataFrame, int], None]) -> StreamingQuery:
+    writer = rows.writeStream.queryName(context.name).foreachBatch(write)
+    writer = writer.option("checkpointLocation", join(context.checkpoint, SPARK))
+    if context.follow:
+        return writer.trigger(processingTime=f"{context.every_ms} milliseconds").start()
+    return writer.trigger(availableNow=True).start()
+
+
+class _Landing:
+    """What is done with each batch, and how the query is ended between two of them."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._ledger = Ledger(context.world, context.checkpoint)
+        self._writing = Lock()
+        self._error: Exception | None = None
+        self.tally = Tally(context)
+
+    def write(self, rows: DataFrame, batch: int) -> None:
+        """Called by Spark for each batch, maybe a second time after a crash."""
+        with self._writing:
+            if self._context.stopping.is_set():
+                raise _Stopping
+            try:
+                self._write(rows, batch)
+            except Exception as error:
+                self._error = error  # as it is, before Spark makes a stack of it
+                raise
+
+    def _write(self, rows: DataFrame, batch: int) -> None:
+        offsets = offsets_file(self._context, batch)
+        last = self._ledger.last()
+        if last is not None and last.batch >= batch:
+            self._check_same(batch, offsets)
+            return
+        self._sync_offsets(batch)
+        written = write_batch(
+            self._context,
+            batch,
+            rows,
+            expectations=self._context.options.expect,
+            partition_by=(DATE, "topic"),
+            offsets=offsets,
+        )
+        self.tally.add(written, rows_left(self._context))
+        if self._context.follow and self.tally.batches % _MERGE_EVERY == 0:
+            self.merge()
+
+    def wait(self, query: StreamingQuery) -> None:
+        """Until the query has ended, by itself or because it was told to."""
+        try:
+            while not query.awaitTermination(_LOOK_S):
+                if self._context.stopping.is_set():
+                    with self._writing:  # a batch that has begun is finished
+                        pass
+                    query.stop()
+                    break
+        except Exception:
+            if self._error is None and not self._context.stopping.is_set():
+                raise
+        finally:
+            if query.isActive:
+                query.stop()
+        if self._error is not None:
+            raise self._error
+
+    def merge(self) -> None:
+        if self._context.options.compact_files:
+            self.tally.notes += merge_small_files(
+                self._context, self._context.table, self._context.options.target_file_bytes
+            )
+
+    def _check_same(self, batch: int, offsets: str | None) -> None:
+        """A batch that is written already must be the one that Spark means."""
+        if batch in self._ledger.numbers() and _ends(self._ledger.read(batch).offsets) != _ends(offsets):
+            raise InvalidRequest(
+                f"{self._context.name}: Spark's checkpoint and the lake do not agree on batch {batch}: one of them was "
+                "restored or changed. Run it with --full-refresh to land everything anew"
+            )
+
+    def _sync_offsets(self, batch: int) -> None:
+        """What Spark noted must be as durable as what we note, or a power cut leaves two stories."""
+        disk, folder = self._context.disk, join(self._context.checkpoint, SPARK)
+        for path in (f"{folder}/metadata", f"{folder}/offsets/{batch}", f"{folder}/offsets/.{batch}.crc"):
+            with suppress(FileNotFoundError):
+                disk.sync_file(path)
+        disk.sync_folder(f"{folder}/offsets")
+        disk.sync_folder(folder)
+
+
+class _Stopping(Exception):
+    """The query is about to be stopped: this batch is for the next run."""
+
+
+def _ends(offsets: str | None) -> list[str]:
+    """The offsets without Spark's own line, which holds the time."""
+    return [] if offsets is None else offsets.splitlines()[2:]
+
+
+def _check_checkpoint(context: Context) -> None:
+    written = Ledger(context.world, context.checkpoint).last()
+    if written is not None and not context.disk.exists(join(context.checkpoint, f"{SPARK}/offsets")):
+        raise InvalidRequest(
+            f"{context.name}: {context.checkpoint}/{SPARK} is gone, and with it how far the topics were read: put it "
+            "back, or land everything anew with --full-refresh"
+        )
+    if last_committed(context) > (-1 if written is None else written.batch):
+        raise InvalidRequest(
+            f"{context.name}: Spark's checkpoint is further than {context.checkpoint}/batches, which was lost or put "
+            "back from a copy: messages in between are not in the lake. Land everything anew with --full-refresh"
+        )
+
+
+def _identity(options: LandOptions) -> dict[str, Any]:
+    return {"topics": sorted(options.topics), "pattern": options.pattern}
+
+
+TEMPLATE: Final = """\
+    kind: land
+    topics: [orders]            # or pattern: "orders-.*"
+    # starting: latest          # earliest by default; counts only for the first run
+    # since: "-7d"              # or from a time: ISO 8601, or so long ago
+    # max_rows_per_batch: 1000000
+    # compact_files: false      # leave small files alone
+    # expect:
+    #   - {name: has_key, check: "key IS NOT NULL", on_fail: warn}   # warn, drop, quarantine or fail
+"""
+
+KIND: Final = Kind(
+    name="land",
+    says="topics to Parquet by day and topic, every message once (bronze)",
+    options=LandOptions,
+    plan=plan,
+    run=run,
+    template=TEMPLATE,
+    identity=_identity,
+)

@@ -1,0 +1,145 @@
+"""A project from a file: YAML, or Python that makes `Pipeline` objects."""
+
+from __future__ import annotations
+
+import posixpath
+import traceback
+from importlib.util import module_from_spec, spec_from_file_location
+from os import PathLike, fspath
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.env import World, real_world
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, NotInstalled
+from holdfast.spark.pipelines.custom import marked
+from holdfast.spark.pipelines.kinds import kind_named
+from holdfast.spark.pipelines.spec import Project, Spec, check_project, meant, read_options
+from holdfast.storage.files import read_file
+
+_KEYS: Final = ("folder", "lake", "file", "pipelines")
+
+
+def read_project(path: str | PathLike[str], world: World | None = None) -> Project:
+    """The pipelines that a file declares, checked."""
+    path = fspath(path)
+    world = real_world() if world is None else world
+    if world.disk.is_folder(path):
+        raise InvalidRequest(f"{path} is a folder: name the file that declares the pipelines, such as pipelines.yaml")
+    content = read_file(world.disk, path)
+    if content is None:
+        raise InvalidRequest(f"there is no file {path}; `holdfast pipeline new NAME` writes one to begin with")
+    if path.endswith(".py"):
+        return _from_python(path)
+    return _from_yaml(path, content)
+
+
+def _from_yaml(path: str, content: bytes) -> Project:
+    try:
+        import yaml
+    except ImportError:
+        raise NotInstalled("pipelines need Spark and PyYAML: pip install 'holdfast[spark]'") from None
+    try:
+        document = yaml.safe_load(content)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise BadSettings(f"{path}{where}: this is no YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(document, dict):
+        raise BadSettings(f"{path}: it must have the keys {', '.join(_KEYS)}")
+    return project_of(document, path)
+
+
+def project_of(document: dict[Any, Any], where: str) -> Project:
+    """The project that a document of plain values declares; paths in it are meant from where its file is."""
+    for key in document:
+        if key not in _KEYS:
+            raise BadSettings(f"{where}: {key!r} is not known{meant(str(key), _KEYS)}")
+    home = posixpath.dirname(where)
+    paths = {}
+    for key, said in (("folder", "the data folder"), ("lake", "the folder that tables go to")):
+        value = document.get(key)
+        if not isinstance(value, str) or not value:
+            raise BadSettings(f"{where}: {key} is missing: name {said}")
+        paths[key] = posixpath.normpath(posixpath.join(home, value))
+    found = _own(document.get("file"), home, where)
+    entries = document.get("pipelines") or {}
+    if not isinstance(entries, dict):
+        raise BadSettings(f"{where}: pipelines must be names, each with a kind and options below it")
+    pipelines = {spec.name: spec for spec in found.values()}
+    for name, entry in entries.items():
+        pipelines[str(name)] = _spec(str(name), entry, found, where)
+    if not pipelines:
+        raise BadSettings(f"{where}: it declares no pipelines")
+    return check_project(Project(pipelines=pipelines, where=where, **paths))
+
+
+def _spec(name: str, entry: Any, functions: dict[str, Spec], where: str) -> Spec:
+    place = f"{where}: {name}"
+    if not isinstance(entry, dict) or "kind" not in entry:
+        raise BadSettings(f"{place}: say what it does with kind: land, refine, aggregate or another")
+    try:
+        kind = kind_named(entry["kind"])
+    except BadSettings as error:
+        raise BadSettings(f"{place}: {error}") from None
+    options = read_options(kind.options, {str(k): v for k, v in entry.items() if k != "kind"}, place)
+    if kind.name != "python":
+        return Spec(name=name, kind=kind.name, options=options)
+    wanted = options.function or name
+    if wanted not in functions:
+        known = meant(wanted, functions) if functions else "; name the Python file with file: at the top"
+        raise BadSettings(f"{place}: there is no function {wanted!r} for it{known}")
+    return Spec(name=name, kind="python", options=options, function=functions[wanted].function)
+
+
+def _own(file: Any, home: str, where: str) -> dict[str, Spec]:
+    """The pipelines of somebody's own file, by the names of their functions."""
+    if file is None:
+        return {}
+    if not isinstance(file, str):
+        raise BadSettings(f"{where}: file must be the name of a Python file")
+    module = _executed(posixpath.join(home, file), where)
+    return {name: spec for name, value in vars(module).items() if (spec := marked(value)) is not None}
+
+
+def _from_python(path: str) -> Project:
+    from holdfast.spark.pipelines.build import Pipeline
+
+    made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
+    if not made:
+        raise BadSettings(f"{path}: it makes no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
+    first = made[0].project
+    pipelines: dict[str, Spec] = {}
+    for each in made:
+        if (each.project.folder, each.project.lake) != (first.folder, first.lake):
+            raise BadSettings(f"{path}: all pipelines of a file have the same folder and the same lake")
+        pipelines |= each.project.pipelines
+    home = posixpath.dirname(path)
+    return check_project(
+        msgspec.structs.replace(
+            first,
+            folder=posixpath.normpath(posixpath.join(home, first.folder)),
+            lake=posixpath.normpath(posixpath.join(home, first.lake)),
+            pipelines=pipelines,
+            where=path,
+        )
+    )
+
+
+def _executed(path: str, where: str) -> ModuleType:
+    spec = spec_from_file_location("holdfast_user_pipelines", path)
+    if spec is None or spec.loader is None:
+        raise BadSettings(f"{where}: {path} is no Python file")
+    module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except HoldfastError:
+        raise
+    except FileNotFoundError:
+        raise BadSettings(f"{where}: there is no file {path}") from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f", line {lines[-1]}" if lines else ""
+        raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
+    return module

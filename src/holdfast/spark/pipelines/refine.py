@@ -1,0 +1,225 @@
+"""`refine`: landed messages to typed rows, each once; what cannot be used is put aside with the reason (silver)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from holdfast.errors import BadSettings
+from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.expectations import REASONS, check_columns
+from holdfast.spark.pipelines.kinds import Kind
+from holdfast.spark.pipelines.lake import BATCH, DATE, read_table
+from holdfast.spark.pipelines.ledger import Batch
+from holdfast.spark.pipelines.results import Plan, Summary
+from holdfast.spark.pipelines.spec import Expectation, interval_ms
+from holdfast.spark.pipelines.steps import Slice, StepOptions, plan_steps, run_steps, source_of
+from holdfast.storage.files import durable_replace, join, read_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from holdfast.spark.pipelines.context import Context
+
+INFER: Final = "infer"
+SCHEMA: Final = "schema.json"
+_SAMPLE: Final = 10_000
+_SOURCE: Final = "_source"
+_CORRUPT: Final = "_corrupt"
+# Where a row comes from, beside its own columns.
+LINEAGE: Final = ("_topic", "_partition", "_offset", "_timestamp", "_bytes")
+_TOMBSTONE: Final = Expectation(name="tombstone", check=f"NOT {_SOURCE}.tombstone", on_fail="drop")
+
+
+class RefineOptions(StepOptions, frozen=True, kw_only=True):
+    """What `refine` may be told."""
+
+    schema: str = INFER
+    key: str | tuple[str, ...] = ()
+    within: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.source is None:
+            raise BadSettings("a pipeline of the kind refine needs a source: the name of one of the kind land")
+        if self.within is not None:
+            interval_ms(self.within, "within")
+            if not self.keys:
+                raise BadSettings("within says how far back duplicates of a key are looked for: name the key")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,) if isinstance(self.key, str) else self.key
+
+
+def decoded(rows: DataFrame, schema: StructType, keys: tuple[str, ...] = ()) -> DataFrame:
+    """Landed messages with the columns of their JSON, where they come from, and why a row cannot be used."""
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    with_rest = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
+    how = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    read = f.from_json(f.col("value").cast("string"), with_rest, how)
+    found = rows.select(f.struct("*").alias(_SOURCE), read.alias("_read"))
+    whole = f.col("_read").isNotNull() & f.col(f"_read.{_CORRUPT}").isNull()
+    there = ~f.col(f"{_SOURCE}.tombstone")
+    unusable = [f.when(there & ~whole, f.lit("not JSON of the schema"))]
+    for field in schema.fields:
+        if not field.nullable or field.name in keys:
+            missing = f.col("_read").getField(field.name).isNull()
+            unusable.append(f.when(there & whole & missing, f.lit(f"{field.name} is null")))
+    return found.select(
+        *[f.col("_read").getField(field.name).alias(field.name) for field in schema.fields],
+        f.col(f"{_SOURCE}.topic").alias("_topic"),
+        f.col(f"{_SOURCE}.partition").alias("_partition"),
+        f.col(f"{_SOURCE}.offset").alias("_offset"),
+        f.col(f"{_SOURCE}.timestamp").alias("_timestamp"),
+        f.octet_length(f"{_SOURCE}.value").alias("_bytes"),
+        f.col(f"{_SOURCE}.{DATE}").alias(DATE),
+        _SOURCE,
+        f.array_compact(f.array(*unusable)).alias(REASONS),
+    )
+
+
+def first_of_each(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
+    """The earliest row of each key."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    order = Window.partitionBy(*keys).orderBy("_timestamp", "_topic", "_partition", "_offset")
+    return rows.withColumn("_rank", f.row_number().over(order)).where("_rank = 1").drop("_rank")
+
+
+def without_known(rows: DataFrame, known: DataFrame | None, keys: tuple[str, ...]) -> DataFrame:
+    """The rows whose key is not known yet."""
+    return rows if known is None else rows.join(known.select(*keys).distinct(), list(keys), "left_anti")
+
+
+def plan(context: Context) -> Plan:
+    _check_source(context)
+    return plan_steps(context, f"rows that cannot be used go to {context.quarantine}")
+
+
+def run(context: Context) -> Summary:
+    _check_source(context)
+    return run_steps(context, write)
+
+
+def write(context: Context, piece: Slice) -> Batch:
+    """One batch of the silver table."""
+    options: RefineOptions = context.options
+    schema = _schema(context, piece.rows)
+    rows = decoded(piece.rows.drop(BATCH), schema, options.keys)
+    expectations = (_TOMBSTONE, *options.expect)
+    check_columns(rows, expectations, context.name)
+
+    def good(found: DataFrame) -> DataFrame:
+        found = found.drop(_SOURCE)
+        if not options.keys:
+            return found
+        return without_known(first_of_each(found, options.keys), _known(context, piece), options.keys)
+
+    def bad(found: DataFrame) -> DataFrame:
+        return found.select(f"{_SOURCE}.*", REASONS)
+
+    return write_batch(
+        context,
+        piece.batch,
+        rows,
+        expectations=expectations,
+        partition_by=(DATE,),
+        good=good,
+        bad=bad,
+        through=piece.through,
+        source_id=piece.source_id,
+    )
+
+
+def _known(context: Context, piece: Slice) -> DataFrame | None:
+    """The rows that are in the table already, as far back as duplicates are looked for."""
+    from pyspark.sql import functions as f
+
+    known = read_table(context.spark, context.disk, context.table, after=-1, through=piece.batch - 1)
+    within = context.options.within
+    if known is None or within is None:
+        return known
+    earliest_us = piece.rows.agg(f.min(f.unix_micros("timestamp"))).collect()[0][0]
+    if earliest_us is None:
+        return known
+    since = f.timestamp_micros(f.lit(earliest_us - interval_ms(within, "within") * 1000))
+    return known.where((f.col(DATE) >= f.to_date(since)) & (f.col("_timestamp") >= since))
+
+
+def _schema(context: Context, rows: DataFrame) -> StructType:
+    """As given; or as the first rows had it, which is noted then and stays."""
+    from pyspark.errors import ParseException
+    from pyspark.sql.types import StructType
+
+    given = context.options.schema
+    if given != INFER:
+        try:
+            schema = cast(StructType, StructType.fromDDL(given))
+        except ParseException as error:
+            words = str(error).strip().splitlines()[0]
+            raise BadSettings(f"{context.name}: the schema {given!r} cannot be used: {words}") from None
+    else:
+        noted = read_file(context.disk, join(context.checkpoint, SCHEMA))
+        if noted is None:
+            noted = _inferred(context, rows).json().encode()
+            durable_replace(context.disk, context.checkpoint, SCHEMA, noted)
+        schema = StructType.fromJson(json.loads(noted))
+    _check_names(context, schema)
+    return schema
+
+
+def _inferred(context: Context, rows: DataFrame) -> StructType:
+    texts = rows.where("NOT tombstone").selectExpr("cast(value AS string)").limit(_SAMPLE).collect()
+    spark = context.spark
+    how = {"mode": "DROPMALFORMED", "inferTimestamp": "true"}
+    found = spark.read.options(**how).json(spark.sparkContext.parallelize([text[0] for text in texts]))
+    if not found.columns:
+        raise BadSettings(
+            f"{context.name}: no schema can be inferred: none of the first {len(texts)} messages is a JSON object. "
+            "Give one, schema: 'id long, amount double'"
+        )
+    return found.schema
+
+
+def _check_names(context: Context, schema: StructType) -> None:
+    for name in schema.names:
+        if name.startswith("_") or name == DATE:
+            raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
+    for key in context.options.keys:
+        if key not in schema.names:
+            raise BadSettings(f"{context.name}: its key {key!r} is none of its columns: {', '.join(schema.names)}")
+
+
+def _check_source(context: Context) -> None:
+    source = source_of(context)
+    if source.kind != "land":
+        raise BadSettings(f"{context.name}: its source {source.name} is of the kind {source.kind}: it must be land")
+
+
+def _identity(options: RefineOptions) -> dict[str, Any]:
+    return {"source": options.source, "schema": options.schema, "key": list(options.keys)}
+
+
+TEMPLATE: Final = """\
+    kind: refine
+    source: orders-land         # a pipeline of the kind land
+    schema: "id long not null, amount double, country string, at timestamp"   # or infer
+    key: id                     # the first row of each key counts; [a, b] for several columns
+    # within: "7 days"          # look for duplicates only so far back
+    expect:
+      - {name: positive, check: "amount > 0", on_fail: quarantine}   # warn, drop, quarantine or fail
+"""
+
+KIND: Final = Kind(
+    name="refine",
+    says="landed messages to typed, checked, de-duplicated rows (silver)",
+    options=RefineOptions,
+    plan=plan,
+    run=run,
+    template=TEMPLATE,
+    identity=_identity,
+)

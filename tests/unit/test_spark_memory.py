@@ -1,0 +1,44 @@
+"""What a task holds while it reads: a batch or two, however large the segment is and however it is compressed."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+
+import holdfast
+from holdfast.model import CodecName
+from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.spark.folder import DataFolder
+from holdfast.spark.rows import _MOST_BYTES, Range, Reading, record_batches
+from holdfast.spark.schema import Maker, message_schema
+
+MESSAGES, SIZE = 64_000, 1000
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_reading_a_large_segment_holds_about_a_batch(tmp_path: Path, codec: CodecName) -> None:
+    folder = str(tmp_path / "shop")
+    topic = TopicSettings(min_free_bytes=0, segment_bytes=128 << 20)
+    with holdfast.open_broker(folder, settings=BrokerSettings(topic=topic), durability="os") as broker:
+        broker.create_topic("orders")
+        for _ in range(MESSAGES // 1000):
+            broker.publish_many("orders", [bytes(SIZE)] * 1000, codec=codec)
+    maker = Maker(message_schema(headers=True))
+    list(record_batches(DataFolder(folder), Range("orders", 0, 0, 1), maker, Reading()))  # what is loaded at first use
+    before, rows, most = pa.total_allocated_bytes(), 0, 0
+    tracemalloc.start()
+    try:
+        for batch in record_batches(DataFolder(folder), Range("orders", 0, 0, MESSAGES), maker, Reading()):
+            rows += batch.num_rows
+            most = max(most, pa.total_allocated_bytes() - before)
+        python_peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert rows == MESSAGES
+    assert most + python_peak < 2.5 * _MOST_BYTES, (most, python_peak)
