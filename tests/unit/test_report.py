@@ -87,14 +87,14 @@ def test_plots_can_be_drawn_of_any_number_of_values(count: int):
         plots.bars("d", "D", {str(number): value for number, value in enumerate(values)}, unit="letters"),
         plots.columns("e", "E", {str(number): value for number, value in enumerate(values)}, unit="n", label="tries"),
     ]
-    assert all(size_of(plot.png)[0] == 990 for plot in drawn)
+    assert all(size_of(plot.png)[0] == 1045 for plot in drawn)
 
 
 @pytest.mark.parametrize("label", ["$x^$", "_hidden", "", "a\x00b\nc", "x" * 500, "名前"])
 def test_labels_are_drawn_as_they_are_whatever_they_hold(label: str):
     plot = plots.stacked("a", "A", HOURS, {label: [1, 2, 3, 4, 5]}, unit="letters", step_s=3600)
-    assert size_of(plot.png)[0] == 990
-    assert size_of(plots.bars("b", "B", {label: 1}, unit="letters").png)[0] == 990
+    assert size_of(plot.png)[0] == 1045
+    assert size_of(plots.bars("b", "B", {label: 1}, unit="letters").png)[0] == 1045
 
 
 def test_the_page_says_that_browsers_may_load_nothing():

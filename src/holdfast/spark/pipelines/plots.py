@@ -22,7 +22,7 @@ MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 
 _INK: Final = "#1F2328"
 _FAINT: Final = "#D8DEE4"
-_WIDTH_INCHES: Final = 9.0
+_WIDTH_INCHES: Final = 9.5
 _HEIGHT_INCHES: Final = 3.5
 _LEGEND_INCHES: Final = 0.2
 _BAR_INCHES: Final = 0.34

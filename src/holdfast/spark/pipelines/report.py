@@ -37,11 +37,12 @@ img { max-width: 100%; height: auto; display: block; margin: .5rem 0; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .9rem .4rem 0; border-bottom: 1px solid #d8dee4; }
-th { color: #57606a; font-weight: 600; white-space: nowrap; }
+th { color: #57606a; font-weight: 600; vertical-align: bottom; }
 td { overflow-wrap: break-word; min-width: 3.5rem; }
-td:first-child { min-width: 12rem; }
+td:first-child:not(.time) { min-width: 12rem; }
+th:last-child, td:last-child { padding-right: 0; }
 .list { white-space: nowrap; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
 .time { white-space: nowrap; font-variant-numeric: tabular-nums; }
 @media print { body { background: #fff; } section { break-inside: avoid; } }
 """
