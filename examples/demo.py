@@ -1,13 +1,14 @@
-"""A broker at work: producers, workers, a stream, kill -9 in the middle of it, and an account that must balance.
+"""A broker at work: producers, workers, a stream, kill -9, tables on Spark, and an account that must balance.
 
     make demo                       or: python examples/demo.py
     make demo ARGS='--dir /mnt'     on another disk
     make demo ARGS='--kills 10'     more often
+    make demo ARGS=--no-spark       without the tables
 
 One process owns a folder, so all of them are threads of it. Producers send orders and returns to two topics; the
 workers of the group "billing" handle them, in queue mode; a consumer of the group "statistics" counts them, in stream
-mode. This process watches: it notes what the owner says, kills it with -9, starts it again, and counts. The exit code
-is 1 if anything was lost.
+mode. This process watches: it notes what the owner says, kills it with -9, starts it again, and counts. Then Spark
+makes tables of it all (demo_spark.py). The exit code is 1 if anything was lost.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from struct import Struct
 
-from rich.box import SIMPLE_HEAD
+import demo_spark
+from demo_spark import new_table
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
@@ -40,6 +43,8 @@ PRODUCERS = 4
 WORKERS = 2  # for each topic
 BATCH = 50
 SETTINGS = {"max_attempts": 3, "backoff_ms": 100}
+OPENS, OPEN_FOR = datetime(2026, 11, 16, 8, tzinfo=UTC), timedelta(hours=8)  # the shop
+REPORT = Path(__file__).resolve().parents[1] / "build" / "demo-report.html"
 
 # What the owner says, 8 bytes at a time: what happened, a small number, a large number.
 NOTE = Struct("<cxHI")
@@ -59,15 +64,17 @@ def topic_of(number: int) -> str:
 
 def send(producer: holdfast.Producer, number: int) -> object:
     """Some messages are urgent, some are for later, and some can never be handled, or not yet."""
-    fate = {7: "no customer", 57: "no bank"}.get(number % 100, "")
     delay = random.uniform(0.5, 3) if number % 20 == 0 else None
-    return producer.send(
-        topic_of(number),
-        {"number": number, "fate": fate, "not_before": time.time() + (delay or 0)},
-        key=f"customer-{number % 1000}",
-        priority=number % 9 + 1 if number % 10 == 3 else 0,
-        delay=delay,
-    )
+    body = {
+        "number": number,
+        "customer": None if number % 100 == 7 else f"customer-{number % 1000}",
+        "amount": "gratis" if number % 500 == 13 else number % 90 + 10.5,
+        "bank": "south" if number % 100 == 57 else "north",
+        "at": OPENS + OPEN_FOR * number / MESSAGES,
+        "not_before": time.time() + (delay or 0),
+    }
+    priority = number % 9 + 1 if number % 10 == 3 else 0
+    return producer.send(topic_of(number), body, key=f"customer-{number % 1000}", priority=priority, delay=delay)
 
 
 def produce(broker: holdfast.Broker, producer_number: int) -> None:
@@ -84,9 +91,9 @@ def produce(broker: holdfast.Broker, producer_number: int) -> None:
 
 
 def handle(body: dict) -> None:
-    if body["fate"] == "no customer":
-        raise LookupError(f"number {body['number']} names a customer that does not exist")
-    if body["fate"] == "no bank":
+    if body["customer"] is None:
+        raise LookupError(f"number {body['number']} has no customer")
+    if body["bank"] == "south":
         raise ConnectionError(f"the bank did not answer for number {body['number']}")
 
 
@@ -199,13 +206,6 @@ def size_of(folder: str) -> str:
     return f"{sum(path.stat().st_blocks * 512 for path in Path(folder).rglob('*') if path.is_file()) / 2**20:.1f} MiB"
 
 
-def new_table(*titles: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="left" if title in ("ended", "topic", "reason", "error") else "right")
-    return table
-
-
 def run_owners(console: Console, folder: str, account: Account, kills: int) -> bool:
     """Kill the owner again and again, then let the last one finish. Whether each ended as it should."""
     workers = WORKERS * len(TOPICS)
@@ -246,7 +246,7 @@ def dead_letters(console: Console, folder: str, account: Account) -> tuple[set[i
         console.print(f"  each keeps every error, as {letter.id} (was {letter.original_id}):")
         for failure in letter.failures:
             console.print(f"    {failure.why}, {failure.error.splitlines()[0] if failure.error else 'killed'}")
-        redriven = [group.dead.redrive(where='json.fate == "no bank"').done for group in billing]
+        redriven = [group.dead.redrive(where='json.bank == "south"').done for group in billing]
         console.print(f"  the bank is back: {sum(redriven)} redriven, for billing alone")
         for group in billing:
             while messages := group.receive_many(100, timeout=0):
@@ -255,14 +255,25 @@ def dead_letters(console: Console, folder: str, account: Account) -> tuple[set[i
         with broker.consumer(list(TOPICS), group="statistics") as consumer:
             again = len(consumer.poll(timeout=0.2))
         dead = {letter.body["number"] for group in billing for letter in group.dead.list()}
-        before = size_of(folder)
-        for group in billing:
-            group.compact()
-        console.print(f"  folder: {before}; after compact: {size_of(folder)}")
     return dead, again
 
 
-def summary(console: Console, account: Account, dead: set[int], again: int, *, right: bool) -> int:
+def tables(console: Console, temporary: str, report: Path) -> list[demo_spark.Figure]:
+    """Land, refine, aggregate, look into the dead letters, prove it; then the queue may let go of what is handled."""
+    console.print("\n[bold]3. Spark makes tables of it, and proves that they hold every message[/bold]")
+    figures = demo_spark.to_tables(console, Path(temporary), report, MESSAGES)
+    folder = f"{temporary}/shop"
+    before = size_of(folder)
+    with holdfast.open_broker(folder, create=False) as broker:
+        for name in TOPICS:
+            broker.group(name, "billing").compact()
+    console.print(f"  What is handled may leave the queue: its folder has {before}, after compact {size_of(folder)}")
+    return figures
+
+
+def summary(
+    console: Console, account: Account, dead: set[int], again: int, more: list[demo_spark.Figure], *, right: bool
+) -> int:
     """The account, and the exit code."""
     lost = len(account.acknowledged - set(account.handled) - dead)
     both = len(dead & set(account.handled))
@@ -280,6 +291,7 @@ def summary(console: Console, account: Account, dead: set[int], again: int, *, r
         ("  of these: handled twice", account.handled.total() - len(account.handled), "killed before the ack", None),
         ("counted again after a kill", account.counted.total() - len(account.counted), "before the commit", None),
         ("sent again, known already", account.known, "stored once", None),
+        *more,
     ]
     table = Table(title="The account", title_justify="left", title_style="bold")
     for title in ("what", "messages", "because", "verdict"):
@@ -303,6 +315,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A broker at work, and what kill -9 does to it.")
     parser.add_argument("--dir", help="where to make the temporary folder")
     parser.add_argument("--kills", type=int, default=2, help="how often to kill the owner (%(default)s)")
+    parser.add_argument("--no-spark", action="store_true", help="end before the tables")
+    parser.add_argument("--report", type=Path, default=REPORT, help="where to keep the report (build/demo-report.html)")
     parser.add_argument("--own", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.own:
@@ -312,13 +326,23 @@ def main() -> int:
     start = time.monotonic()
     console, account = Console(highlight=False), Account()
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-", dir=arguments.dir) as temporary:
-        console.print(f"Holdfast {holdfast.__version__}. The topics are in {temporary}, removed at the end.")
+        console.print(
+            f"Holdfast {holdfast.__version__}. The topics are in {temporary}, removed at the end.", soft_wrap=True
+        )
         right = run_owners(console, f"{temporary}/shop", account, max(arguments.kills, 0))
         dead, again = dead_letters(console, f"{temporary}/shop", account)
-        code = summary(console, account, dead, again, right=right)
+        more: list[demo_spark.Figure] = []
+        if demo_spark.installed() and not arguments.no_spark:
+            more = tables(console, temporary, arguments.report)
+        elif not arguments.no_spark:
+            console.print("\nThere is no Spark here: `pip install 'holdfast[spark]'` adds the tables.")
+        code = summary(console, account, dead, again, more, right=right)
     console.print(f"{time.monotonic() - start:.0f} seconds.")
     return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
