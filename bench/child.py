@@ -29,7 +29,8 @@ class Sample:
     p99_ns: float | None = None
     """From one message's put to its get, where that is what was measured."""
     anon_bytes: int | None = None
-    """Memory that the process had for itself at the end: no mapped file, no page cache."""
+    """Memory that the process had for itself at the end: no mapped file, no page cache. Where memory is what is
+    measured, the peak."""
 
 
 # What is timed: it does the work and answers how many messages that was. One that must leave something out
@@ -97,7 +98,7 @@ def _sample(prepare: Prepare, folder: Path) -> Sample:
         anon_bytes = own_memory_bytes()
     if isinstance(found, int):
         found = Sample(found, ended - started, cpu_ended - cpu_started)
-    return replace(found, anon_bytes=anon_bytes)
+    return found if found.anon_bytes is not None else replace(found, anon_bytes=anon_bytes)
 
 
 def own_memory_bytes() -> int | None:

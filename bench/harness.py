@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
-from bench.child import Prepare, Sample, SampleFailed, Timed, take_sample
+from bench.child import Prepare, Sample, SampleFailed, Timed, one_line, take_sample
 from bench.programs import Program, missing_programs
 
 __all__ = ["OURS", "Case", "Operation", "Outcome", "Timed", "by_operation", "missing_modules", "run", "sample_count"]
@@ -25,16 +26,22 @@ Status: TypeAlias = Literal["measured", "skipped", "failed", "too slow"]
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that is measured. An "opening" is judged by its whole time, "latency" by its median, all
-    else by the time for a message.
+    """One thing that is measured. An "opening" is judged by its whole time, "latency" by its median, "memory" by
+    its peak, all else by the time for a message; "beside" others, the CPU time says what is the message's own.
     """
 
     name: str
     about: str
-    measures: Literal["messages", "opening", "latency"] = "messages"
+    measures: Literal["messages", "opening", "latency", "beside", "memory"] = "messages"
     most_rounds: int = 1000
     promise: Literal["put", "ack"] = "put"
     """Which call it is whose lasting the table names."""
+
+
+class Host(Protocol):
+    """What takes too long to start for each sample: it runs from its first sample until all are taken."""
+
+    def running(self, folder: Path) -> AbstractContextManager[object]: ...
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Case:
     programs: tuple[Program, ...] = ()
     not_run: str = ""
     """Why it is left out on purpose."""
+    host: Host | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -77,13 +85,38 @@ def run(
 ) -> list[Outcome]:
     """Measure all cases, operation by operation; `on_sample` hears of each sample before it is taken."""
     outcomes = [_outcome_before(case) for case in cases]
-    for operation, group in by_operation(outcomes):
-        for round_number in range(min(rounds, operation.most_rounds)):
-            for outcome in group:
-                on_sample(outcome.case, round_number)
-                if outcome.status == "measured":
-                    _add_sample(outcome, folder, timeout_s)
+    with ExitStack() as stack:
+        hosts = _Hosts(stack, folder)
+        for operation, group in by_operation(outcomes):
+            for round_number in range(min(rounds, operation.most_rounds)):
+                for outcome in group:
+                    on_sample(outcome.case, round_number)
+                    hosts.start_for(outcome)
+                    if outcome.status == "measured":
+                        _add_sample(outcome, folder, timeout_s)
     return outcomes
+
+
+class _Hosts:
+    """Those that run; one that does not start fails the cases that need it."""
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self._stack = stack
+        self._folder = folder
+        self._problems: dict[int, str] = {}
+
+    def start_for(self, outcome: Outcome) -> None:
+        host = outcome.case.host
+        if host is None or outcome.status != "measured":
+            return
+        if id(host) not in self._problems:
+            self._problems[id(host)] = ""
+            try:
+                self._stack.enter_context(host.running(self._folder))
+            except Exception as problem:
+                self._problems[id(host)] = one_line(problem)
+        if self._problems[id(host)]:
+            outcome.status, outcome.problem = "failed", self._problems[id(host)]
 
 
 def by_operation(outcomes: Iterable[Outcome]) -> list[tuple[Operation, list[Outcome]]]:

@@ -27,6 +27,8 @@ _BETTER = {
     "messages": "messages a second · time for each; longer is better",
     "opening": "time to open · messages held; shorter is better",
     "latency": "p50 · p99; shorter is better",
+    "beside": "messages a second · CPU time for each; longer is better",
+    "memory": "peak of a worker; shorter is better",
 }
 
 # In inches.
@@ -45,8 +47,8 @@ class _Panel:
         return _PANEL_HEAD + _BAR * len(self.rows)
 
 
-def draw(report: Report, folder: Path) -> list[Path]:
-    """Write results.png and results.svg; answers their paths. Needs matplotlib."""
+def draw(report: Report, folder: Path, name: str = "results") -> list[Path]:
+    """Write NAME.png and NAME.svg; answers their paths. Needs matplotlib."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -57,7 +59,7 @@ def draw(report: Report, folder: Path) -> list[Path]:
     # A fixed salt: the same figures give the same file, and version control shows no change.
     with plt.rc_context({**style, "svg.hashsalt": "holdfast"}):
         figure = _figure(plt, panels, report)
-        paths = [folder / "results.png", folder / "results.svg"]
+        paths = [folder / f"{name}.png", folder / f"{name}.svg"]
         figure.savefig(paths[0], dpi=150)
         figure.savefig(paths[1], metadata={"Date": None})
         plt.close(figure)
@@ -152,6 +154,8 @@ def _value(row: Row) -> float:
         "messages": row.summary.messages_per_second,
         "opening": row.summary.seconds,
         "latency": row.summary.median_ns,
+        "beside": row.summary.messages_per_second,
+        "memory": row.summary.anon_bytes or 1,
     }[row.outcome.case.operation.measures]
 
 
@@ -176,7 +180,10 @@ def _words(row: Row) -> str:
         return f"{wording.duration(1e9 * summary.seconds)} · {wording.count(summary.messages)}"
     if measures == "latency":
         return f"{wording.duration(summary.median_ns)} · {wording.duration(summary.p99_ns or 0)}"
-    return f"{wording.count(summary.messages_per_second)}/s · {wording.duration(summary.median_ns)}"
+    if measures == "memory":
+        return wording.size(summary.anon_bytes or 0)
+    each = summary.cpu_ns if measures == "beside" else summary.median_ns
+    return f"{wording.count(summary.messages_per_second)}/s · {wording.duration(each)}"
 
 
 def _at_left(axes: Any, at: float, words: str, **style: Any) -> None:

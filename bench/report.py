@@ -1,4 +1,4 @@
-"""The result files: results.json for programs, results.md for people, and the pictures."""
+"""The result files: NAME.json for programs, NAME.md for people, and the pictures."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class Report:
         return f"{self.scale.body_bytes}-byte messages; {rounds}"
 
 
-def write(report: Report, folder: Path) -> list[Path]:
+def write(report: Report, folder: Path, name: str = "results") -> list[Path]:
     """Write all files; answers which. Without matplotlib there are no pictures."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / "results.json", folder / "results.md"]
+    written = [folder / f"{name}.json", folder / f"{name}.md"]
     written[0].write_text(json.dumps(as_json(report), indent=2, ensure_ascii=False) + "\n")
     written[1].write_text(as_markdown(report))
     if missing_modules(["matplotlib"]):
         return written
     from bench.picture import draw
 
-    return [*written, *draw(report, folder)]
+    return [*written, *draw(report, folder, name)]
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -33,6 +33,11 @@ class Scale:
     waiting: int = 1000
     """Messages in a queue that is in use, but not deep."""
     most_depth: int = 10_000_000
+    spark_rows: int = 5_000_000
+    spark_written_rows: int = 2_000_000
+    spark_single_rows: int = 200_000
+    spark_batches: int = 60
+    beside_seconds: float = 3.0
 
     @property
     def most_messages(self) -> int:
@@ -60,6 +65,11 @@ def quick(body_bytes: int) -> Scale:
         latency_seconds=0.2,
         waiting=100,
         most_depth=10_000,
+        spark_rows=30_000,
+        spark_written_rows=20_000,
+        spark_single_rows=3_000,
+        spark_batches=5,
+        beside_seconds=0.3,
     )
 
 

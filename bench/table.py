@@ -15,6 +15,8 @@ _FIGURES = {
     "messages": ["messages/s", "a message", "min – max"],
     "opening": ["messages held", "time to open", "min – max"],
     "latency": ["p50", "p99", "p50, min – max"],
+    "beside": ["messages/s", "a message", "CPU of a message"],
+    "memory": ["messages read", "peak of a worker", "time to read"],
 }
 
 
@@ -72,10 +74,8 @@ def rows(outcomes: Iterable[Outcome], scale: Scale) -> list[Row]:
 def _speed(row: Row) -> tuple[bool, float]:
     if row.summary is None:
         return True, 0.0
-    return (
-        False,
-        row.summary.seconds if row.outcome.case.operation.measures == "opening" else row.summary.median_ns,
-    )
+    by = {"opening": row.summary.seconds, "memory": float(row.summary.anon_bytes or 0)}
+    return False, by.get(row.outcome.case.operation.measures, row.summary.median_ns)
 
 
 def _figures(operation: Operation, summary: Summary) -> list[str]:
@@ -86,7 +86,11 @@ def _figures(operation: Operation, summary: Summary) -> list[str]:
             wording.duration(1e9 * summary.seconds),
             wording.duration_range(summary.min_ns * held, summary.max_ns * held),
         ]
+    if operation.measures == "memory":
+        peak, taken = wording.size(summary.anon_bytes or 0), wording.duration(1e9 * summary.seconds)
+        return [wording.count(summary.messages), peak, taken]
     spread = wording.duration_range(summary.min_ns, summary.max_ns)
     if operation.measures == "latency":
         return [wording.duration(summary.median_ns), wording.duration(summary.p99_ns or 0), spread]
-    return [wording.count(summary.messages_per_second), wording.duration(summary.median_ns), spread]
+    last = wording.duration(summary.cpu_ns) if operation.measures == "beside" else spread
+    return [wording.count(summary.messages_per_second), wording.duration(summary.median_ns), last]

@@ -77,7 +77,26 @@ def _as_ours(contestant: str) -> Callable[[Summaries], bool | None]:
     return _at_most_times_ours(1.2, contestant)
 
 
+def _at_most_times_peer(times: float, peer: str) -> Callable[[Summaries], bool | None]:
+    """Of the time that a peer took in the same run."""
+
+    def reached(found: Summaries) -> bool | None:
+        ratio = found[peer].ratio if peer in found else None
+        return None if ratio is None else 1 / ratio <= times
+
+    return reached
+
+
+def _as_small(found: Summaries) -> bool | None:
+    """The peak with large segments is that with small ones."""
+    small, large = (found[name].anon_bytes if name in found else None for name in (OURS, _LARGE))
+    return None if small is None or large is None else large <= 1.2 * small
+
+
 _NO_INDEX = f"{OURS}, indexes deleted"
+_LARGE = f"{OURS}, 512 MiB segments"
+PARQUET = "Spark Parquet, uncompressed"
+PARQUET_ZSTD = "Spark Parquet, zstd"
 _DEEP = f"{OURS}, 10,000,000 deep"
 _PARTITIONED = f"{OURS}, 3 partitions"
 
@@ -95,6 +114,12 @@ TARGETS = (
     Target("group: receive + ack many (1,000)", OURS, "≥ 1,000,000/s", _at_most_ns(1000)),
     Target("get + ack at depth", _DEEP, "as at 1,000 (within 20 %)", _as_ours(_DEEP)),
     Target("get + ack at depth", _DEEP, "≤ 150 MB of memory", _at_most_bytes(150e6, _DEEP)),
+    Target("Spark read", OURS, "faster than zstd Parquet", _at_most_times_peer(1, PARQUET_ZSTD)),
+    Target("Spark read", OURS, "≤ 1.5× uncompressed Parquet", _at_most_times_peer(1.5, PARQUET)),
+    Target("Spark read, random values", OURS, "faster than zstd Parquet", _at_most_times_peer(1, PARQUET_ZSTD)),
+    Target("Spark read, random values", OURS, "≤ 1.5× uncompressed Parquet", _at_most_times_peer(1.5, PARQUET)),
+    Target("Spark write", OURS, "≤ 1.5× uncompressed Parquet", _at_most_times_peer(1.5, PARQUET)),
+    Target("Spark worker's memory", _LARGE, "as with small segments (within 20 %)", _as_small),
     Target("open after kill", OURS, "1 GiB in ≤ 1 s", _at_most_seconds(1)),
     Target("open after kill", _NO_INDEX, "1 GiB in ≤ 3 s", _at_most_seconds(3, _NO_INDEX)),
 )

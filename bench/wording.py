@@ -11,6 +11,11 @@ def count(value: float) -> str:
     return three_digits(value)
 
 
+def size(value: float) -> str:
+    """12345678 -> "12.3 MB"."""
+    return f"{count(value)}B" if value >= 1e3 else f"{count(value)} B"
+
+
 def duration(nanoseconds: float) -> str:
     """12345 -> "12.3 µs"."""
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):

@@ -30,8 +30,8 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[Batch, str, Producer]:
-    count = draw(st.sampled_from([1, 2, 3, 31, 32, 33, 40]))
+def batches(draw: st.DrawFn, counts: tuple[int, ...] = (1, 2, 3, 31, 32, 33, 40)) -> tuple[Batch, str, Producer]:
+    count = draw(st.sampled_from(counts))
 
     def column(items: st.SearchStrategy[Any]) -> Any:
         return draw(st.none() | st.lists(items, min_size=count, max_size=count))
@@ -109,6 +109,20 @@ def test_rows_equal_messages_for_every_mix_of_columns_codecs_and_frames(
     start = data.draw(st.integers(0, log.end), "start")
     stop = data.draw(st.integers(start, log.end), "stop")
     assert [comparable(row) for row in rows_of(folder, start, stop)] == wanted[start:stop]
+
+
+@given(st.lists(batches((1,)), min_size=1, max_size=5), st.integers(4, 9), st.data())
+def test_many_messages_that_were_published_one_by_one_are_rows_as_well(
+    stored: list[tuple[Batch, str, Producer]], times: int, data: st.DataObject
+) -> None:
+    folder, log = folder_with([each for each in stored for _ in range(times)] * 4)
+    names = data.draw(st.sets(st.sampled_from(sorted(COLUMNS)), min_size=1))
+    schema = type(SCHEMA)([field for field in SCHEMA.fields if field.name in names])
+    wanted = [
+        expected(record, stored[place // times % len(stored)][2], 0) for place, record in enumerate(log.records(0))
+    ]
+    found = [comparable(row) for row in rows_of(folder, 0, log.end, schema)]
+    assert found == [{name: row[name] for name in row if name in names} for row in wanted]
 
 
 @given(st.lists(batches(), min_size=1, max_size=4), st.permutations(list(COLUMNS)), st.integers(1, len(COLUMNS)))

@@ -1,7 +1,7 @@
 """Frames as Arrow columns: many frames become one batch, and no message is touched. Needs pyarrow and numpy.
 
 Large frames hand over their buffers; of small ones, where a buffer each would cost more than its content, the
-items are gathered first.
+items are gathered first, and those of a single message are taken apart together.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.codec.arrow import binary_array
+from holdfast.codec.arrow_singles import Singles, is_single
 from holdfast.codec.columns import DUE, EXPIRY, FLAGS, HEADERS, KEY_VALIDITY, KEYS, PRIORITIES, REMOVED, TIMES, padding
 from holdfast.codec.frame import Frame
 from holdfast.errors import CorruptData
@@ -23,6 +24,9 @@ INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 # From so many messages on, a frame's buffers are used as they are.
 _LARGE: Final = 32
+
+# So many single messages behind each other are worth the way of `Singles`.
+_RUN: Final = 16
 
 
 class FrameColumns:
@@ -35,18 +39,24 @@ class FrameColumns:
         for frame in frames:
             self._uses |= frame.header.columns
         self.rows = int(self._counts.sum())
+        self._known_runs: list[Singles | list[Frame]] | None = None
 
     def values(self) -> pa.Array:
-        return self._variable(_frame_values, Frame.values_in_place)
+        return self._variable(_frame_values, Frame.values_in_place, Singles.values)
 
     def keys(self) -> pa.Array:
         if not self._uses & KEYS:
             return pa.nulls(self.rows, pa.binary())
-        return self._variable(_frame_keys, _key_list)
+        return self._variable(_frame_keys, _key_list, Singles.keys)
 
     def headers(self) -> pa.Array:
         """Names and values of the headers, our own among them; a message without any has an empty list."""
-        chunks = [_frame_headers(frame) for frame in self._frames]
+        chunks = []
+        for used, frames in groupby(self._frames, lambda frame: bool(frame.header.columns & HEADERS)):
+            if used:
+                chunks += [_frame_headers(frame) for frame in frames]
+            else:
+                chunks.append(pa.repeat(pa.scalar([], HEADER_PAIRS), sum(frame.count for frame in frames)))
         return pa.concat_arrays(chunks) if chunks else pa.array([], HEADER_PAIRS)
 
     def offsets(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -117,11 +127,24 @@ class FrameColumns:
             numbers = np.fromiter(map(otherwise, self._frames), kind, len(self._frames))
             return np.repeat(numbers, self._counts)
         parts = []
-        for frame in self._frames:
-            span = frame.columns().span(column) if frame.header.columns & column else None
-            filled = np.full(frame.count, otherwise(frame), kind) if span is None else np.frombuffer(span, kind)
-            parts.append(filled)
+        for run in self._runs():
+            if isinstance(run, Singles) and column != TIMES:
+                parts.append(run.numbers(column, kind))
+                continue
+            for frame in run.frames if isinstance(run, Singles) else run:
+                span = frame.columns().span(column) if frame.header.columns & column else None
+                filled = np.full(frame.count, otherwise(frame), kind) if span is None else np.frombuffer(span, kind)
+                parts.append(filled)
         return np.concatenate(parts)
+
+    def _runs(self) -> list[Singles | list[Frame]]:
+        """The frames in order, those of single messages together."""
+        if self._known_runs is None:
+            self._known_runs = []
+            for single, frames in groupby(self._frames, is_single):
+                run = list(frames)
+                self._known_runs.append(Singles(run) if single and len(run) >= _RUN else run)
+        return self._known_runs
 
     def _instants(self, column: int) -> pa.Array:
         """Moments in ms since 1970, of which 0 stands for none."""
@@ -131,14 +154,21 @@ class FrameColumns:
         return pa.array(numbers * 1000, pa.int64(), mask=numbers == 0).cast(INSTANT)
 
     def _variable(
-        self, of_large: Callable[[Frame], pa.Array], of_small: Callable[[Frame], Sequence[bytes | None]]
+        self,
+        of_large: Callable[[Frame], pa.Array],
+        of_small: Callable[[Frame], Sequence[bytes | None]],
+        of_singles: Callable[[Singles], pa.Array],
     ) -> pa.Array:
         chunks = []
-        for large, frames in groupby(self._frames, lambda frame: frame.count >= _LARGE):
-            if large:
-                chunks += [of_large(frame) for frame in frames]
-            else:
-                chunks.append(pa.array([item for frame in frames for item in of_small(frame)], pa.binary()))
+        for run in self._runs():
+            if isinstance(run, Singles):
+                chunks.append(of_singles(run))
+                continue
+            for large, frames in groupby(run, lambda frame: frame.count >= _LARGE):
+                if large:
+                    chunks += [of_large(frame) for frame in frames]
+                else:
+                    chunks.append(pa.array([item for frame in frames for item in of_small(frame)], pa.binary()))
         if not chunks:
             return pa.array([], pa.binary())
         return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
@@ -165,8 +195,7 @@ def _key_list(frame: Frame) -> Sequence[bytes | None]:
 
 def _frame_headers(frame: Frame) -> pa.Array:
     span = frame.columns().span(HEADERS)
-    if span is None:
-        return pa.repeat(pa.scalar([], HEADER_PAIRS), frame.count)
+    assert span is not None
     ends_bytes = 4 * (frame.count + 1)
     ends, rest = span[:ends_bytes], span[ends_bytes + len(padding(ends_bytes)) :]
     pairs = int.from_bytes(ends[-4:], "little", signed=True)

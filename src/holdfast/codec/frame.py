@@ -243,6 +243,11 @@ class Frame:
         return self.header.count
 
     @property
+    def stored(self) -> memoryview:
+        """The body as it lies in the file, packed or not."""
+        return self._stored
+
+    @property
     def is_sparse(self) -> bool:
         """Whether messages may have been removed from it."""
         return bool(self.header.columns & REMOVED) or self.header.kind == Kind.HOLE

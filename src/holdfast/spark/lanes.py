@@ -19,8 +19,9 @@ from holdfast.broker.catalog import Catalog
 from holdfast.broker.layout import check_topic_name, topic_folder
 from holdfast.broker.policy import settings_for
 from holdfast.broker.routing import check_partition, partitions_for
-from holdfast.codec.arrow_rows import binary, encode_rows
+from holdfast.codec.arrow_rows import Bytes, binary, encode_rows
 from holdfast.codec.encode import Body, Packing
+from holdfast.codec.murmur import murmur3_of
 from holdfast.env import World
 from holdfast.errors import InvalidRequest, UnknownTopic
 from holdfast.settings import BrokerSettings, TopicSettings
@@ -161,6 +162,11 @@ def _by_key(keys: Any, rows: int, partitions: int) -> npt.NDArray[np.int64]:
     """The partition of each key, as the library chooses it; -1 where there is none."""
     if keys is None:
         return np.full(rows, -1, np.int64)
+    if not keys.null_count:
+        laid_out = Bytes.of(binary(keys))
+        hashes = murmur3_of(laid_out.ends, np.frombuffer(laid_out.data, np.uint8))
+        if hashes is not None:
+            return (hashes % np.uint32(partitions)).astype(np.int64)
     coded = binary(keys).dictionary_encode()
     of_key = np.array([*partitions_for(coded.dictionary.to_pylist(), partitions), -1], np.int64)
     which: npt.NDArray[np.int32] = pc.fill_null(coded.indices, len(of_key) - 1).to_numpy(zero_copy_only=False)

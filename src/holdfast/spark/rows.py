@@ -14,7 +14,7 @@ from holdfast.broker.marks import MOVED, ONLY_FOR
 from holdfast.codec.arrow_columns import FrameColumns
 from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
-from holdfast.errors import DamagedRange, OffsetOutOfRange
+from holdfast.errors import DamagedRange, OffsetOutOfRange, UnknownFormat
 from holdfast.spark.folder import DataFolder
 from holdfast.spark.schema import Maker, Source
 
@@ -88,6 +88,8 @@ def _frames(folder: DataFolder, wanted: Range, reading: Reading) -> Iterator[Fra
                 at = gone.start
                 continue
             reach = gone.end
+        except UnknownFormat as error:
+            raise UnknownFormat(f"{wanted} cannot be read: {error}") from None
         if reach < wanted.stop:
             _end_too_early(wanted, reach, reader.start, reading)
         return
@@ -113,7 +115,7 @@ def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, reading: Readin
     above = max(frames[-1].next_offset - wanted.stop, 0)
     kept = columns.kept()
     if not reading.include_redriven:
-        kept = _without_redriven(frames, kept)
+        kept = _without_redriven(frames, columns, kept)
     if below or above:
         batch = batch.slice(below, columns.rows - below - above)
         kept = None if kept is None else kept[below : columns.rows - above]
@@ -124,10 +126,10 @@ def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, reading: Readin
 
 
 def _without_redriven(
-    frames: Sequence[Frame], kept: np.ndarray[Any, np.dtype[np.bool_]] | None
+    frames: Sequence[Frame], all_columns: FrameColumns, kept: np.ndarray[Any, np.dtype[np.bool_]] | None
 ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
     """Leave out what came back for one group: everybody else has had it."""
-    if not any(frame.header.columns & FLAGS for frame in frames):
+    if not (all_columns.flags() & MOVED).any():
         return kept
     at = 0
     for frame in frames:
