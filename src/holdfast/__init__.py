@@ -3,21 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.metrics import Observer
-from holdfast.broker.traces import TraceStep
-from holdfast.embedded.broker import Broker, open_broker
-from holdfast.embedded.consumer import Consumer
-from holdfast.embedded.dead import DeadGroup
-from holdfast.embedded.drafts import NewMessage
-from holdfast.embedded.feeds import StreamMessage
-from holdfast.embedded.group import Group, Message
-from holdfast.embedded.listed import DeadLetter
-from holdfast.embedded.producer import Producer
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.queue import Queue
-from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
-from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.errors import (
     BadBody,
     BadSettings,
@@ -45,6 +30,21 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings
 
 if TYPE_CHECKING:
     from holdfast import aio
+    from holdfast.broker.group import Compacted, QueueStats
+    from holdfast.broker.metrics import Observer
+    from holdfast.broker.traces import TraceStep
+    from holdfast.embedded.broker import Broker, open_broker
+    from holdfast.embedded.consumer import Consumer
+    from holdfast.embedded.dead import DeadGroup
+    from holdfast.embedded.drafts import NewMessage
+    from holdfast.embedded.feeds import StreamMessage
+    from holdfast.embedded.group import Group, Message
+    from holdfast.embedded.listed import DeadLetter
+    from holdfast.embedded.producer import Producer
+    from holdfast.embedded.publisher import Stored
+    from holdfast.embedded.queue import Queue
+    from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
+    from holdfast.embedded.topics import GroupInfo, TopicInfo
 
 __version__ = "0.1.0"
 
@@ -98,8 +98,35 @@ __all__ = [
 ]
 
 
+# Where the other names are: loaded by those who use them. A worker of Spark's has no use for a broker.
+_LATER = {
+    "Broker": "holdfast.embedded.broker",
+    "Compacted": "holdfast.broker.group",
+    "Consumer": "holdfast.embedded.consumer",
+    "DeadGroup": "holdfast.embedded.dead",
+    "DeadLetter": "holdfast.embedded.listed",
+    "Group": "holdfast.embedded.group",
+    "GroupInfo": "holdfast.embedded.topics",
+    "Message": "holdfast.embedded.group",
+    "NewMessage": "holdfast.embedded.drafts",
+    "Observer": "holdfast.broker.metrics",
+    "Producer": "holdfast.embedded.producer",
+    "Queue": "holdfast.embedded.queue",
+    "QueueStats": "holdfast.broker.group",
+    "Stored": "holdfast.embedded.publisher",
+    "StreamMessage": "holdfast.embedded.feeds",
+    "TopicInfo": "holdfast.embedded.topics",
+    "TraceStep": "holdfast.broker.traces",
+    "open": "holdfast.embedded.queue:open_queue",
+    "open_broker": "holdfast.embedded.broker",
+}
+
+
 def __getattr__(name: str) -> Any:
-    # The faces for tasks are loaded by those who use them: they bring asyncio with them.
-    if name == "aio":
+    if name == "aio":  # brings asyncio with it
         return importlib.import_module("holdfast.aio")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LATER[name].partition(":")
+    found = globals()[name] = getattr(importlib.import_module(module), attribute or name)
+    return found

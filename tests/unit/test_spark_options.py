@@ -62,6 +62,9 @@ def test_offsets_are_given_by_topic_and_partition() -> None:
         ("-10m", NOW_MS * 1_000_000 - 600 * 10**9),
         ("1800000000000", 1_800_000_000_000 * 10**6),
         ("2027-01-15T08:00:00Z", 1_800_000_000 * 10**9),
+        (" 2027-01-15T10:00:00+02:00 ", 1_800_000_000 * 10**9),
+        ("2027-01-15T08:00:00", 1_800_000_000 * 10**9),
+        ("1969-12-31T23:59:59Z", -(10**9)),
     ],
 )
 def test_a_time_is_relative_or_in_milliseconds_or_iso(text: str, ns: int) -> None:
@@ -72,6 +75,10 @@ def test_a_time_is_relative_or_in_milliseconds_or_iso(text: str, ns: int) -> Non
     ("given", "named"),
     [
         ({"topicc": "x"}, 'option "topicc" is not known; did you mean "topic"'),
+        ({"kafka.bootstrap.servers": "x:9092"}, "there is none: leave it out, and name a folder"),
+        ({"startingTimestamp": "-1000"}, 'option "startingTimestamp"'),
+        ({"startingTimestamp": "2027-13-01"}, 'option "startingTimestamp"'),
+        ({"minPartitions": "-1"}, 'option "minPartitions"'),
         ({"nonsense": "x"}, 'option "nonsense" is not known; there are assign,'),
         ({"subscribe": "other"}, "topic and subscribe are given"),
         ({"startingOffsets": "middle"}, 'option "startingOffsets"'),
@@ -122,3 +129,16 @@ def test_what_can_be_checked_early_is() -> None:
     check_options(CaseInsensitiveDict(GIVEN))
     with pytest.raises(InvalidRequest, match="onCorrupt"):
         check_options(CaseInsensitiveDict({**GIVEN, "onCorrupt": "x"}))
+
+
+def test_spaces_and_file_addresses_are_taken_as_meant() -> None:
+    assert batch(topic=" orders , organs ").subscription.names == ("orders", "organs")
+    assert batch(minPartitions=" 4 ").min_partitions == 4
+    assert not batch(failOnDataLoss=" False ").fail_on_data_loss
+    assert [batch(path=path).path for path in ("file:///data", "file:/data", "/data")] == ["/data"] * 3
+
+
+@pytest.mark.parametrize("text", ["100ms", "0", "2w", "soon", "-5m"])
+def test_a_time_out_that_cannot_be_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="pinTimeout"):
+        stream(pinTimeout=text)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from holdfast.broker.queries import NOT_READ
 from holdfast.errors import InvalidRequest, OffsetOutOfRange, TailLost
 from holdfast.model import LogPosition
 from holdfast.spark.folder import DataFolder
 from holdfast.spark.options import ReadOptions
-from holdfast.spark.plan import check_places, starting_offset
+from holdfast.spark.plan import check_places, check_unwritten, starting_offset
 from holdfast.spark.positions import Positions, TopicPositions
 from holdfast.spark.rows import Range, lost
 from holdfast.storage import LogReader
@@ -34,7 +35,9 @@ class Admission:
         for topic, number in places:
             reader = self.folder.reader(topic, number)
             offsets = found.setdefault(topic, {})
-            if reader is not None:
+            if reader is None:
+                check_unwritten(self._options, topic, number)
+            else:
                 offset = starting_offset(reader, self._options, topic, number, reader.end)
                 offsets[number] = reader.position(offset)
         return self._positions(found)
@@ -45,20 +48,28 @@ class Admission:
 
     def end(self) -> Positions:
         """The end of every partition."""
-        found: dict[str, dict[int, LogPosition]] = {}
+        found: dict[str, dict[int, LogPosition]] = {
+            topic: {} for topic in self.folder.topics(self._options.subscription)
+        }
         for topic, number, reader in self._logs():
-            found.setdefault(topic, {})[number] = reader.position(reader.end)
+            found[topic][number] = reader.position(reader.end)
         return self._positions(found)
 
     def latest(self, start: Positions, most: int | None) -> Positions:
-        """How far the next batch goes: no more than so many messages, shared out by what each partition has."""
+        """How far the next batch goes: no more than so many messages, shared out by what each partition has.
+
+        Of a topic that is new to the query it is only noted from where on it is read; reading begins one batch later.
+        Otherwise nobody could tell later whether what is gone from its head had gone before.
+        """
         self._check_topics(start)
         waiting = {(wanted.topic, wanted.partition): wanted for wanted in self._waiting(start)}
         total = sum(wanted.stop - wanted.start for wanted in waiting.values())
         bytes_left = self._options.max_bytes
-        weights = {} if bytes_left is None else {place: self._weigh(wanted) for place, wanted in waiting.items()}
+        weights = (
+            {} if bytes_left is None else {place: self._weigh(wanted, bytes_left) for place, wanted in waiting.items()}
+        )
         weight = sum(weights.values())
-        found = {topic: dict(known.partitions) for topic, known in start.topics.items()}
+        found = {topic: dict(known.partitions) for topic, known in start.topics.items()} | self._new_topics(start)
         for place, wanted in waiting.items():
             stop = wanted.stop
             if most is not None and total > most:
@@ -67,8 +78,9 @@ class Admission:
             reader = self._reader(*place)
             if bytes_left is not None and weight > bytes_left:
                 stop = min(stop, reader.reach(wanted.start, max(1, weights[place] * bytes_left // weight)))
-            if stop > wanted.start:
-                found.setdefault(place[0], {})[place[1]] = reader.position(stop)
+            known = start.at(*place)
+            if stop != (0 if known is None else known.offset):  # also where it passes over what is gone
+                found[place[0]][place[1]] = reader.position(stop)
         return self._positions(found, start)
 
     def ranges(self, start: Positions, end: Positions) -> list[Range]:
@@ -83,6 +95,8 @@ class Admission:
                     f"the checkpoint knows {topic}/{number} up to offset {position.offset}, and that partition is not "
                     f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone"
                 )
+            if topic not in start.topics:
+                continue  # it was only noted
             stop = self._held(reader, topic, number, position)
             if stop > reader.end:
                 stop = self._cut_short(reader, topic, number, stop)
@@ -108,15 +122,30 @@ class Admission:
 
     def unread(self, positions: Positions) -> dict[str, tuple[int, dict[int, int]]]:
         """What retention must leave: every topic that is read, from where it is read on."""
-        known = positions.offsets()
-        return {
-            topic: known.get(topic, (self.folder.topic_id(topic), {}))
-            for topic in self.folder.topics(self._options.subscription)
-        }
+        known, found = positions.offsets(), {}
+        for topic in self.folder.topics(self._options.subscription):
+            topic_id, offsets = known.get(topic, (self.folder.topic_id(topic), {}))
+            others = range(0 if self._options.subscription.partitions is None else self.folder.partition_count(topic))
+            unread = {n: NOT_READ for n in others if not self._options.subscription.wants(topic, n)}
+            found[topic] = (topic_id, offsets | unread)
+        return found
+
+    def _new_topics(self, start: Positions) -> dict[str, dict[int, LogPosition]]:
+        """Those that have come since, each from its beginning."""
+        found: dict[str, dict[int, LogPosition]] = {}
+        for topic, number in self.folder.partitions(self._options.subscription):
+            if topic in start.topics or (self._last is not None and topic not in self._last.topics):
+                continue
+            offsets, reader = found.setdefault(topic, {}), self.folder.reader(topic, number)
+            if reader is not None:
+                offsets[number] = reader.position(reader.start)
+        return found
 
     def _waiting(self, start: Positions) -> Iterator[Range]:
         """What could be read, partition by partition."""
         for topic, number, reader in self._logs():
+            if topic not in start.topics:
+                continue
             end = self._stop(topic, number, reader)
             first = self._first(reader, topic, number, start.at(topic, number), end)
             if first <= end:
@@ -129,11 +158,13 @@ class Admission:
         return 0 if last is None else min(last.offset, reader.end)
 
     def _first(self, reader: LogReader, topic: str, number: int, position: LogPosition | None, stop: int) -> int:
-        """Where reading goes on; what is gone from there is told, or is an error."""
+        """Where reading goes on; what is gone from there is told, or is an error.
+
+        A partition without a position had nothing in it when the topic was noted: it is read from 0 on.
+        """
         wanted = 0 if position is None else self._held(reader, topic, number, position)
         start = reader.start
-        # A partition that was new has lost nothing that this query could have known of, unless it was read from.
-        if wanted < start and position is not None and wanted < stop:
+        if wanted < start and wanted < stop:
             if self._options.fail_on_data_loss:
                 raise lost(Range(topic, number, wanted, stop), start)
             self._tell(topic, number, wanted, min(start, stop))
@@ -192,8 +223,10 @@ class Admission:
         assert reader is not None  # it was asked for its end
         return reader
 
-    def _weigh(self, wanted: Range) -> int:
-        return self._reader(wanted.topic, wanted.partition).weigh(wanted.start, wanted.stop)
+    def _weigh(self, wanted: Range, most: int) -> int:
+        """About how many bytes are waiting; not counted any further than to what a batch may have."""
+        reader = self._reader(wanted.topic, wanted.partition)
+        return most + 1 if reader.reach(wanted.start, most) < wanted.stop else reader.weigh(wanted.start, wanted.stop)
 
     def _positions(self, found: dict[str, dict[int, LogPosition]], known: Positions | None = None) -> Positions:
         """Of the topics found; of one that a checkpoint knows, its id as it was there."""

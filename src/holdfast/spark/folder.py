@@ -48,10 +48,14 @@ class DataFolder:
         """Which topic of this name it is."""
         return self._catalog.facts(topic).id
 
+    def partition_count(self, topic: str) -> int:
+        """How many partitions it has by now."""
+        return self._catalog.facts(topic).partitions
+
     def partitions(self, subscription: Subscription) -> Iterator[tuple[str, int]]:
         """Topic and number of each partition that is to be read."""
         for topic in self.topics(subscription):
-            count = self._catalog.facts(topic).partitions
+            count = self.partition_count(topic)
             wanted = subscription.partitions
             for number in wanted[topic] if wanted is not None else range(count):
                 if not 0 <= number < count:

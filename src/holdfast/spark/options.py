@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.broker.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
 from holdfast.embedded.times import instant_ns, parse_duration, parse_instant
 from holdfast.errors import InvalidRequest
 
@@ -60,7 +61,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_offsets: int | None = _DEFAULT_OFFSETS
     max_bytes: int | None = _DEFAULT_BYTES
     group: str | None = None
-    pin_ms: int = 300_000
+    pin_ms: int = TTL_MS
 
 
 def check_options(given: Mapping[str, str]) -> None:
@@ -91,7 +92,7 @@ def stream_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
         max_offsets=options.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS),
         max_bytes=options.limit("maxBytesPerTrigger", _DEFAULT_BYTES),
         group=options.text("groupId"),
-        pin_ms=options.duration_ms("pinTimeout", 300_000),
+        pin_ms=options.pin_ms("pinTimeout"),
     )
 
 
@@ -128,13 +129,17 @@ def required_path(given: Mapping[str, str]) -> str:
     path = given.get("path")
     if not path:
         raise InvalidRequest('option "path" is missing: name the data folder, .option("path", "/data/shop")')
-    return path.removeprefix("file://")
+    return path.removeprefix("file://").removeprefix("file:")
 
 
 def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
     """Refuse an option that nobody looks at, with the one that was meant; Spark hands names over in lower case."""
     names = {name.lower(): name for name in known}
     for option in given:
+        if option.lower().startswith("kafka."):
+            raise InvalidRequest(
+                f'option "{option}" is for a server, and there is none: leave it out, and name a folder'
+            )
         if option.lower() not in names and not option.lower().startswith("spark."):
             near = get_close_matches(option.lower(), names, n=1)
             meant = f'; did you mean "{names[near[0]]}"?' if near else f"; there are {', '.join(sorted(known))}"
@@ -143,7 +148,7 @@ def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
 
 def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     """An option that is true or false."""
-    text = (given.get(name) or str(default)).lower()
+    text = (given.get(name) or str(default)).strip().lower()
     if text not in ("true", "false"):
         raise InvalidRequest(f'option "{name}" is {given.get(name)!r}: say true or false')
     return text == "true"
@@ -151,8 +156,8 @@ def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 def whole_number(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
     """An option that is a count."""
-    text = given.get(name)
-    if text is None:
+    text = (given.get(name) or "").strip()
+    if not text:
         return default
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise InvalidRequest(f'option "{name}" is {text!r}: give a whole number, {least} or more')
@@ -201,14 +206,19 @@ class _Options:
             raise InvalidRequest(f'option "{name}" is {text!r}: give a number of 1 or more, such as {such}, or none')
         return int(found[1]) << _SHIFTS[found[2][:1]]
 
-    def duration_ms(self, name: str, default: int) -> int:
+    def pin_ms(self, name: str) -> int:
         text = self._given.get(name)
-        return default if text is None else max(round(parse_duration(text, f'option "{name}"') * 1000), 1)
+        if text is None:
+            return TTL_MS
+        found = round(parse_duration(text.strip(), f'option "{name}"') * 1000)
+        if not LEAST_TTL_MS <= found <= MOST_TTL_MS:
+            raise InvalidRequest(f'option "{name}" is {text!r}: give a second (1s) to a week (1w)')
+        return found
 
     def instant(self, name: str, instead_of: str) -> int | None:
         """A moment: ISO 8601, `-10m` from now, or milliseconds since 1970, as Spark's Kafka source takes them."""
-        text = self._given.get(name)
-        if text is None:
+        text = (self._given.get(name) or "").strip()
+        if not text:
             return None
         if self._given.get(instead_of) is not None:
             raise InvalidRequest(f'options "{name}" and "{instead_of}" are both given: choose one of them')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
@@ -29,6 +28,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
     for topic, number in places:
         reader = folder.reader(topic, number)
         if reader is None:
+            check_unwritten(options, topic, number)
             continue
         end = reader.end
         start = starting_offset(reader, options, topic, number, end)
@@ -57,6 +57,13 @@ def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) ->
         )
 
 
+def check_unwritten(options: ReadOptions, topic: str, number: int) -> None:
+    """Nothing was ever written to the partition: only its beginning can be meant, which is its end, too."""
+    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if not isinstance(given, str) and given[topic][number] > 0:
+            raise _beyond(name, given[topic][number], topic, number, 0, 0)
+
+
 def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
     """Where reading a partition begins."""
     if options.starting_ns is not None:
@@ -79,13 +86,13 @@ def _offset_of(name: str, given: Places, reader: LogReader, topic: str, number: 
     if offset == LATEST:
         return end
     if offset > end:
-        raise OffsetOutOfRange(
-            f'option "{name}" says {offset} for {topic}/{number}, which ends at {end}',
-            offset=offset,
-            start=reader.start,
-            end=end,
-        )
+        raise _beyond(name, offset, topic, number, reader.start, end)
     return offset
+
+
+def _beyond(name: str, offset: int, topic: str, number: int, start: int, end: int) -> OffsetOutOfRange:
+    what = f'option "{name}" says {offset} for {topic}/{number}, which ends at {end}'
+    return OffsetOutOfRange(what, offset=offset, start=start, end=end)
 
 
 def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> list[Range]:
@@ -102,16 +109,12 @@ def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> 
 def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
     """Whole segments, several where they are small."""
     reader = folder.reader(wanted.topic, wanted.partition)
-    segments = [] if reader is None else reader.segments()
-    ends = [segment.next_offset for segment in segments]
     start, size = wanted.start, 0
-    for segment in segments[bisect_left(ends, wanted.start + 1) :]:
-        if segment.base_offset >= wanted.stop:
-            break
-        if size and size + segment.bytes > _TASK_BYTES:
-            yield Range(wanted.topic, wanted.partition, start, segment.base_offset)
-            start, size = segment.base_offset, 0
-        size += segment.bytes
+    for first, weight in [] if reader is None else reader.stretches(wanted.start, wanted.stop):
+        if size and size + weight > _TASK_BYTES:
+            yield Range(wanted.topic, wanted.partition, start, first)
+            start, size = first, 0
+        size += weight
     if start < wanted.stop:
         yield Range(wanted.topic, wanted.partition, start, wanted.stop)
 

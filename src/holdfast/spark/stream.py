@@ -92,11 +92,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_split(self._options, self._schema, partition)
 
-    def stop(self) -> None:
-        """Let go at once; where Spark does not say so, the lease runs out."""
-        if self._lease is not None:
-            self._lease.end()
-
     def _planner(self) -> Admission:
         if self._admission is None:
             self._admission = Admission(DataFolder(self._options.path), self._options)
@@ -107,6 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._lease is None:
             folder = self._planner().folder
             group = self._options.group or f"spark-{folder.world.ids.random_u32():08x}"
-            lease = QueryLease.start(folder.world, folder.path, group, ttl_ms=self._options.pin_ms)
+            # Lasting: what ends here, in whichever way, may go on from its checkpoint, and nobody says whether it will.
+            lease = QueryLease.start(folder.world, folder.path, group, ttl_ms=self._options.pin_ms, lasting=True)
             self._lease = renewing(lease)  # a batch may take an hour, in which Spark calls nobody here
         self._lease.hold(self._planner().unread(positions))
