@@ -53,8 +53,8 @@ class Shop:
     ) -> StagedRows:
         return self.sink(**changes).stage(iter(batches), write, batch, Task(task, attempt))
 
-    def commit(self, *messages: StagedRows | None, kept: bool = True, **changes: Any) -> None:
-        self.sink(**changes).commit(messages, kept=kept)
+    def commit(self, *messages: StagedRows | None, kept: bool = True, streaming: bool = False, **changes: Any) -> None:
+        self.sink(**changes).commit(messages, kept=kept, streaming=streaming)
 
     def write(self, *batches: pa.RecordBatch, batch: int = 0, write: str = "query", **changes: Any) -> None:
         self.commit(self.stage(*batches, batch=batch, write=write, **changes), **changes)

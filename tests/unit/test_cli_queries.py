@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.broker.catalog import Catalog
-from holdfast.broker.queries import QueryLease
+from holdfast.broker.queries import NOT_READ, QueryLease
 from holdfast.env import real_world
 from holdfast.spark.staging import Manifest, Staging
 from tests.unit.commands import Run, runner
@@ -48,6 +48,13 @@ def stale(lease: QueryLease) -> Path:
     written = json.loads(path.read_bytes())
     path.write_text(json.dumps({**written, "boot_id": 7, "renewed_at_ms": written["renewed_at_ms"] - 660_000}))
     return path
+
+
+def test_partitions_that_a_query_leaves_alone_are_not_shown_as_its_lag(run, data, lease):
+    lease.hold({"orders": (Catalog(real_world(), str(data)).facts("orders").id, {0: 4, 1: NOT_READ})})
+    (group,) = run("group", "show", data, "report", "--json").document["topics"]
+    assert [partition["partition"] for partition in group["partitions"]] == [0]
+    assert group["lag"] == 1
 
 
 def test_a_query_is_listed_with_its_lag_and_when_it_was_renewed(run, data, lease):

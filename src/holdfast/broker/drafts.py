@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, column, mark, moved_batch
 from holdfast.codec.columns import HEADERS
-from holdfast.model import Appended, Batch, Durability, HeaderPairs, Record
+from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, Record
 from holdfast.storage.log import Log
 
 
@@ -24,6 +25,14 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
     due_at_ms: int = 0
     dedup_id: bytes | None = None
     flags: int = 0
+
+
+class Manner(NamedTuple):
+    """How messages are to be written. `any_size`: their sizes were looked at before."""
+
+    durability: Durability | None
+    codec: CodecName | None
+    any_size: bool
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):

@@ -34,6 +34,7 @@ from holdfast.storage.files import join
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 QUERIES: Final = "queries"
+STAGING: Final = "staging"
 SETTINGS: Final = "settings.json"
 TOPIC: Final = "topic.json"
 INTERNAL_PREFIX: Final = "__"

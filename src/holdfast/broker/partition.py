@@ -23,6 +23,7 @@ from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.drafts import (
     Draft,
+    Manner,
     Place,
     Publication,
     batch_of,
@@ -79,9 +80,8 @@ class Partition:
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
         self._save_lock = threading.Lock()  # around a save of the dedup ids
-        self._urgent_lock = (
-            threading.Lock()
-        )  # around a write of messages with priorities, of which all groups must know
+        # Around a write of messages with priorities, of which all groups must know.
+        self._urgent_lock = threading.Lock()
         self.closed = False
         self._dedup_saved_ms = self._mono_ms()
 
@@ -108,13 +108,22 @@ class Partition:
         self.log.change(settings)
 
     def publish(
-        self, drafts: Sequence[Draft], *, durability: Durability | None = None, codec: CodecName | None = None
+        self,
+        drafts: Sequence[Draft],
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        any_size: bool = False,
     ) -> Publication:
-        """Write messages, all of them or none; duplicates are left out. Then `wait`."""
+        """Write messages, all of them or none; duplicates are left out. Then `wait`.
+
+        `any_size`: they were accepted before, and staged.
+        """
+        manner = Manner(durability, codec, any_size)
         if any(draft.dedup_id is not None for draft in drafts):
             with self._lock:
-                return self._publish_unseen(drafts, durability, codec)
-        return self._publish(drafts, durability, codec)
+                return self._publish_unseen(drafts, manner)
+        return self._publish(drafts, manner)
 
     def append(
         self,
@@ -320,30 +329,27 @@ class Partition:
         if self.dedup is not None:
             self.log.pin("dedup", self.dedup.covered.partition.offset)
 
-    def _publish(self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None) -> Publication:
+    def _publish(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
         if any(draft.due_at_ms for draft in drafts):
-            return self._publish_delayed(drafts, durability, codec)
-        appended = self._write(batch_of(drafts), durability, codec)
+            return self._publish_delayed(drafts, manner)
+        durability, codec, any_size = manner
+        appended = self._write(batch_of(drafts), durability, codec, any_size=any_size)
         places = [Place(offset) for offset in range(appended.offset, appended.next_offset)]
         return Publication(places, appended.durability, in_log=appended)
 
-    def _publish_delayed(
-        self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None
-    ) -> Publication:
+    def _publish_delayed(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
         """All of a batch goes this way, also what is due at once: one write is all or nothing, two are not."""
         store = self._open_delayed()
         now_ms = self._world.clock.now_ns() // 1_000_000
         batch = msgspec.structs.replace(batch_of(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
-        appended = store.write(batch, durability=durability, codec=codec)
+        appended = store.write(batch, **manner._asdict())
         places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
         due_now = any(draft.due_at_ms <= now_ms for draft in drafts)
         # Now: who waits for the sync may be cancelled, and the message comes due all the same.
         self.on_attention()
         return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
 
-    def _publish_unseen(
-        self, drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None
-    ) -> Publication:
+    def _publish_unseen(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
         """Publish what is no duplicate, of an earlier message or of another one in the same call."""
         dedup = self._open_dedup()
         now_ms = self._world.clock.now_ns() // 1_000_000
@@ -361,7 +367,7 @@ class Partition:
                     continue
                 in_call[draft.dedup_id] = len(fresh)
             fresh.append(draft)
-        publication = self._publish(fresh, durability, codec)
+        publication = self._publish(fresh, manner)
         for draft, place in zip(fresh, publication.places, strict=True):
             if draft.dedup_id is not None:
                 dedup.add(draft.dedup_id, reference_of(place), now_ms)
@@ -396,12 +402,14 @@ class Partition:
         codec: CodecName | None = None,
         *,
         moved: bool = False,
+        any_size: bool = False,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
+        any_size = any_size or moved
         if not isinstance(batch, Batch) or batch.priorities is None:
-            return self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
+            return self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer)
         with self.telling_groups() as tell:
-            appended = self.log.write(batch, durability=durability, codec=codec, any_size=moved, producer=producer)
+            appended = self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer)
             tell(appended.offset, bytes(batch.priorities))
         return appended
 

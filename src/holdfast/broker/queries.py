@@ -177,10 +177,11 @@ class QueryLease:
     """The query's side: keeps what it has not read from going, as far as the folder can be written.
 
     Safe to use from any thread. Ends by `end`, with the process, or when nobody has the object any more; a child after
-    a fork finds it ended. `renewing` gives it a thread, without which it lasts no longer than its time-out.
+    a fork finds it ended. `renewing` gives it a thread, without which it lasts no longer than its time-out. A `lasting`
+    one leaves its file behind unless it is ended: somebody else will take the query up within the time-out.
     """
 
-    def __init__(self, world: World, root: str, group: str, *, ttl_ms: int, kind: str) -> None:
+    def __init__(self, world: World, root: str, group: str, *, ttl_ms: int, kind: str, lasting: bool = False) -> None:
         self._world = world
         self._root = root
         self.group = group
@@ -195,12 +196,16 @@ class QueryLease:
         self._written_ns: int | None = None  # None: what is to be written could not be
         self._told = False
         self._ended = False
+        self._lasting = lasting
         self._lock = threading.Lock()
         close_in_children(self)
-        end_at_exit(self)
+        if not lasting:
+            end_at_exit(self)
 
     @staticmethod
-    def start(world: World, root: str, group: str, *, ttl_ms: int = TTL_MS, kind: str = "spark") -> QueryLease:
+    def start(
+        world: World, root: str, group: str, *, ttl_ms: int = TTL_MS, kind: str = "spark", lasting: bool = False
+    ) -> QueryLease:
         """A query of this name, which needs nothing until it says so by `hold`."""
         check_name(group, "group")
         if type(ttl_ms) is not int or not LEAST_TTL_MS <= ttl_ms <= MOST_TTL_MS:
@@ -208,7 +213,7 @@ class QueryLease:
                 f"a query cannot have a time-out of {ttl_ms!r} ms: give {LEAST_TTL_MS} (a second) to {MOST_TTL_MS} "
                 "(a week)"
             )
-        return QueryLease(world, root.rstrip("/") or "/", group, ttl_ms=ttl_ms, kind=kind)
+        return QueryLease(world, root.rstrip("/") or "/", group, ttl_ms=ttl_ms, kind=kind, lasting=lasting)
 
     def hold(self, positions: Mapping[str, tuple[int, Mapping[int, int]]]) -> bool:
         """Need these topics, {name: (id, {partition: offset})}, from the offsets on, and nothing else any more.
@@ -261,7 +266,7 @@ class QueryLease:
 
     def __del__(self) -> None:
         # Nobody can be inside the lock: whoever is has the object.
-        if not self._ended:
+        if not self._ended and not self._lasting:
             self.end()
 
     def _write(self) -> bool:

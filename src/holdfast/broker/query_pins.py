@@ -17,6 +17,7 @@ import msgspec
 from holdfast.broker.layout import QUERIES, names_in
 from holdfast.broker.positions import PartitionLag, lag_of
 from holdfast.broker.queries import QUERY_FILE, UNFINISHED, Query, parse_query, remove_queries, unknown_query
+from holdfast.broker.staged import staged_floor
 from holdfast.env import World
 from holdfast.storage.files import join, read_file
 
@@ -46,9 +47,13 @@ class Queries:
         self._lock = threading.Lock()
 
     def floor(self, topic: str, topic_id: int, partition: int) -> int | None:
-        """The first offset of a partition that some query needs, as of now; None where nobody needs any."""
+        """The first offset of a partition that is needed, as of now; None where nobody needs any.
+
+        By a query, or by a bulk write whose commit was cut short.
+        """
         with self._lock:
             floors = [query.floor(topic, topic_id, partition) for query in self._look()]
+        floors.append(staged_floor(self._world, self._root, topic, topic_id, partition))
         return min((floor for floor in floors if floor is not None), default=None)
 
     def running(self) -> list[Query]:

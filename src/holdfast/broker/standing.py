@@ -245,8 +245,9 @@ class Standing:
                 mode="query",
                 static_members=(),
                 partitions=[
-                    self._lag_of(reader, topic, number, query.floor(topic, topic_id, number) or 0)
+                    self._lag_of(reader, topic, number, floor)
                     for number, reader in readers.items()
+                    if (floor := query.floor(topic, topic_id, number)) is not None
                 ],
                 query=QueryStanding(
                     kind=query.kind,

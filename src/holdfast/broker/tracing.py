@@ -12,6 +12,7 @@ from typing import Final
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.drafts import Manner
 from holdfast.broker.group_tracer import GroupTracer
 from holdfast.broker.layout import partition_folder
 from holdfast.broker.partition import Draft, Partition, Publication
@@ -115,18 +116,19 @@ def _partition_hooks(
         codec: CodecName | None = None,
         *,
         moved: bool = False,
+        any_size: bool = False,
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         at_ns = now_ns()
-        appended = kind._write(partition, batch, durability, codec, moved=moved, producer=producer)
+        appended = kind._write(partition, batch, durability, codec, moved=moved, any_size=any_size, producer=producer)
         if not moved:  # whoever moves messages says itself what that was
             headers = batch.headers if isinstance(batch, Batch) else None
             tracer.published(headers, appended.offset, appended.next_offset - appended.offset, at_ns)
         return appended
 
-    def publish_delayed(drafts: Sequence[Draft], durability: Durability | None, codec: CodecName | None) -> Publication:
+    def publish_delayed(drafts: Sequence[Draft], manner: Manner) -> Publication:
         at_ns = now_ns()
-        publication = kind._publish_delayed(partition, drafts, durability, codec)
+        publication = kind._publish_delayed(partition, drafts, manner)
         if publication.in_delayed is not None:
             dues_ms = [draft.due_at_ms or at_ns // 1_000_000 for draft in drafts]
             tracer.delayed([draft.headers for draft in drafts], publication.in_delayed.offset, dues_ms, at_ns)

@@ -15,42 +15,37 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from hashlib import blake2b
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.bulk import BulkFrame, append_frames
-from holdfast.broker.drafts import Draft
-from holdfast.broker.marks import DEDUP_ID, WRITTEN, mark
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic import Topic
-from holdfast.codec.columns import HEADERS
-from holdfast.codec.frame import Frame
 from holdfast.env import World
-from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, UnknownTopic
-from holdfast.model import Producer
+from holdfast.errors import Busy, HoldfastError, InvalidRequest, Unavailable, UnknownTopic
 from holdfast.settings import BrokerSettings
-from holdfast.spark.staging import Lane, LaneStart, Manifest, StagedFile, Staging
-from holdfast.storage.log import Log
+from holdfast.spark.staging import Done, Lane, LaneStart, Manifest, StagedFile, Staging
+from holdfast.spark.tracks import NoTrack, Track, Writer
 from holdfast.storage.opening import translated
 
 logger = logging.getLogger(__name__)
 
-_APPEND_BYTES: Final = 8 << 20
-_PUBLISH_ROWS: Final = 1_000
 _LOOK_AGAIN_S: Final = 0.05
 _MOST_ROWS: Final = 2**32 - 1  # the log numbers them with 32 bits
 
 
 class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be committed. `kept`: the write goes on after this batch, so that its end must be remembered."""
+    """What is to be committed. `kept`: the write goes on after this batch, so that its end must be remembered.
+
+    `streaming`: it is a query's, of whose batches none but the last can come again.
+    """
 
     write_id: str
     batch: int
     files: tuple[StagedFile, ...]
     kept: bool = True
+    streaming: bool = False
     new_partitions: int | None = None
 
 
@@ -80,16 +75,51 @@ def commit(engine: BrokerEngine, write: Write) -> bool:
     """Bring the rows into the log, or learn that they are there: then the answer is False."""
     staging = Staging(engine.world, engine.folder)
     finish_pending(engine, write.write_id)
-    fresh = staging.done(write.write_id).batch < write.batch
-    if fresh and write.files:
+    done = staging.done(write.write_id)
+    fresh = done.batch < write.batch
+    if not fresh:
+        _check_again(write, done)
+    elif write.files:
+        with translated(staging.root):
+            staging.check_there(write.write_id, write.batch, write.files)
         manifest = _manifest(engine, write)
         staging.note_manifest(manifest)
-        _carry_out(engine, staging, manifest, resumed=False)
+        with _telling_that_it_counts(write):
+            _carry_out(engine, staging, manifest, resumed=False)
     try:
         staging.tidy()
     except (HoldfastError, OSError) as error:  # the rows are in the log; whoever commits next tidies up
         logger.warning("staged rows not removed", extra={"folder": staging.root, "error": str(error)})
     return fresh
+
+
+def _check_again(write: Write, done: Done) -> None:
+    """Refuse what has the number of a batch that was written, and is another one."""
+    if write.streaming and write.batch < done.batch:
+        raise InvalidRequest(
+            f"batch {write.batch} of query {write.write_id} came again, and those up to {done.batch} are written: "
+            "its checkpoint is a copy, or older than what the query wrote. Nothing was written; start the query with a "
+            "new checkpoint, at the offsets where the old one ended"
+        )
+    topics = {lane.topic for staged in write.files for lane, _ in staged.lanes}
+    if write.batch == done.batch and done.topics and topics.isdisjoint(done.topics) and topics:
+        raise InvalidRequest(
+            f"batch {write.batch} of write {write.write_id} was written to {', '.join(done.topics)}, and now it comes "
+            f"for {', '.join(sorted(topics))}. Nothing was written; give each write an id, or each batch a number, of "
+            "its own"
+        )
+
+
+@contextmanager
+def _telling_that_it_counts(write: Write) -> Iterator[None]:
+    """Whoever has no number to try again with must know that the rows will come."""
+    try:
+        yield
+    except HoldfastError as error:
+        if not write.kept:
+            told = "do not write them again, the next write of Spark's to this folder brings them in"
+            error.args = (f"{error}. The rows are committed all the same: {told}",)
+        raise
 
 
 def finish_pending(engine: BrokerEngine, write_id: str | None = None) -> int:
@@ -115,23 +145,46 @@ def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
     rows: dict[Lane, int] = {}
     for staged in write.files:
         for lane, count in staged.lanes:
-            rows[lane] = rows.get(lane, 0) + count
+            rows[lane.bare] = rows.get(lane.bare, 0) + count
+    _check_topics(engine, write)
     starts = []
     for lane, count in sorted(rows.items()):
         if count > _MOST_ROWS:
             raise InvalidRequest(f"{count} rows for one partition of {lane.topic} are too many; write them in parts")
-        if not lane.topic_id and write.new_partitions is not None and lane.topic not in engine.catalog:
-            engine.create_topic(lane.topic, changes={"partitions": write.new_partitions})
-        with _topic(engine, lane.topic, lane.topic_id) as topic:
+        with _topic(engine, lane.topic) as topic:
             partition = topic.partition(lane.partition)
             partition.sync()  # what lies below the noted ends must never be lost: they would say too little
             intake = 0 if partition.delayed is None else partition.delayed.intake.written_end
             starts.append(LaneStart(lane, topic.id, partition.log.written_end, intake))
-    return Manifest(write_id=write.write_id, batch=write.batch, kept=write.kept, lanes=tuple(starts), files=write.files)
+    return Manifest(
+        write_id=write.write_id,
+        batch=write.batch,
+        kept=write.kept,
+        noted_at_ms=engine.world.clock.now_ns() // 1_000_000,
+        lanes=tuple(starts),
+        files=write.files,
+    )
+
+
+def _check_topics(engine: BrokerEngine, write: Write) -> None:
+    """The topics are those that the tasks found, or are made now."""
+    wanted = write.new_partitions
+    for name, topic_id in sorted({(lane.topic, lane.topic_id) for staged in write.files for lane, _ in staged.lanes}):
+        if not topic_id and wanted is not None:
+            if name not in engine.catalog:
+                engine.create_topic(name, changes={"partitions": wanted})
+            there = engine.catalog.facts(name).partitions
+            if there != wanted:
+                raise Unavailable(
+                    f"topic {name} was made by somebody else meanwhile: it has {there} partitions, and the rows were "
+                    f"meant for {wanted}. Nothing was written; write again"
+                )
+        with _topic(engine, name, topic_id):
+            pass
 
 
 @contextmanager
-def _topic(engine: BrokerEngine, name: str, topic_id: int) -> Iterator[Topic]:
+def _topic(engine: BrokerEngine, name: str, topic_id: int = 0) -> Iterator[Topic]:
     with engine.using(name) as topic:
         if topic_id not in (0, topic.id):
             raise UnknownTopic(
@@ -141,151 +194,36 @@ def _topic(engine: BrokerEngine, name: str, topic_id: int) -> Iterator[Topic]:
         yield topic
 
 
-class _Track(Protocol):
-    """One lane's way into its partition."""
-
-    def take(self, frame: Frame, stored: memoryview) -> None: ...
-
-    def put_down(self) -> None:
-        """Write what was taken."""
-
-
 def _carry_out(engine: BrokerEngine, staging: Staging, manifest: Manifest, *, resumed: bool) -> None:
-    writer = _Writer(engine.world, manifest, resumed)
+    writer = Writer(engine.world, manifest, resumed)
     with ExitStack() as topics:
-        tracks: dict[Lane, _Track] = {}
+        tracks: dict[Lane, Track] = {}
         partitions: list[Partition] = []
         for start in manifest.lanes:
-            topic = topics.enter_context(_topic(engine, start.lane.topic, start.topic_id))
-            partition = topic.partition(start.lane.partition)
+            lane = start.lane
+            try:
+                topic = topics.enter_context(_topic(engine, lane.topic, start.topic_id))
+            except UnknownTopic:
+                if not resumed:
+                    raise
+                told = {"write": manifest.write_id, "batch": manifest.batch, "topic": lane.topic}
+                logger.warning("rows on their way to a topic went with it when it was deleted", extra=told)
+                tracks[lane] = NoTrack()
+                continue
+            partition = topic.partition(lane.partition)
             partitions.append(partition)
-            tracks[start.lane] = (
-                writer.general(partition, start) if start.lane.general else writer.plain(partition, start)
-            )
+            tracks[lane] = writer.general(partition, start) if lane.general else writer.plain(partition, start)
+        last: dict[tuple[str, int], Track] = {}
         for staged in manifest.files:
             for lane, frame, stored in staging.frames(manifest, staged):
-                tracks[lane].take(frame, stored)
+                track = tracks[lane.bare]
+                before = last.setdefault((lane.topic, lane.partition), track)
+                if before is not track:
+                    before.make_way()
+                    last[lane.topic, lane.partition] = track
+                track.take(frame, stored)
             for track in tracks.values():  # before the file is let go
                 track.put_down()
         for partition in partitions:
             partition.sync()
     staging.note_done(manifest)
-
-
-class _Writer:
-    """Who the log is told that it was, and how far that one had come."""
-
-    def __init__(self, world: World, manifest: Manifest, resumed: bool) -> None:  # noqa: FBT001
-        self._world = world
-        self._resumed = resumed
-        self._id = producer_id(manifest.write_id)
-        self._epoch = manifest.batch + 1
-
-    def plain(self, partition: Partition, start: LaneStart) -> _Track:
-        done = 0
-        if self._resumed:
-            for frame in _from(partition.log, start.log_end):
-                header = frame.header
-                if header.producer_id == self._id and header.producer_epoch == self._epoch:
-                    done = header.first_sequence + header.count
-        return _PlainTrack(self._world, partition, Producer(self._id, self._epoch), done)
-
-    def general(self, partition: Partition, start: LaneStart) -> _Track:
-        prefix = b"%d.%d." % (self._id, self._epoch)
-        done: set[bytes] = set()
-        if self._resumed:
-            done |= _marks(partition.log, start.log_end, prefix)
-            if partition.delayed is not None:
-                done |= _marks(partition.delayed.intake, start.intake_end, prefix)
-        return _GeneralTrack(partition, prefix, done)
-
-
-def producer_id(write_id: str) -> int:
-    """The write's number in the log's frames, where producers have theirs."""
-    return int.from_bytes(blake2b(write_id.encode(), digest_size=8).digest(), "big") >> 1 | 1
-
-
-class _PlainTrack:
-    """Frames that go into the log as they are; those that are there already are passed over."""
-
-    def __init__(self, world: World, partition: Partition, producer: Producer, done: int) -> None:
-        self._world = world
-        self._partition = partition
-        self._producer = producer
-        self._done = done
-        self._seen = 0
-        self._pending: list[BulkFrame] = []
-        self._pending_bytes = 0
-
-    def take(self, frame: Frame, stored: memoryview) -> None:
-        first, self._seen = self._seen, self._seen + frame.count
-        if self._seen <= self._done:
-            return
-        if first < self._done:
-            raise CorruptData(
-                f"{self._done} rows of a batch are in {self._partition.log.folder}, and its staged frames begin at row "
-                f"{first} and end at {self._seen}: they are not those that were written. Nothing more was written"
-            )
-        if self._pending_bytes + len(stored) > _APPEND_BYTES:
-            self.put_down()
-        self._pending.append(BulkFrame.of(frame, stored))
-        self._pending_bytes += len(stored)
-
-    def put_down(self) -> None:
-        if self._pending:
-            now_ns = self._world.clock.now_ns()
-            append_frames(self._partition, self._pending, self._producer.after(self._done), now_ns)
-            self._done += sum(frame.header.count for frame in self._pending)
-            self._pending, self._pending_bytes = [], 0
-
-
-class _GeneralTrack:
-    """Rows that become drafts, each marked with its number; those that are there already are passed over."""
-
-    def __init__(self, partition: Partition, prefix: bytes, done: set[bytes]) -> None:
-        self._partition = partition
-        self._prefix = prefix
-        self._done = done
-        self._seen = 0
-        self._pending: list[Draft] = []
-
-    def take(self, frame: Frame, stored: memoryview) -> None:
-        for record in frame.records():
-            written = self._prefix + b"%d" % self._seen
-            self._seen += 1
-            if written not in self._done:
-                self._pending.append(
-                    Draft(
-                        record.value,
-                        record.key,
-                        (*record.headers, (WRITTEN, written)),
-                        record.priority,
-                        record.expires_at_ms,
-                        record.due_at_ms,
-                        mark(record, DEDUP_ID),
-                        record.flags,
-                    )
-                )
-            if len(self._pending) >= _PUBLISH_ROWS:
-                self.put_down()
-
-    def put_down(self) -> None:
-        if self._pending:
-            self._partition.wait(self._partition.publish(self._pending, durability="fsync"))
-            self._pending = []
-
-
-def _from(log: Log, offset: int) -> Iterator[Frame]:
-    return log.read(min(max(offset, log.start), log.end))
-
-
-def _marks(log: Log, offset: int, prefix: bytes) -> set[bytes]:
-    """Which rows of this batch the log holds from `offset` on."""
-    found: set[bytes] = set()
-    for frame in _from(log, offset):
-        if frame.header.columns & HEADERS:
-            for record in frame.records():
-                written = mark(record, WRITTEN)
-                if written is not None and written.startswith(prefix):
-                    found.add(written)
-    return found

@@ -111,14 +111,13 @@ class Incoming:
         return None if array.null_count == len(array) else array
 
     def is_general(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows are more than a message for the log: due later, with a dedup id, or traced. None: no row."""
-        if self._settings.trace_sample:
+        """Which rows are more than a message for the log: due later, with a dedup id, or traced. None: no row.
+
+        Where one has a dedup id all of them are, or they would pass each other.
+        """
+        if self._settings.trace_sample or self.column("dedup_id") is not None:
             return np.ones(self.count, np.bool_)
         found = None if self.due_at_ms is None else self.due_at_ms != 0
-        ids = self.column("dedup_id")
-        if ids is not None:
-            with_id = pc.is_valid(ids).to_numpy(zero_copy_only=False)
-            found = with_id if found is None else found | with_id
         return found if found is not None and found.any() else None
 
     def rows(self, order: npt.NDArray[np.int64] | None) -> Rows:
@@ -231,10 +230,11 @@ class Incoming:
         return None if due is None else np.where(due > now_ms, due, 0)
 
     def _expires_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
-        expires = _moments(self.column("expires_at"))
-        if expires is not None:
-            return np.where(expires < 0, 1, expires)
         default = self._settings.ttl_ms or 0
+        moments = _moments(self.column("expires_at"))
+        if moments is not None:
+            given = pc.is_valid(self.column("expires_at")).to_numpy(zero_copy_only=False)
+            return np.where(given, np.maximum(moments, 1), self._after(now_ms, default))
         ttl = _durations(self.column("ttl"), "ttl")
         if ttl is None:
             if not default:
@@ -247,9 +247,12 @@ class Incoming:
                     "a ttl is 0: a row that expires at once cannot be written; leave it null to keep it"
                 )
             ttl = np.where(given, ttl, default)
-        # The time to live begins when the message can be taken, not while it is delayed.
+        return self._after(now_ms, ttl)
+
+    def _after(self, now_ms: int, ttl: Any) -> npt.NDArray[np.int64]:
+        """When a time to live ends. It begins when the message can be taken, not while it is delayed."""
         start: Any = now_ms if self.due_at_ms is None else np.where(self.due_at_ms > 0, self.due_at_ms, now_ms)
-        return np.where(ttl > 0, start + ttl, 0).astype(np.int64)
+        return np.where(np.asarray(ttl) > 0, start + ttl, 0).astype(np.int64)
 
 
 _MARKS: Final = {DEDUP_ID: "dedup_id", CORRELATION_ID: "correlation_id"}

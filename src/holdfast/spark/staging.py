@@ -1,7 +1,7 @@
 """Rows on their way into the log: tasks put them here as frames, the driver's commit appends them and tidies up.
 
 staging/WRITE/done.json                        the last batch of this write that is wholly in the log
-staging/WRITE/BATCH/TASK-ATTEMPT-TIME-N.frames    what one attempt of a task has made
+staging/WRITE/BATCH/TASK-ATTEMPT-ID-TIME-N.frames what one attempt of a task has made
 staging/WRITE/BATCH/manifest.json              which of these files count: the batch is committed once this is there
 
 A staged file is frames behind each other, as in a segment. In a header `log_id` is a random number of that
@@ -11,27 +11,26 @@ attempt, `epoch` says which of the file's lanes the frame is for, and `base_offs
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast.broker.layout import names_in
+from holdfast.broker.layout import STAGING
+from holdfast.broker.staged import DONE, MANIFEST, staged_names
 from holdfast.codec.encode import Body, Place, header_for
 from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
 from holdfast.env import File, World
-from holdfast.errors import CorruptData, UnknownFormat
+from holdfast.errors import CorruptData, Unavailable, UnknownFormat
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree, write_fully
 from holdfast.storage.opening import translated
 
-STAGING: Final = "staging"
 VERSION: Final = 1
-_DONE: Final = "done.json"
-_MANIFEST: Final = "manifest.json"
 _SUFFIX: Final = ".frames"
 _GATHER_BYTES: Final = 1 << 20
 _GATHER_PARTS: Final = 900  # what one call of the kernel takes is 1024
 _FILE_BYTES: Final = 1 << 30
+_MOST_RAW_BYTES: Final = 2**32 - 1  # the frames are our own: what they say can be believed
 _LEFT_MS: Final = 7 * 24 * 3_600_000
 
 
@@ -42,6 +41,11 @@ class Lane(msgspec.Struct, frozen=True, order=True):
     topic_id: int
     partition: int
     general: bool = False
+
+    @property
+    def bare(self) -> Lane:
+        """One for all tasks, whether they found the topic or are to have it made."""
+        return Lane(self.topic, 0, self.partition, self.general)
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -69,16 +73,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     write_id: str
     batch: int
     kept: bool
+    noted_at_ms: int = 0
     lanes: tuple[LaneStart, ...]
     files: tuple[StagedFile, ...]
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The last batch that is wholly in the log."""
+    """The last batch that is wholly in the log, and the topics that it went to."""
 
     version: int = VERSION
     batch: int = -1
     kept: bool = True
+    topics: tuple[str, ...] = ()
 
 
 Noted = TypeVar("Noted", Done, Manifest)
@@ -90,8 +96,9 @@ class FrameFiles:
     def __init__(self, world: World, folder: str, prefix: str) -> None:
         self._world = world
         self._folder = folder
-        self._prefix = f"{prefix}-{world.clock.now_ns() // 1_000_000}"
         self._log_id = world.ids.random_u32()
+        # Never a name that a manifest has already: numbers of attempts begin anew with each driver, and clocks are set.
+        self._prefix = f"{prefix}-{self._log_id:08x}-{world.clock.now_ns() // 1_000_000}"
         self._file: File | None = None
         self._names: list[str] = []
         self._finished: list[StagedFile] = []
@@ -165,22 +172,41 @@ class Staging:
 
     def done(self, write_id: str) -> Done:
         """How far a write has come."""
-        return self._read(f"{self.root}/{write_id}/{_DONE}", Done) or Done()
+        return self._read(f"{self.root}/{write_id}/{DONE}", Done) or Done()
 
     def note_done(self, manifest: Manifest) -> None:
         folder = f"{self.root}/{manifest.write_id}"
-        done = Done(batch=manifest.batch, kept=manifest.kept)
+        topics = sorted({start.lane.topic for start in manifest.lanes})
+        done = Done(batch=manifest.batch, kept=manifest.kept, topics=tuple(topics))
         with translated(folder):
-            durable_replace(self._world.disk, folder, _DONE, msgspec.json.encode(done))
+            durable_replace(self._world.disk, folder, DONE, msgspec.json.encode(done))
 
     def manifest(self, write_id: str, batch: int) -> Manifest | None:
-        return self._read(join(self.batch_folder(write_id, batch), _MANIFEST), Manifest)
+        return self._read(join(self.batch_folder(write_id, batch), MANIFEST), Manifest)
 
     def note_manifest(self, manifest: Manifest) -> None:
         """Commit the batch."""
         folder = self.batch_folder(manifest.write_id, manifest.batch)
         with translated(folder):
-            durable_replace(self._world.disk, folder, _MANIFEST, msgspec.json.encode(manifest))
+            durable_replace(self._world.disk, folder, MANIFEST, msgspec.json.encode(manifest))
+
+    def check_there(self, write_id: str, batch: int, files: Sequence[StagedFile]) -> None:
+        """Refuse a commit of files that are gone, while the batch can still be run again."""
+        for staged in files:
+            path = join(self.batch_folder(write_id, batch), staged.name)
+            try:
+                size = self._size(path)
+            except FileNotFoundError:
+                size = 0
+            if size < staged.size:
+                raise Unavailable(
+                    f"{path} has {size} bytes, and a task staged {staged.size} there: somebody has removed them, or "
+                    "tasks and driver do not share the folder. Nothing was written; write again"
+                )
+
+    def _size(self, path: str) -> int:
+        with closing(self._world.disk.open(path)) as file:
+            return file.size()
 
     def pending(self) -> Iterator[Manifest]:
         """Batches that are committed, and not known to be wholly in the log."""
@@ -194,22 +220,18 @@ class Staging:
     def frames(self, manifest: Manifest, staged: StagedFile) -> Iterator[tuple[Lane, Frame, memoryview]]:
         """The frames of a file, each with its lane and its stored bytes, padding included; checked."""
         path = join(self.batch_folder(manifest.write_id, manifest.batch), staged.name)
-        with translated(path):
-            file = self._world.disk.open(path)
-        try:
+        with translated(path), closing(self._world.disk.open(path)) as file:
             buffer = file.view(0, staged.size)
             if len(buffer) < staged.size:
                 raise CorruptData(f"{path} has {len(buffer)} bytes; {staged.size} were written to it")
             at = 0
             while at < staged.size:
-                frame = read_frame(buffer, at, at, max_raw_bytes=staged.size)
+                frame = read_frame(buffer, at, at, max_raw_bytes=_MOST_RAW_BYTES)
                 header = frame.header
                 if header.log_id != staged.log_id or header.epoch >= len(staged.lanes):
                     raise CorruptData(f"the frame at {at} of {path} is not one that was written to it")
                 yield staged.lanes[header.epoch][0], frame, buffer[at + HEADER_BYTES : header.end]
                 at = header.end
-        finally:
-            file.close()
 
     def remove(self, write_id: str, batch: int, names: Sequence[str]) -> None:
         """Remove files that nobody will ask for: never those of a batch that is committed."""
@@ -230,26 +252,29 @@ class Staging:
             for batch in gone:
                 remove_tree(self._world.disk, self.batch_folder(write_id, batch))
             if gone == batches and (not done.kept or done.batch < 0):
+                # A manifest that comes back after a power cut must find the note that it is done.
+                self._world.disk.sync_folder(f"{self.root}/{write_id}")
                 remove_tree(self._world.disk, f"{self.root}/{write_id}")
 
     def _is_left(self, write_id: str, batch: int) -> bool:
         """Whether nobody has come to commit it for a week."""
-        names = names_in(self._world, self.batch_folder(write_id, batch))
-        if _MANIFEST in names or not names:
+        names = staged_names(self._world, self.batch_folder(write_id, batch))
+        if MANIFEST in names or not names:
             return False
         now_ms = self._world.clock.now_ns() // 1_000_000
         return all(_begun_ms(name) < now_ms - _LEFT_MS for name in names)
 
     def _writes(self) -> Iterator[tuple[str, list[int]]]:
         """Writes with the batches that they have here; those that have none are left alone."""
-        for write_id in names_in(self._world, self.root):
-            names = names_in(self._world, f"{self.root}/{write_id}")
+        for write_id in staged_names(self._world, self.root):
+            names = staged_names(self._world, f"{self.root}/{write_id}")
             batches = sorted(int(name) for name in names if name.isdigit())
             if batches:
                 yield write_id, batches
 
     def _read(self, path: str, kind: type[Noted]) -> Noted | None:
-        with translated(path):
+        content = None
+        with translated(path), suppress(FileNotFoundError):  # others may remove it just now
             content = read_file(self._world.disk, path)
         if content is None:
             return None

@@ -36,6 +36,7 @@ from holdfast.storage.opening import translated
 WRITING: Final = frozenset({"path", "topic", "createTopics", "partitions", "ownerTimeout"})
 BATCH_WRITING: Final = WRITING | {"writeId", "batchId"}
 _OWNER_WAIT_S: Final = 10.0
+_MOST_BATCH: Final = 2**31 - 2
 _SLAB_BYTES: Final = 4 << 20
 _MOST_SLAB_BYTES: Final = 64 << 20
 
@@ -85,7 +86,7 @@ class Sink:
             files.discard()
             raise
 
-    def commit(self, messages: Sequence[StagedRows | None], *, kept: bool) -> None:
+    def commit(self, messages: Sequence[StagedRows | None], *, kept: bool, streaming: bool = False) -> None:
         """Bring what the tasks staged into the log."""
         staged = [message for message in messages if message is not None]
         if not staged:
@@ -96,6 +97,7 @@ class Sink:
             batch=staged[0].batch,
             files=tuple(file for message in staged for file in message.files),
             kept=kept,
+            streaming=streaming,
             new_partitions=options.new_partitions,
         )
         with owning(world, options.path, options.settings, options.owner_wait_ms) as engine:
@@ -161,7 +163,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @in_one_sentence
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        Sink(self._options).commit(_ours(messages), kept=True)
+        Sink(self._options).commit(_ours(messages), kept=True, streaming=True)
 
     @in_one_sentence
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -210,11 +212,19 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
         owner_wait_ms=round((_OWNER_WAIT_S if wait is None else parse_duration(wait, 'option "ownerTimeout"')) * 1000),
         settings=read_settings(world, environment()).broker,
         write_id=None if write_id is None else check_name(write_id, "writeId"),
-        batch=whole_number(options, "batchId", 0, least=0),
+        batch=batch_number(options),
     )
     if topic is not None:
         Targets(world, path, checked.settings, checked.new_partitions).find(topic)
     return checked
+
+
+def batch_number(options: Mapping[str, str]) -> int:
+    """Which batch of a write it is; the log's frames have 31 bits for it."""
+    number = whole_number(options, "batchId", 0, least=0)
+    if number > _MOST_BATCH:
+        raise InvalidRequest(f'option "batchId" is {number}: give a whole number, at most {_MOST_BATCH}')
+    return number
 
 
 def _slabs(batches: Iterator[pa.RecordBatch], options: WriteOptions, targets: Targets) -> Iterator[pa.RecordBatch]:
@@ -226,6 +236,9 @@ def _slabs(batches: Iterator[pa.RecordBatch], options: WriteOptions, targets: Ta
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
+        if gathered and size + batch.nbytes > _MOST_SLAB_BYTES:  # Arrow joins no more than 2 GiB of values
+            yield _joined(gathered)
+            gathered, size = [], 0
         if batch.num_rows:
             gathered.append(batch)
             size += batch.nbytes

@@ -110,7 +110,14 @@ class DelayStore:
             state.gone |= state.known(BitMap64(list(ids)))
             state.changed = True
 
-    def write(self, batch: Batch, *, durability: Durability | None = None, codec: CodecName | None = None) -> Appended:
+    def write(
+        self,
+        batch: Batch,
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        any_size: bool = False,
+    ) -> Appended:
         """Take messages in, all or none, without waiting; their ids are the answer's offsets. Then `wait`."""
         dues_ms = batch.due_at_ms
         if dues_ms is None or len(dues_ms) != len(batch.values):
@@ -120,7 +127,7 @@ class DelayStore:
             raise InvalidRequest("a due time is a whole number of milliseconds since 1970, below 2**63")
         state = self._state
         with state.lock:  # or a spill could see them in the log before the state knows of them
-            appended = self._log.write(batch, durability=durability, codec=codec)
+            appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size)
             state.intake.present.add_range(appended.offset, appended.next_offset)
             state.timers.add(dues_ms, appended.offset)
         return appended
