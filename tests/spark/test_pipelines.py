@@ -16,10 +16,12 @@ from pyarrow import parquet
 import holdfast
 from holdfast.embedded.broker import Broker
 from holdfast.env import real_world
+from holdfast.env.lakedisk import LakeDisk
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, UnknownTopic
-from holdfast.spark.pipelines.build import Pipeline
+from holdfast.spark.pipelines.build import Pipeline, run
 from holdfast.spark.pipelines.context import Context
 from holdfast.spark.pipelines.custom import pipeline
+from holdfast.spark.pipelines.lake import read_table
 from holdfast.spark.pipelines.ledger import Batch
 from holdfast.spark.pipelines.merging import MANY
 from holdfast.spark.pipelines.refine import write as kind_write
@@ -169,7 +171,12 @@ def test_refine_types_rows_puts_bad_ones_aside_and_takes_the_first_of_each_key(s
     order = {"id": 1, "amount": 5.0, "country": "de", "at": "2026-11-16T10:00:00Z"}
     shop.send(order, {**order, "amount": 6.0}, b"no json", {"id": "one"}, {"amount": 2.0}, {**order, "id": 2}, b"")
     shop.broker.publish("orders", None, key=b"gone")
-    chain = shop.land().refine(SCHEMA, key="id")
+    chain = (
+        shop.land()
+        .refine(SCHEMA, key="id")
+        .expect("positive", "amount > 0", on_fail="quarantine")  # a tombstone has no amount: it is dropped all the same
+        .expect("dated", "at IS NOT NULL", on_fail="fail")
+    )
     _, silver = shop.run(chain)
     assert (silver.rows_in, silver.rows_out, silver.duplicates) == (8, 2, 1)
     assert (silver.dropped, silver.quarantined) == (1, 4)
@@ -185,6 +192,47 @@ def test_refine_types_rows_puts_bad_ones_aside_and_takes_the_first_of_each_key(s
     _, silver = shop.run(chain)
     assert (silver.rows_in, silver.rows_out, silver.duplicates) == (2, 1, 1)
     assert [row[0] for row in shop.rows("orders-silver", "id")] == [1, 2, 3]
+
+
+def test_names_and_values_that_look_like_something_else_stay_what_they_are(shop, tmp_path):
+    def send(number: int) -> None:
+        body = {"user.id": number, "zip": "10115", "time of day": "12:30", "at": f"2026-11-16T20:0{number}:00.5Z"}
+        shop.broker.publish("2024", json.dumps(body).encode())
+
+    shop.broker.create_topic("2024")
+    shop.lake = tmp_path / "lake [1]"
+    chain = (
+        Pipeline.land("2024", folder=shop.folder, lake=shop.lake, name="l")
+        .refine(key="user.id", name="s")
+        .aggregate(time="at", by=["zip", "user.id"], measures={"how.many": "count(1)"}, name="g", window="1 minute")
+    )
+    zone = shop.spark.conf.get("spark.sql.session.timeZone")
+    shop.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")  # where it is the 17th already
+    try:
+        send(1)
+        shop.run(chain)
+        send(1)
+        send(2)
+        _, silver, _ = shop.run(chain)
+        assert shop.spark.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+    finally:
+        shop.spark.conf.set("spark.sql.session.timeZone", zone)
+    assert (silver.rows_in, silver.rows_out, silver.duplicates) == (2, 1, 1)
+    project, disk = located(chain.project), LakeDisk()
+    kinds = dict(read_table(shop.spark, disk, project.table("s"), after=-1, through=9).dtypes)
+    assert [kinds[name] for name in ("user.id", "zip", "time of day", "at", "_topic", "dt")] == [
+        "bigint",
+        "string",
+        "string",
+        "timestamp",
+        "string",
+        "date",
+    ]
+    gold = read_table(shop.spark, disk, project.table("g"), after=-1, through=9).collect()
+    assert sorted((row["user.id"], row.zip, row["how.many"], str(row.dt)) for row in gold) == [
+        (1, "10115", 1, "2026-11-16"),
+        (2, "10115", 1, "2026-11-16"),
+    ]
 
 
 def test_a_row_that_is_not_as_expected_is_counted_dropped_put_aside_or_stops_the_batch(shop):
@@ -336,17 +384,18 @@ def test_following_pipelines_run_side_by_side_until_they_are_told_to_stop(shop):
 
 def test_mistakes_are_told_in_one_sentence(shop):
     shop.orders(1)
-    other = Pipeline.land("ordres", folder=shop.folder, lake=shop.lake)
+    shop.run(shop.land())
+    other = Pipeline.land("ordres", folder=shop.folder, lake=shop.lake, name="l")
     mistakes = [
         (other, UnknownTopic, "there is no topic ordres"),
-        (shop.land().expect("x", "amont > 0"), BadSettings, "the check of 'x', amont > 0, cannot be used"),
+        (shop.land(name="l").expect("x", "amont > 0"), BadSettings, "the check of 'x', amont > 0, cannot be used"),
         (shop.land().refine("id lng", name="s1"), BadSettings, "the schema 'id lng' cannot be used"),
         (shop.land().refine("id long", key="no", name="s2"), BadSettings, "its key 'no' is none of its columns"),
-        (shop.land().refine("id long", name="s3").aggregate(by=["no"], name="g"), BadSettings, "by names 'no'"),
+        (shop.land().aggregate(by=["no"], name="g"), BadSettings, "by names 'no'"),
     ]
     for chain, kind, words in mistakes:
         with pytest.raises(kind) as raised:
-            shop.run(chain)
+            run(chain.project, list(chain.project.pipelines)[-1], spark=shop.spark)
         assert words in str(raised.value)
         assert "\n" not in str(raised.value)
     with pytest.raises(InvalidRequest, match="--full-refresh"):

@@ -13,18 +13,18 @@ from holdfast.env.lakedisk import LakeDisk
 from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.build import Pipeline
 from holdfast.spark.pipelines.checkpoint import check_fit, forget, held
-from holdfast.spark.pipelines.context import Context
 from holdfast.spark.pipelines.custom import pipeline
 from holdfast.spark.pipelines.expectations import Counts, unmet_sql
 from holdfast.spark.pipelines.failures import in_words
 from holdfast.spark.pipelines.kinds import kind_named, kind_names
-from holdfast.spark.pipelines.lake import batches_in, file_name, files_between, table_files
+from holdfast.spark.pipelines.lake import batches_in, file_name, files_between
 from holdfast.spark.pipelines.ledger import KEPT, Batch, Ledger
 from holdfast.spark.pipelines.reading import project_of, read_project
 from holdfast.spark.pipelines.runner import Runner
 from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms
 from holdfast.spark.pipelines.templates import python_template, yaml_template
 from holdfast.spark.pipelines.writing import additions, commit, finish_pending, replacements
+from tests.unit.lake_kit import ClumsyDisk, Crash, FrailDisk, context_of, seen, staged
 
 SHOP = """\
 folder: shop
@@ -116,6 +116,34 @@ def test_pipelines_run_behind_the_one_that_they_read_from(tmp_path):
             "folder: a\nlake: b\npipelines: {x: {kind: aggregate, source: y, window: soon}, y: {kind: land}}\n",
             "window is 'soon': give a time",
         ),
+        ("folder: a\nlake: b\npipelines: {2024: {kind: land, topics: [t]}}\n", "reads the name of a pipeline as 2024"),
+        ("folder: a\nlake: b\npipelines:\n  x: {}\n  x: {}\n", "line 5: this is no YAML: 'x' is there twice"),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], max_rows_per_batch: 0}}\n",
+            "max_rows_per_batch",
+        ),
+        ("folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], target_file_bytes: 0}}\n", "target_file_bytes"),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: land, topics: [t], starting: latest, since: -7d}}\n",
+            "starting and since both say",
+        ),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: refine, source: y, max_rows_per_batch: -1}}\n",
+            "x: max_rows_per_batch: expected `int` >= 1",
+        ),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: refine, source: y, expect: [{name: tombstone, check: b}]}}\n",
+            "cannot be named 'tombstone' here",
+        ),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: aggregate, source: y, expect: [{name: late, check: b}]}}\n",
+            "cannot be named 'late' here",
+        ),
+        ("folder: a\nlake: b\npipelines: {x: {kind: aggregate, source: y, by: [dt]}}\n", "'dt' cannot be used in by"),
+        (
+            "folder: a\nlake: b\npipelines: {x: {kind: aggregate, source: y, by: [a], measures: {a: sum(a)}}}\n",
+            "'a' is both in by and in measures",
+        ),
     ],
 )
 def test_a_mistake_in_the_file_is_one_sentence_that_names_it(tmp_path, text, words):
@@ -140,6 +168,45 @@ def test_functions_of_a_file_become_pipelines(tmp_path):
     assert read_project(write(tmp_path / "p.yaml", again)).spec("other").function(7) == 7
 
 
+def test_what_stands_above_a_function_counts_where_the_entry_says_nothing_else(tmp_path):
+    write(
+        tmp_path / "mine.py",
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from holdfast.spark import pipeline\n\n"
+        "@dataclass\nclass Rate:\n    rate: float\n\n"
+        "@pipeline(source='l', expect=[{'name': 'a', 'check': 'b', 'on_fail': 'drop'}], partition_by=['c'])\n"
+        "def big_orders(rows):\n    return rows\n\n"
+        "def plain(rows):\n    return rows\n",
+    )
+    text = (
+        "folder: a\nlake: b\nfile: mine.py\npipelines:\n  l: {kind: land, topics: [t], since: 2026-11-16}\n"
+        "  big-orders: {kind: python, source: l, max_rows_per_batch: 7}\n  plain: {kind: python, source: l}\n"
+    )
+    project = read_project(write(tmp_path / "p.yaml", text))
+    assert set(project.pipelines) == {"l", "big-orders", "plain"}
+    options = project.spec("big-orders").options
+    assert [each.on_fail for each in options.expect] == ["drop"]
+    assert (options.partition_by, options.max_rows_per_batch) == (("c",), 7)
+    assert project.spec("plain").function(7) == 7
+    assert project.spec("l").options.since == "2026-11-16"
+
+
+def test_two_pipelines_of_one_name_are_refused(tmp_path):
+    land = Pipeline.land("orders", folder="shop", lake="lake", name="big-orders")
+    with pytest.raises(InvalidRequest, match="two pipelines named big-orders"):
+        land.apply(pipeline(source="big-orders", name="big-orders")(lambda rows: rows))
+    path = write(
+        tmp_path / "p.py",
+        "from holdfast.spark import Pipeline\n"
+        "land = Pipeline.land('orders', folder='shop', lake='lake')\n"
+        "strict = land.expect('a', 'key IS NOT NULL', on_fail='fail')\n"
+        "silver = land.refine(key='id')\n",
+    )
+    with pytest.raises(BadSettings, match="two different pipelines named 'orders-land'"):
+        read_project(path)
+
+
 def test_an_expectation_of_a_function_is_checked_where_it_is_declared():
     with pytest.raises(BadSettings, match="did you mean 'check'"):
         pipeline(source="a", expect=[{"name": "x", "chekc": "y"}])(lambda rows: rows)
@@ -157,6 +224,8 @@ def test_every_template_can_be_read(tmp_path):
         document = yaml.safe_load(yaml_template("mine", kind, "p.yaml"))
         document["pipelines"] |= home
         assert project_of(document, "p.yaml").spec("mine").kind == kind
+    named_like_a_number = write(tmp_path / "p.yaml", yaml_template("2024", "land", "p.yaml"))
+    assert list(read_project(named_like_a_number).pipelines) == ["2024"]
     compile(python_template("my-own", "mine.py"), "mine.py", "exec")
 
 
@@ -208,68 +277,6 @@ def test_a_ledger_keeps_its_sums_when_it_forgets_single_batches(tmp_path):
     )
     assert sum(batch.rows_out for batch in ledger.after(-1)) == 2 * KEPT + 1
     assert [batch.batch for batch in ledger.after(2 * KEPT - 1)] == [2 * KEPT]
-
-
-class Crash(Exception):
-    """The process is gone."""
-
-
-class FrailDisk(LakeDisk):
-    """Stops everything at the n-th change of a name."""
-
-    def __init__(self, calls: int) -> None:
-        self.calls = calls
-
-    def _count(self) -> None:
-        self.calls -= 1
-        if self.calls < 0:
-            raise Crash
-
-    def rename(self, old: str, new: str) -> None:
-        self._count()
-        super().rename(old, new)
-        self._count()
-
-    def exchange(self, one: str, other: str) -> bool:
-        self._count()
-        done = super().exchange(one, other)
-        self._count()
-        return done
-
-    def remove(self, path: str) -> None:
-        self._count()
-        super().remove(path)
-
-
-class ClumsyDisk(FrailDisk):
-    """One that cannot exchange folders."""
-
-    def exchange(self, one: str, other: str) -> bool:
-        return False
-
-
-def context_of(tmp_path: Path, disk: LakeDisk) -> Context:
-    made = Pipeline.land("orders", folder=tmp_path / "shop", lake=tmp_path / "lake", name="p").project
-    world = real_world()
-    world = type(world)(clock=world.clock, disk=disk, ids=world.ids)
-    return Context(world=world, session=lambda: None, project=made, spec=made.spec("p"), disk=disk)  # type: ignore[arg-type,return-value]
-
-
-def staged(context: Context, what: str, **contents: str) -> str:
-    """As if Spark had written there."""
-    folder = Path(context.staging) / what
-    for place, text in contents.items():
-        leaf = folder / place.replace("__", "=")
-        leaf.mkdir(parents=True, exist_ok=True)
-        (leaf / f"part-{text}.snappy.parquet").write_text(text, encoding="utf-8")
-        (leaf / f".part-{text}.snappy.parquet.crc").write_text("crc", encoding="utf-8")
-    return str(folder)
-
-
-def seen(context: Context) -> list[str]:
-    """What a reader finds who lists the table."""
-    table = Path(context.table)
-    return sorted((table / path).read_text(encoding="utf-8") for path in table_files(LakeDisk(), str(table)))
 
 
 @pytest.mark.parametrize("disk", [FrailDisk, ClumsyDisk])

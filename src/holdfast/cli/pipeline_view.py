@@ -51,13 +51,18 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[results.Pro
 
 @contextmanager
 def ending_in_order(runner: Runner) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run between two batches, the second one at once."""
+    """The first Ctrl-C or SIGTERM ends the run between two batches, the second one ends the process at once.
+
+    An exception would free the locks on its way out, while other threads may still be writing.
+    """
     former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def end(number: int, frame: Any) -> None:
         runner.stop()
+        stderr().show_cursor(True)  # bars hide it, and may not get to show it again
         stderr().print("ending; the batch in hand is finished first", soft_wrap=True)
-        signal.signal(number, former[signal.Signals(number)] or signal.SIG_DFL)
+        for each in former:
+            signal.signal(each, signal.SIG_DFL)
 
     for number in former:
         signal.signal(number, end)

@@ -15,11 +15,19 @@ import msgspec
 from holdfast.errors import BadSettings
 from holdfast.spark.pipelines.expectations import Sorted, check_columns
 from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import BATCH, DATE, read_table
+from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
 from holdfast.spark.pipelines.ledger import Batch
 from holdfast.spark.pipelines.results import Plan, Summary
-from holdfast.spark.pipelines.spec import interval_ms
-from holdfast.spark.pipelines.steps import Slice, StepOptions, plan_steps, run_steps, source_of
+from holdfast.spark.pipelines.spec import interval_ms, no_expectation_named
+from holdfast.spark.pipelines.steps import (
+    ADDED_TO,
+    Slice,
+    StepOptions,
+    check_kind_of_source,
+    plan_steps,
+    run_steps,
+    source_of,
+)
 from holdfast.spark.pipelines.writing import commit, replacements, stage
 
 if TYPE_CHECKING:
@@ -49,6 +57,13 @@ class AggregateOptions(StepOptions, frozen=True, kw_only=True):
         interval_ms(self.watermark, "watermark")
         if not 0 < slide_ms <= window_ms:
             raise BadSettings(f"slide is {self.slide or self.window!r}: give a time up to that of the window")
+        for name in (*self.by, *self.measures):
+            if name.lower() in (START, END, DATE, BATCH):
+                raise BadSettings(f"{name!r} cannot be used in by or measures: the table has a column of that name")
+        for name in self.measures:
+            if name in self.by:
+                raise BadSettings(f"{name!r} is both in by and in measures: give the measure another name")
+        no_expectation_named(LATE, self.expect)
         for each in self.expect:
             if each.on_fail in ("drop", "quarantine"):
                 raise BadSettings(
@@ -63,7 +78,7 @@ def windows_of(rows: DataFrame, time: str, options: AggregateOptions) -> DataFra
 
     length = f"{interval_ms(options.window, 'window')} milliseconds"
     slide = f"{interval_ms(options.slide or options.window, 'slide')} milliseconds"
-    found = rows.where(f.col(time).isNotNull()).withColumn("_window", f.window(time, length, slide))
+    found = rows.where(f.col(time).isNotNull()).withColumn("_window", f.window(f.col(time), length, slide))
     return found.select(
         "*", f.col("_window.start").alias(START), f.col("_window.end").alias(END)
     ).drop("_window")  # fmt: skip
@@ -83,7 +98,7 @@ def measured(rows: DataFrame, time: str, options: AggregateOptions) -> DataFrame
             *_sizes(rows),
             *_latencies(rows, time),
         ]
-    return rows.groupBy(START, END, *options.by).agg(*numbers).withColumn(DATE, f.to_date(START))
+    return rows.groupBy(START, END, *map(quoted, options.by)).agg(*numbers).withColumn(DATE, f.to_date(START))
 
 
 def _sizes(rows: DataFrame) -> list[Column]:
@@ -103,7 +118,7 @@ def _latencies(rows: DataFrame, time: str) -> list[Column]:
     from pyspark.sql import functions as f
 
     until = "_timestamp" if "_timestamp" in rows.columns else "_landed_at"
-    if until not in rows.columns or until == time:
+    if until not in rows.columns or quoted(until) == time:
         return []
     latency = (f.unix_micros(until) - f.unix_micros(time)) / 1000
     return [
@@ -116,12 +131,12 @@ def _latencies(rows: DataFrame, time: str) -> list[Column]:
 
 
 def plan(context: Context) -> Plan:
-    _check_source(context)
+    check_kind_of_source(context, *ADDED_TO)
     return plan_steps(context, "windows with new rows are computed anew from all rows of the source")
 
 
 def run(context: Context) -> Summary:
-    _check_source(context)
+    check_kind_of_source(context, *ADDED_TO)
     return run_steps(context, _write)
 
 
@@ -195,7 +210,7 @@ def _replaced(context: Context, batch: Batch, new: DataFrame, touched: DataFrame
     old = read_table(context.spark, context.disk, context.table, after=-1, through=batch.batch)
     if old is not None:
         kept = old.where(f.col(DATE).isin(days)).join(touched.select(START), START, "left_anti")
-        changed = changed.unionByName(kept.select(*changed.columns))
+        changed = changed.unionByName(kept, allowMissingColumns=True)
     counts = sorted_rows.counts(context.name)
     staged = stage(context, changed.repartition(DATE).sortWithinPartitions(START), "rows", (DATE,))
     return msgspec.structs.replace(
@@ -207,28 +222,20 @@ def _replaced(context: Context, batch: Batch, new: DataFrame, touched: DataFrame
 
 
 def _time(context: Context, rows: DataFrame) -> str:
-    """The column that says when."""
-    given = context.options.time
-    if given is None:
-        return "_timestamp" if "_timestamp" in rows.columns else "timestamp"
-    if given not in rows.columns:
-        raise BadSettings(f"{context.name}: time is {given!r}, and its source has {', '.join(rows.columns)}")
-    kind = dict(rows.dtypes)[str(given)]
+    """The column that says when, as Spark is to be told its name."""
+    time: str = context.options.time or ("_timestamp" if "_timestamp" in rows.columns else "timestamp")
+    if time not in rows.columns:
+        raise BadSettings(f"{context.name}: time is {time!r}, and its source has {', '.join(rows.columns)}")
+    kind = dict(rows.dtypes)[time]
     if kind != "timestamp":
-        raise BadSettings(f"{context.name}: time is {given!r}, which is {kind}: name a column of the type timestamp")
-    return str(given)
+        raise BadSettings(f"{context.name}: time is {time!r}, which is {kind}: name a column of the type timestamp")
+    return quoted(time)
 
 
 def _check_by(context: Context, rows: DataFrame) -> None:
     for name in context.options.by:
         if name not in rows.columns:
             raise BadSettings(f"{context.name}: by names {name!r}, and its source has {', '.join(rows.columns)}")
-
-
-def _check_source(context: Context) -> None:
-    source = source_of(context)
-    if source.kind not in ("land", "refine", "python"):
-        raise BadSettings(f"{context.name}: its source {source.name} is of the kind {source.kind}, whose rows change")
 
 
 def _identity(options: AggregateOptions) -> dict[str, Any]:

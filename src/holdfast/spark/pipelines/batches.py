@@ -31,13 +31,15 @@ def write_batch(
     *,
     expectations: Sequence[Expectation],
     partition_by: Sequence[str],
+    first: Expectation | None = None,
     good: Change = _unchanged,
     bad: Change = _unchanged,
     **facts: Any,
 ) -> Batch:
     """Write the rows that are as expected to the table and those that are not to its quarantine, as one batch.
 
-    `good` and `bad` give the two sorts of rows the columns that they have there; what `good` leaves out are duplicates.
+    Nothing more is expected of rows that do not meet `first`. `good` and `bad` give the two sorts of rows the columns
+    that they have there; what `good` leaves out are duplicates.
     `facts` go into the ledger: how far the source was read.
     """
     from pyspark.sql import functions as f
@@ -46,7 +48,7 @@ def write_batch(
     kept = rows.persist() if two_outputs else rows
     number_column = f.lit(number).cast("long")
     try:
-        found = Sorted(kept, expectations, kept=two_outputs)
+        found = Sorted(kept, expectations, kept=two_outputs, first=first)
         counts = found.counts(context.name) if two_outputs else None
         staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
         if counts is None:

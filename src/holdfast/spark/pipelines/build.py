@@ -64,14 +64,12 @@ class Pipeline:
         spec = marked(function)
         if spec is None:
             raise InvalidRequest("the function is no pipeline: put @pipeline(source=...) above it")
-        return self._with(spec)
+        return self._with(self._new(spec))
 
     def then(self, kind: str, name: str | None = None, **options: Any) -> Pipeline:
         """A pipeline of any kind that reads the table of the last one."""
         said = name or f"{self._last.removesuffix('-land').removesuffix('-silver')}-{_LAYERS.get(kind, kind)}"
-        if said in self.project.pipelines:
-            raise InvalidRequest(f"there are two pipelines named {said}: give one another name, name=...")
-        return self._with(_spec(said, kind, {"source": self._last, **options}))
+        return self._with(self._new(_spec(said, kind, {"source": self._last, **options})))
 
     def expect(self, name: str, check: str, on_fail: OnFail = "warn") -> Pipeline:
         """Expect something of every row of the last one."""
@@ -101,6 +99,11 @@ class Pipeline:
     def plan(self, *, spark: SparkSession | None = None) -> list[Plan]:
         """What a run would read and write; nothing is written for it."""
         return Runner(self.project, spark=spark).plan(list(self.project.pipelines))
+
+    def _new(self, spec: Spec) -> Spec:
+        if spec.name in self.project.pipelines:
+            raise InvalidRequest(f"there are two pipelines named {spec.name}: give one another name, name=...")
+        return spec
 
     def _with(self, spec: Spec) -> Pipeline:
         pipelines = {**self.project.pipelines, spec.name: spec}

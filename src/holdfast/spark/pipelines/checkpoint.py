@@ -3,6 +3,7 @@
 _checkpoints/NAME/lock         who runs it
 _checkpoints/NAME/spec.json    what it was made for
 _checkpoints/NAME/id           a number that is another one after a new beginning
+_checkpoints/NAME/forgetting   there only while all of it is being removed
 _checkpoints/NAME/batches/     what was written (see `ledger`)
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
@@ -26,6 +27,7 @@ from holdfast.storage.lock import take_lock
 
 SPEC = "spec.json"
 ID = "id"
+FORGETTING = "forgetting"
 
 
 @contextmanager
@@ -76,7 +78,13 @@ def _is_used(world: World, folder: str) -> bool:
 
 
 def forget(world: World, project: Project, spec: Spec) -> None:
-    """Remove the tables of a pipeline and all that it knows, but not the lock that the caller holds."""
+    """Remove the tables of a pipeline and all that it knows, but not the lock that the caller holds.
+
+    A table without its checkpoint would get its rows a second time, and a checkpoint without its table none. So a
+    note is made first, and goes last: a removal that was cut short is finished by the next run.
+    """
+    checkpoint = project.checkpoint(spec.name)
+    durable_replace(world.disk, checkpoint, FORGETTING, b"")
     for folder in (
         project.table(spec.name),
         project.quarantine(spec.name),
@@ -84,10 +92,18 @@ def forget(world: World, project: Project, spec: Spec) -> None:
         f"{project.lake}/_staging/{spec.name}.merging",
     ):
         remove_tree(world.disk, folder)
-    checkpoint = project.checkpoint(spec.name)
     for name in world.disk.names(checkpoint):
-        if name != LOCK:
+        if name not in (LOCK, FORGETTING):
             remove_tree(world.disk, join(checkpoint, name))
+    for folder in (project.lake, f"{project.lake}/_staging", checkpoint):
+        if world.disk.exists(folder):
+            world.disk.sync_folder(folder)
+    world.disk.remove(join(checkpoint, FORGETTING))
+
+
+def is_half_forgotten(world: World, project: Project, spec: Spec) -> bool:
+    """Whether somebody began to remove it and did not come to the end."""
+    return world.disk.exists(join(project.checkpoint(spec.name), FORGETTING))
 
 
 def _identity(spec: Spec) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings
 from holdfast.spark.pipelines.batches import write_batch
-from holdfast.spark.pipelines.expectations import check_columns
+from holdfast.spark.pipelines.expectations import OURS, check_columns
 from holdfast.spark.pipelines.kinds import Kind
 from holdfast.spark.pipelines.lake import BATCH, DATE
 from holdfast.spark.pipelines.ledger import Batch
 from holdfast.spark.pipelines.results import Plan, Summary
 from holdfast.spark.pipelines.spec import Spec, read_options
-from holdfast.spark.pipelines.steps import Slice, StepOptions, plan_steps, run_steps
+from holdfast.spark.pipelines.steps import ADDED_TO, Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,10 +67,12 @@ def marked(value: object) -> Spec | None:
 
 
 def plan(context: Context) -> Plan:
+    check_kind_of_source(context, *ADDED_TO)
     return plan_steps(context, f"by the function {_name(context)}")
 
 
 def run(context: Context) -> Summary:
+    check_kind_of_source(context, *ADDED_TO)
     return run_steps(context, _write)
 
 
@@ -101,6 +103,11 @@ def _called(context: Context, rows: DataFrame) -> DataFrame:
             f"{context.name}: the function {_name(context)} answered with {type(found).__name__}: "
             "it must return a DataFrame"
         )
+    for name, kind in found.dtypes:
+        if name.lower() in (BATCH, *OURS):
+            raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
+        if name.lower() == DATE and kind != "date":
+            raise BadSettings(f"{context.name}: the column {name!r} is {kind}: it is the day, and must be a date")
     return found
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Why a row is bad by itself, before anything was expected of it; a kind may fill it.
 REASONS: Final = "_reasons"
 _FAILED: Final = "_failed"
+OURS: Final = (REASONS, _FAILED)
 _ROWS, _DROPPED, _ASIDE = "rows", "dropped", "quarantined"
 
 
@@ -50,16 +51,22 @@ class Sorted:
 
     Rows that are kept for more than one output (`kept`) are counted by themselves. Others are counted in passing, and
     the counts are there once `good` was written: Spark leaves out what it need not compute, but nothing is joined here.
+    Nothing more is expected of a row that does not meet `first`.
     """
 
-    def __init__(self, rows: DataFrame, expectations: Sequence[Expectation], *, kept: bool) -> None:
+    def __init__(
+        self, rows: DataFrame, expectations: Sequence[Expectation], *, kept: bool, first: Expectation | None = None
+    ) -> None:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        self._expectations = expectations
         self._sums: DataFrame | None = None
         has_reasons = REASONS in rows.columns
         unmet = f.expr(unmet_sql(expectations))
+        if first is not None:
+            unmet = f.when(f.expr(first.check), unmet).otherwise(f.expr(unmet_sql([first])))
+            expectations = [first, *expectations]
+        self._expectations = expectations
         if has_reasons:  # nothing more is expected of a row that cannot be used at all
             unmet = f.when(f.size(REASONS) == 0, unmet).otherwise(f.expr(unmet_sql(())))
         marked = rows.withColumn(_FAILED, unmet)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.env.lakedisk import LakeDisk
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
 BATCH: Final = "_batch"
@@ -34,8 +34,14 @@ def batches_in(path: str) -> tuple[int, int] | None:
 
 
 def table_files(disk: LakeDisk, table: str) -> list[str]:
-    """The files of a table, from its folder."""
-    return [path for path in disk.files_below(table) if not _is_hidden(path) and batches_in(path)]
+    """The files of a table, from its folder.
+
+    A listing that met a folder just as it was merged away and removed could lack files, so it must be seen twice.
+    """
+    found, again = None, disk.files_below(table)
+    while again != found:
+        found, again = again, disk.files_below(table)
+    return [path for path in again if not _is_hidden(path) and batches_in(path)]
 
 
 def files_between(paths: Iterable[str], after: int, through: int) -> list[str]:
@@ -65,11 +71,16 @@ def read_table(spark: SparkSession, disk: LakeDisk, table: str, *, after: int, t
     names = files_between(table_files(disk, table), after, through)
     if not names:
         return None
-    reader = spark.read.option("basePath", table)
+    reader = plainly(spark.read).option("basePath", table)
     newest = max(names, key=lambda name: batches_in(name) or (0, 0))
     schema = _with_plain_folders(reader.parquet(f"{table}/{newest}").schema, newest)
     rows = reader.schema(schema).parquet(*[f"{table}/{name}" for name in names])
     return rows.where(f"{BATCH} > {after} AND {BATCH} <= {through}")
+
+
+def plainly(reader: DataFrameReader) -> DataFrameReader:
+    """Paths are paths: without this a folder named `lake [1]` would be taken for a pattern."""
+    return reader.option("__globPaths__", False)
 
 
 def _with_plain_folders(schema: StructType, path: str) -> StructType:
@@ -84,6 +95,11 @@ def _with_plain_folders(schema: StructType, path: str) -> StructType:
             kind = DateType() if field.name == DATE else StringType()
         fields.append(StructField(field.name, kind, nullable=True))
     return StructType(fields)
+
+
+def quoted(name: str) -> str:
+    """A column by exactly this name, where Spark would take `a.b` for the field b of a."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _is_hidden(path: str) -> bool:

@@ -19,7 +19,7 @@ from holdfast.spark.pipelines.lake import DATE
 from holdfast.spark.pipelines.ledger import Ledger
 from holdfast.spark.pipelines.merging import merge_small_files
 from holdfast.spark.pipelines.results import Plan, Summary
-from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.spec import Options, Positive
 from holdfast.spark.pipelines.tally import Tally
 from holdfast.spark.pipelines.topics import (
     SPARK,
@@ -53,18 +53,18 @@ class LandOptions(Options, frozen=True, kw_only=True):
     pattern: str | None = None
     starting: Literal["earliest", "latest"] = "earliest"
     since: str | None = None
-    max_rows_per_batch: int | None = None
+    max_rows_per_batch: Positive | None = None
     fail_on_data_loss: bool = True
     compact_files: bool = True
-    target_file_bytes: int = 128 << 20
+    target_file_bytes: Positive = 128 << 20
 
     def __post_init__(self) -> None:
         if self.source is not None:
             raise BadSettings("a pipeline of the kind land reads topics: write topics: [NAME], not source")
         if bool(self.topics) == bool(self.pattern):
             raise BadSettings("say which topics it lands, with topics: [NAME] or with pattern: REGEX")
-        if self.max_rows_per_batch is not None and self.max_rows_per_batch < 1:
-            raise BadSettings(f"max_rows_per_batch is {self.max_rows_per_batch}: give 1 or more")
+        if self.since is not None and self.starting != "earliest":
+            raise BadSettings("starting and since both say where the first run begins: give one of them")
 
 
 def bronze(rows: DataFrame) -> DataFrame:
@@ -123,7 +123,7 @@ class _Landing:
         self._context = context
         self._ledger = Ledger(context.world, context.checkpoint)
         self._writing = Lock()
-        self._error: Exception | None = None
+        self._errors: list[Exception] = []
         self.tally = Tally(context)
 
     def write(self, rows: DataFrame, batch: int) -> None:
@@ -134,7 +134,7 @@ class _Landing:
             try:
                 self._write(rows, batch)
             except Exception as error:
-                self._error = error  # as it is, before Spark makes a stack of it
+                self._errors.append(error)  # as it is, before Spark makes a stack of it
                 raise
 
     def _write(self, rows: DataFrame, batch: int) -> None:
@@ -158,6 +158,7 @@ class _Landing:
 
     def wait(self, query: StreamingQuery) -> None:
         """Until the query has ended, by itself or because it was told to."""
+        self._errors.clear()  # of an earlier try
         try:
             while not query.awaitTermination(_LOOK_S):
                 if self._context.stopping.is_set():
@@ -166,13 +167,15 @@ class _Landing:
                     query.stop()
                     break
         except Exception:
-            if self._error is None and not self._context.stopping.is_set():
+            if not self._errors and not self._context.stopping.is_set():
                 raise
         finally:
             if query.isActive:
                 query.stop()
-        if self._error is not None:
-            raise self._error
+            with self._writing:  # whoever frees the lock behind us must find nobody writing
+                pass
+        if self._errors:
+            raise self._errors[0]
 
     def merge(self) -> None:
         if self._context.options.compact_files:

@@ -11,6 +11,7 @@ takes batches up to the last one that is finished.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -104,24 +105,24 @@ class Ledger:
 
     def after(self, number: int) -> list[Batch]:
         """The finished batches beyond this one. Those that are no longer kept one by one come as one."""
-        found = [self.read(each) for each in self.numbers() if each > number]
-        totals = self._totals()
+        totals, found = self._beyond(number)
         if number < totals.through:
             return [Batch(batch=totals.through, rows_out=totals.rows_out), *found]
         return found
 
     def totals(self) -> Totals:
         """Everything that was ever written."""
-        totals = self._totals()
-        for number in self.numbers():
-            if number > totals.through:
-                totals = totals.and_(self.read(number))
+        totals, found = self._beyond(-1)
+        for batch in found:
+            totals = totals.and_(batch)
         return totals
 
     def pending(self) -> Batch | None:
         """The batch that is decided but not finished, if there is one."""
         numbers = self._numbered("pending")
-        return self._decode(_file(numbers[-1], "pending")) if numbers else None
+        with suppress(FileNotFoundError):  # finished since we looked
+            return self._decode(_file(numbers[-1], "pending")) if numbers else None
+        return None
 
     def decide(self, batch: Batch) -> None:
         """From here on the batch counts, whatever happens."""
@@ -134,6 +135,14 @@ class Ledger:
         self._disk.rename(join(self.folder, _file(number, "pending")), join(self.folder, _file(number, "json")))
         self._disk.sync_folder(self.folder)
         self._forget_old()
+
+    def _beyond(self, number: int) -> tuple[Totals, list[Batch]]:
+        """The sums, and the batches that are neither in them nor up to this one."""
+        while True:
+            totals = self._totals()
+            with suppress(FileNotFoundError):  # the holder of the lock has just added it to the sums: look again
+                first = max(number, totals.through) + 1
+                return totals, [self.read(each) for each in self.numbers() if each >= first]
 
     def _forget_old(self) -> None:
         numbers = self.numbers()
@@ -160,8 +169,11 @@ class Ledger:
 
     def _decode(self, name: str) -> Batch:
         path = join(self.folder, name)
+        content = read_file(self._disk, path)
+        if content is None:
+            raise FileNotFoundError(path)
         try:
-            return msgspec.json.decode(read_file(self._disk, path) or b"", type=Batch)
+            return msgspec.json.decode(content, type=Batch)
         except msgspec.MsgspecError as error:
             raise CorruptData(
                 f"{path} is not what was written there ({error}); run the pipeline with --full-refresh to begin anew"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING, Final
 
-from holdfast.spark.pipelines.lake import batches_in, file_name, staged_files, table_files
+from holdfast.spark.pipelines.lake import batches_in, file_name, plainly, staged_files, table_files
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def _merge(context: Context, folder: str, names: list[str], small: list[str], ta
     size = sum(disk.size(f"{folder}/{name}") for name in small)
     held = [batches for name in small if (batches := batches_in(name))]
     first, last = min(low for low, _ in held), max(high for _, high in held)
-    rows = context.spark.read.parquet(*[f"{folder}/{name}" for name in small])
+    # Files of an older version may lack a column that newer ones have.
+    rows = plainly(context.spark.read).option("mergeSchema", True).parquet(*[f"{folder}/{name}" for name in small])
     rows.coalesce(max(round(size / target_bytes), 1)).write.parquet(f"{workshop}/merged")
     new = f"{workshop}/new"
     disk.make_folder(new)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import posixpath
 import traceback
+from collections.abc import Mapping
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import isfunction
 from os import PathLike, fspath
+from sys import modules
 from types import ModuleType
 from typing import Any, Final
 
@@ -38,10 +41,12 @@ def read_project(path: str | PathLike[str], world: World | None = None) -> Proje
 def _from_yaml(path: str, content: bytes) -> Project:
     try:
         import yaml
+
+        from holdfast.spark.pipelines.documents import read_yaml
     except ImportError:
         raise NotInstalled("pipelines need Spark and PyYAML: pip install 'holdfast[spark]'") from None
     try:
-        document = yaml.safe_load(content)
+        document = read_yaml(content)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -67,15 +72,17 @@ def project_of(document: dict[Any, Any], where: str) -> Project:
     entries = document.get("pipelines") or {}
     if not isinstance(entries, dict):
         raise BadSettings(f"{where}: pipelines must be names, each with a kind and options below it")
-    pipelines = {spec.name: spec for spec in found.values()}
+    pipelines = {spec.name: spec for value in found.values() if (spec := marked(value)) is not None}
     for name, entry in entries.items():
-        pipelines[str(name)] = _spec(str(name), entry, found, where)
+        if not isinstance(name, str):
+            raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it into quotes")
+        pipelines[name] = _spec(name, entry, found, where)
     if not pipelines:
         raise BadSettings(f"{where}: it declares no pipelines")
     return check_project(Project(pipelines=pipelines, where=where, **paths))
 
 
-def _spec(name: str, entry: Any, functions: dict[str, Spec], where: str) -> Spec:
+def _spec(name: str, entry: Any, functions: Mapping[str, Any], where: str) -> Spec:
     place = f"{where}: {name}"
     if not isinstance(entry, dict) or "kind" not in entry:
         raise BadSettings(f"{place}: say what it does with kind: land, refine, aggregate or another")
@@ -83,24 +90,29 @@ def _spec(name: str, entry: Any, functions: dict[str, Spec], where: str) -> Spec
         kind = kind_named(entry["kind"])
     except BadSettings as error:
         raise BadSettings(f"{place}: {error}") from None
-    options = read_options(kind.options, {str(k): v for k, v in entry.items() if k != "kind"}, place)
+    given = {str(key): value for key, value in entry.items() if key != "kind"}
     if kind.name != "python":
-        return Spec(name=name, kind=kind.name, options=options)
-    wanted = options.function or name
-    if wanted not in functions:
-        known = meant(wanted, functions) if functions else "; name the Python file with file: at the top"
+        return Spec(name=name, kind=kind.name, options=read_options(kind.options, given, place))
+    wanted = given.get("function") or name
+    function = functions.get(str(wanted)) or functions.get(str(wanted).replace("-", "_"))
+    if function is None:
+        known = meant(str(wanted), functions) if functions else "; name the Python file with file: at the top"
         raise BadSettings(f"{place}: there is no function {wanted!r} for it{known}")
-    return Spec(name=name, kind="python", options=options, function=functions[wanted].function)
+    declared = marked(function)
+    if declared is not None:  # what stands above the function counts where the entry says nothing else
+        given = {**msgspec.to_builtins(declared.options), **given}
+    return Spec(name=name, kind="python", options=read_options(kind.options, given, place), function=function)
 
 
-def _own(file: Any, home: str, where: str) -> dict[str, Spec]:
-    """The pipelines of somebody's own file, by the names of their functions."""
+def _own(file: Any, home: str, where: str) -> dict[str, Any]:
+    """The functions of somebody's own file, by their names."""
     if file is None:
         return {}
     if not isinstance(file, str):
         raise BadSettings(f"{where}: file must be the name of a Python file")
     module = _executed(posixpath.join(home, file), where)
-    return {name: spec for name, value in vars(module).items() if (spec := marked(value)) is not None}
+    own = {name: value for name, value in vars(module).items() if isfunction(value)}
+    return {name: value for name, value in own.items() if marked(value) or value.__module__ == module.__name__}
 
 
 def _from_python(path: str) -> Project:
@@ -114,7 +126,12 @@ def _from_python(path: str) -> Project:
     for each in made:
         if (each.project.folder, each.project.lake) != (first.folder, first.lake):
             raise BadSettings(f"{path}: all pipelines of a file have the same folder and the same lake")
-        pipelines |= each.project.pipelines
+        for name, spec in each.project.pipelines.items():
+            if pipelines.setdefault(name, spec) != spec:
+                raise BadSettings(
+                    f"{path}: there are two different pipelines named {name!r}: give one another name, "
+                    "or keep only the whole chain in a variable"
+                )
     home = posixpath.dirname(path)
     return check_project(
         msgspec.structs.replace(
@@ -132,6 +149,7 @@ def _executed(path: str, where: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise BadSettings(f"{where}: {path} is no Python file")
     module = module_from_spec(spec)
+    modules[module.__name__] = module  # dataclasses look for it there
     try:
         spec.loader.exec_module(module)
     except HoldfastError:
@@ -142,4 +160,6 @@ def _executed(path: str, where: str) -> ModuleType:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f", line {lines[-1]}" if lines else ""
         raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
+    finally:
+        del modules[module.__name__]  # so that functions go to Spark's workers by value: they cannot import it
     return module

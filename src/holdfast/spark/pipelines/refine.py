@@ -9,11 +9,11 @@ from holdfast.errors import BadSettings
 from holdfast.spark.pipelines.batches import write_batch
 from holdfast.spark.pipelines.expectations import REASONS, check_columns
 from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import BATCH, DATE, read_table
+from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
 from holdfast.spark.pipelines.ledger import Batch
 from holdfast.spark.pipelines.results import Plan, Summary
-from holdfast.spark.pipelines.spec import Expectation, interval_ms
-from holdfast.spark.pipelines.steps import Slice, StepOptions, plan_steps, run_steps, source_of
+from holdfast.spark.pipelines.spec import Expectation, interval_ms, no_expectation_named
+from holdfast.spark.pipelines.steps import Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
 from holdfast.storage.files import durable_replace, join, read_file
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 INFER: Final = "infer"
 SCHEMA: Final = "schema.json"
 _SAMPLE: Final = 10_000
+# Without a pattern Spark takes "2024", "10115" and "12:30" for times, too.
+_TIMES: Final = "yyyy-MM-dd['T'][' ']HH:mm:ss[.SSSSSSSSS][.SSSSSS][.SSS][XXX]"
 _SOURCE: Final = "_source"
 _CORRUPT: Final = "_corrupt"
 # Where a row comes from, beside its own columns.
@@ -46,6 +48,7 @@ class RefineOptions(StepOptions, frozen=True, kw_only=True):
             interval_ms(self.within, "within")
             if not self.keys:
                 raise BadSettings("within says how far back duplicates of a key are looked for: name the key")
+        no_expectation_named(_TOMBSTONE.name, self.expect)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -86,22 +89,22 @@ def first_of_each(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    order = Window.partitionBy(*keys).orderBy("_timestamp", "_topic", "_partition", "_offset")
+    order = Window.partitionBy(*map(quoted, keys)).orderBy("_timestamp", "_topic", "_partition", "_offset")
     return rows.withColumn("_rank", f.row_number().over(order)).where("_rank = 1").drop("_rank")
 
 
 def without_known(rows: DataFrame, known: DataFrame | None, keys: tuple[str, ...]) -> DataFrame:
     """The rows whose key is not known yet."""
-    return rows if known is None else rows.join(known.select(*keys).distinct(), list(keys), "left_anti")
+    return rows if known is None else rows.join(known.select(*map(quoted, keys)).distinct(), list(keys), "left_anti")
 
 
 def plan(context: Context) -> Plan:
-    _check_source(context)
+    check_kind_of_source(context, "land")
     return plan_steps(context, f"rows that cannot be used go to {context.quarantine}")
 
 
 def run(context: Context) -> Summary:
-    _check_source(context)
+    check_kind_of_source(context, "land")
     return run_steps(context, write)
 
 
@@ -110,8 +113,7 @@ def write(context: Context, piece: Slice) -> Batch:
     options: RefineOptions = context.options
     schema = _schema(context, piece.rows)
     rows = decoded(piece.rows.drop(BATCH), schema, options.keys)
-    expectations = (_TOMBSTONE, *options.expect)
-    check_columns(rows, expectations, context.name)
+    check_columns(rows, options.expect, context.name)
 
     def good(found: DataFrame) -> DataFrame:
         found = found.drop(_SOURCE)
@@ -126,8 +128,9 @@ def write(context: Context, piece: Slice) -> Batch:
         context,
         piece.batch,
         rows,
-        expectations=expectations,
+        expectations=options.expect,
         partition_by=(DATE,),
+        first=_TOMBSTONE,
         good=good,
         bad=bad,
         through=piece.through,
@@ -175,7 +178,7 @@ def _schema(context: Context, rows: DataFrame) -> StructType:
 def _inferred(context: Context, rows: DataFrame) -> StructType:
     texts = rows.where("NOT tombstone").selectExpr("cast(value AS string)").limit(_SAMPLE).collect()
     spark = context.spark
-    how = {"mode": "DROPMALFORMED", "inferTimestamp": "true"}
+    how = {"mode": "DROPMALFORMED", "inferTimestamp": "true", "timestampFormat": _TIMES}
     found = spark.read.options(**how).json(spark.sparkContext.parallelize([text[0] for text in texts]))
     if not found.columns:
         raise BadSettings(
@@ -187,17 +190,11 @@ def _inferred(context: Context, rows: DataFrame) -> StructType:
 
 def _check_names(context: Context, schema: StructType) -> None:
     for name in schema.names:
-        if name.startswith("_") or name == DATE:
+        if name.startswith("_") or name.lower() == DATE:
             raise BadSettings(f"{context.name}: a column cannot be named {name!r}: the table has one of its own")
     for key in context.options.keys:
         if key not in schema.names:
             raise BadSettings(f"{context.name}: its key {key!r} is none of its columns: {', '.join(schema.names)}")
-
-
-def _check_source(context: Context) -> None:
-    source = source_of(context)
-    if source.kind != "land":
-        raise BadSettings(f"{context.name}: its source {source.name} is of the kind {source.kind}: it must be land")
 
 
 def _identity(options: RefineOptions) -> dict[str, Any]:

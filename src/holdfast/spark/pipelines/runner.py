@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.env import World, real_world
 from holdfast.errors import InvalidRequest
-from holdfast.spark.pipelines.checkpoint import check_fit, forget, held
+from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten
 from holdfast.spark.pipelines.context import Context
 from holdfast.spark.pipelines.failures import in_words, keep_pyspark_quiet
 from holdfast.spark.pipelines.kinds import kind_named
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 # A source is asked for news through Python: more often than this costs more than it brings.
 LEAST_EVERY_MS = 100
 _LOOK_S = 0.2
-_TIMES = "spark.sql.parquet.outputTimestampType"
+# What tables depend on, whatever the session of somebody's own has: days and times without a zone are UTC. Times are
+# as Parquet has them today: with what Spark writes by default nobody can skip parts of a file by time. A file that was
+# merged away while it was to be read must be an error, or its rows would be left out.
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+}
 
 
 class Runner:
@@ -74,10 +82,10 @@ class Runner:
             for spec in specs:
                 locks.enter_context(held(self._world, self._project, spec))
             for spec in specs:
-                if full_refresh:
+                if full_refresh or is_half_forgotten(self._world, self._project, spec):
                     forget(self._world, self._project, spec)
                 check_fit(self._world, self._project, spec)
-            locks.enter_context(_readable_times(self._session()))
+            locks.enter_context(_settings_of(self._session()))
             if follow:
                 return self._side_by_side([self._context(spec, follow=True, every_ms=every_ms) for spec in specs])
             return self._one_by_one(specs)
@@ -102,11 +110,13 @@ class Runner:
                 self._stopping.set()  # somebody must look: nothing goes on half
 
         threads = [Thread(target=run, args=(context,), name=f"pipeline {context.name}") for context in contexts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():  # a plain join would keep signals waiting
-                thread.join(_LOOK_S)
+        try:
+            for thread in threads:
+                thread.start()
+            _wait_for(threads)
+        finally:  # an interrupt, too, must not free the locks while something is still written
+            self._stopping.set()
+            _wait_for(threads)
         return [outcomes[context.name] for context in contexts]
 
     def _context(self, spec: Spec, *, follow: bool = False, every_ms: int = 1_000) -> Context:
@@ -132,18 +142,26 @@ class Runner:
             return self._spark
 
 
+def _wait_for(threads: Sequence[Thread]) -> None:
+    for thread in threads:
+        while thread.is_alive():  # a plain join would keep signals waiting
+            thread.join(_LOOK_S)
+
+
 @contextmanager
-def _readable_times(spark: SparkSession) -> Iterator[None]:
-    """Times as Parquet has them today: with what Spark writes by default nobody can skip parts of a file by time."""
-    former = spark.conf.get(_TIMES, None)
-    spark.conf.set(_TIMES, "TIMESTAMP_MICROS")
+def _settings_of(spark: SparkSession) -> Iterator[None]:
+    """Our settings for the time of a run, then those that the session had."""
+    former = {name: spark.conf.get(name, None) for name in _SETTINGS}
+    for name, value in _SETTINGS.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        if former is None:
-            spark.conf.unset(_TIMES)
-        else:
-            spark.conf.set(_TIMES, former)
+        for name, before in former.items():
+            if before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from holdfast.embedded.times import parse_duration
 from holdfast.errors import BadSettings, InvalidRequest
 
 OnFail: TypeAlias = Literal["warn", "drop", "quarantine", "fail"]
+Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 QUARANTINE_SUFFIX: Final = ".quarantine"
 
 _UNITS: Final = {
@@ -153,6 +154,12 @@ def interval_ms(text: str, what: str) -> int:
         return max(round(parse_duration(text, what) * 1000), 0)
     except InvalidRequest:
         raise BadSettings(f"{what} is {text!r}: give a time such as '10 minutes' or '1h30m'") from None
+
+
+def no_expectation_named(name: str, expectations: Iterable[Expectation]) -> None:
+    """Refuse a name under which the kind itself counts."""
+    if any(each.name == name for each in expectations):
+        raise BadSettings(f"an expectation cannot be named {name!r} here: rows are counted under that name already")
 
 
 def meant(given: str, known: Iterable[str]) -> str:

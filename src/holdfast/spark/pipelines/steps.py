@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import checkpoint_id
 from holdfast.spark.pipelines.lake import read_table
 from holdfast.spark.pipelines.ledger import Batch, Ledger
 from holdfast.spark.pipelines.results import Plan, Read, Summary
-from holdfast.spark.pipelines.spec import Options, Spec
+from holdfast.spark.pipelines.spec import Options, Positive, Spec
 from holdfast.spark.pipelines.tally import Tally
 from holdfast.spark.pipelines.writing import finish_pending
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from holdfast.spark.pipelines.context import Context
 
 _TRIES: Final = 5
+# The kinds that only add rows to their tables.
+ADDED_TO: Final = ("land", "refine", "python")
 GONE: Final = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
 
 
 class StepOptions(Options, frozen=True, kw_only=True):
     """Options of the kinds that read another pipeline's table."""
 
-    max_rows_per_batch: int = 5_000_000
+    max_rows_per_batch: Positive = 5_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,6 @@ class Slice:
     """What one batch is made of: the rows of some batches of the source; `previous` is the batch before."""
 
     batch: int
-    after: int
     through: int
     source_id: str | None
     rows: DataFrame
@@ -55,6 +56,15 @@ def source_of(context: Context) -> Spec:
     if source is None:
         raise InvalidRequest(f"{context.name} has no source: name the pipeline that it reads from, source: NAME")
     return context.project.spec(source)
+
+
+def check_kind_of_source(context: Context, *kinds: str) -> None:
+    """Only tables to which rows are added can be read on from where one was: in others they change."""
+    source = source_of(context)
+    if source.kind not in kinds:
+        raise BadSettings(
+            f"{context.name}: its source {source.name} is of the kind {source.kind}: it must be {' or '.join(kinds)}"
+        )
 
 
 def run_steps(context: Context, write: Write) -> Summary:
@@ -73,7 +83,9 @@ def run_steps(context: Context, write: Write) -> Summary:
 def plan_steps(context: Context, *notes: str) -> Plan:
     """What `run_steps` would read."""
     source = source_of(context)
-    position = _position(Ledger(context.world, context.checkpoint).last())
+    last = Ledger(context.world, context.checkpoint).last()
+    _checked_source_id(context, last)
+    position = _position(last)
     waiting = _source_ledger(context).after(position)
     rows = sum(batch.rows_out for batch in waiting)
     size = sum(batch.bytes for batch in waiting)
@@ -99,16 +111,15 @@ def plan_steps(context: Context, *notes: str) -> Plan:
 def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
     """Whether there was anything to take."""
     previous = Ledger(context.world, context.checkpoint).last()
-    _check_source(context, previous)
+    position = _position(previous)
     for attempt in range(1, _TRIES + 1):
-        position = _position(previous)
+        source_id = _checked_source_id(context, previous)
         waiting = _source_ledger(context).after(position)
         if not waiting:
             return False
         through = _limit(waiting, context.options.max_rows_per_batch)
-        number = 0 if previous is None else previous.batch + 1
         try:
-            batch = _write(context, write, previous, number, position, through)
+            batch = _write(context, write, previous, source_id, through)
         except Exception as error:
             # Files of the source were merged between our listing and our reading them: list them again.
             if attempt == _TRIES or not any(word in str(error) for word in GONE):
@@ -119,10 +130,10 @@ def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
     raise AssertionError
 
 
-def _write(context: Context, write: Write, previous: Batch | None, number: int, position: int, through: int) -> Batch:
+def _write(context: Context, write: Write, previous: Batch | None, source_id: str | None, through: int) -> Batch:
+    number = 0 if previous is None else previous.batch + 1
     source = context.project.table(source_of(context).name)
-    source_id = _source_id(context)
-    rows = read_table(context.spark, context.disk, source, after=position, through=through)
+    rows = read_table(context.spark, context.disk, source, after=_position(previous), through=through)
     if rows is None:  # batches that put every row aside
         state = previous.state if previous else {}
         batch = Batch(batch=number, through=through, source_id=source_id, state=state)
@@ -130,21 +141,19 @@ def _write(context: Context, write: Write, previous: Batch | None, number: int, 
         ledger.decide(batch)
         ledger.finish(batch)
         return batch
-    piece = Slice(batch=number, after=position, through=through, source_id=source_id, rows=rows, previous=previous)
+    piece = Slice(batch=number, through=through, source_id=source_id, rows=rows, previous=previous)
     return write(context, piece)
 
 
-def _check_source(context: Context, previous: Batch | None) -> None:
+def _checked_source_id(context: Context, previous: Batch | None) -> str | None:
     """Batches are counted from 0 again where the source began anew: what was taken is not what these numbers say."""
-    if previous is not None and previous.source_id != _source_id(context):
+    source_id = checkpoint_id(context.world, context.project, source_of(context).name)
+    if previous is not None and previous.source_id != source_id:
         raise InvalidRequest(
             f"{context.name}: its source {source_of(context).name} was begun anew since this table was written: "
             f"begin this one anew, too, `holdfast pipeline run {context.name} --full-refresh`"
         )
-
-
-def _source_id(context: Context) -> str | None:
-    return checkpoint_id(context.world, context.project, source_of(context).name)
+    return source_id
 
 
 def _position(last: Batch | None) -> int:

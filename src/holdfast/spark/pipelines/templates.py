@@ -45,7 +45,10 @@ def yaml_template(name: str, kind: str, file: str) -> str:
 
 def entry(name: str, kind: str) -> str:
     """One entry below `pipelines:`, to be added to a file that is there."""
-    return f"  {name}:\n{kind_named(kind).template}"
+    import yaml
+
+    key = name if yaml.safe_load(name) == name else f'"{name}"'  # "on" and "2024" are no names to YAML
+    return f"  {key}:\n{kind_named(kind).template}"
 
 
 def python_template(name: str, file: str) -> str:

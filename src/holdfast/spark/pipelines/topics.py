@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.errors import HoldfastError
 from holdfast.spark.folder import DataFolder
 from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines.ledger import Ledger
 from holdfast.spark.pipelines.results import Read
 from holdfast.spark.plan import starting_offset
 from holdfast.spark.positions import Positions, from_json
@@ -51,9 +52,9 @@ def offsets_file(context: Context, batch: int) -> str | None:
 
 
 def position(context: Context) -> Positions | None:
-    """How far Spark's checkpoint is; None before the first batch."""
-    text = offsets_file(context, last_committed(context))
-    return None if text is None else positions_in(text)
+    """How far the topics were landed; None before the first batch."""
+    last = Ledger(context.world, context.checkpoint).last()
+    return None if last is None or last.offsets is None else positions_in(last.offsets)
 
 
 def last_committed(context: Context) -> int:

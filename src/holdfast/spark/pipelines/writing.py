@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.errors import CorruptData
 from holdfast.spark.pipelines.lake import file_name, staged_files
 from holdfast.spark.pipelines.ledger import Batch, Ledger, Move
 from holdfast.storage.files import remove_tree
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[str]) -> str:
     """Write rows where they do not count yet; answers with the folder."""
     folder = f"{context.staging}/{what}"
-    rows.write.mode("overwrite").partitionBy(*partition_by).parquet(folder)
+    remove_tree(context.disk, folder)  # of an earlier try; a session can be set so that Spark overwrites only in part
+    rows.write.partitionBy(*partition_by).parquet(folder)
     return folder
 
 
@@ -70,12 +72,23 @@ def commit(context: Context, batch: Batch) -> Batch:
     for file in files:
         disk.sync_file(_path(context, file))
         size += disk.size(_path(context, file))
-    for folder in {posixpath.dirname(file) for file in files}:
+    for folder in _folders_of(files):
         disk.sync_folder(_path(context, folder))
     batch = msgspec.structs.replace(batch, bytes=size, at_ms=context.world.clock.now_ns() // 1_000_000)
     ledger.decide(batch)
     _put_in_place(context, ledger, batch)
     return batch
+
+
+def _folders_of(files: Sequence[str]) -> set[str]:
+    """Their folders and those above, up to the lake's own: Spark made them, and does not sync."""
+    found = {""}
+    for file in files:
+        folder = posixpath.dirname(file)
+        while folder and folder not in found:
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return found
 
 
 def finish_pending(context: Context) -> None:
@@ -95,6 +108,11 @@ def _put_in_place(context: Context, ledger: Ledger, batch: Batch) -> None:
         if disk.exists(staged):
             disk.make_folder(posixpath.dirname(place))
             disk.rename(staged, place)
+        elif not disk.exists(place):
+            raise CorruptData(
+                f"{place} was to hold rows of batch {batch.batch} of {context.name}, and is neither there nor in "
+                f"{context.staging}: put the file back, or begin anew with --full-refresh"
+            )
         folders.add(posixpath.dirname(place))
     for move in batch.swaps:
         swap(context, _path(context, move.staged), _path(context, move.place), batch.batch)

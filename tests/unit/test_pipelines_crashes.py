@@ -1,0 +1,239 @@
+"""Pipelines that are cut short, or looked at, in a bad moment; none of this needs a JVM."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.env import real_world
+from holdfast.env.lakedisk import LakeDisk
+from holdfast.errors import BadSettings, CorruptData, InvalidRequest
+from holdfast.spark.pipelines.build import Pipeline
+from holdfast.spark.pipelines.checkpoint import ID, check_fit, forget, is_half_forgotten
+from holdfast.spark.pipelines.context import Context
+from holdfast.spark.pipelines.custom import pipeline
+from holdfast.spark.pipelines.kinds import kind_named
+from holdfast.spark.pipelines.lake import file_name, table_files
+from holdfast.spark.pipelines.land import _Landing
+from holdfast.spark.pipelines.ledger import Batch, Ledger, Totals
+from holdfast.spark.pipelines.runner import Runner
+from holdfast.spark.pipelines.writing import additions, commit, finish_pending
+from tests.unit.lake_kit import Crash, FrailDisk, context_of, seen, staged
+
+
+class Session:
+    """As much of a session as a run without rows needs: its settings."""
+
+    def __init__(self, **settings: str) -> None:
+        self.settings = settings
+        self.conf = self
+
+    def get(self, name: str, otherwise: None) -> str | None:
+        return self.settings.get(name, otherwise)
+
+    def set(self, name: str, value: str) -> None:
+        self.settings[name] = value
+
+    def unset(self, name: str) -> None:
+        del self.settings[name]
+
+
+def chain(tmp_path: Path) -> Pipeline:
+    return Pipeline.land("orders", folder=tmp_path / "shop", lake=tmp_path / "lake", name="l").refine(
+        "id long", name="s"
+    )
+
+
+def finished(checkpoint: str, *batches: Batch) -> None:
+    ledger = Ledger(real_world(), checkpoint)
+    for batch in batches:
+        ledger.decide(batch)
+        ledger.finish(batch)
+
+
+def test_a_full_refresh_that_was_cut_short_anywhere_is_finished_by_the_next_run(tmp_path):
+    halves = 0
+    for calls in range(100):
+        sound = context_of(tmp_path / str(calls), LakeDisk())
+        place = (sound.world, sound.project, sound.spec)
+        check = Path(sound.checkpoint)
+        check.mkdir(parents=True)
+        check_fit(*place)
+        moves = additions(sound, staged(sound, "rows", a__1="x", a__2="y"), sound.table, 0)
+        commit(sound, Batch(batch=0, adds=tuple(moves)))
+        frail = context_of(tmp_path / str(calls), FrailDisk(calls))
+        try:
+            forget(frail.world, frail.project, frail.spec)
+            ended = True
+        except Crash:
+            ended = False
+        if is_half_forgotten(*place):
+            halves += 1
+            session: Any = Session()
+            # There is no topic, so nothing is landed; but what was half removed is gone.
+            [outcome] = Runner(sound.project, spark=session).run(["p"])
+            assert outcome.error is not None
+        known = Ledger(sound.world, sound.checkpoint).last() is not None
+        assert seen(sound) == (["x", "y"] if known else [])
+        if ended:
+            assert not known
+            assert not is_half_forgotten(*place)
+            break
+    assert ended
+    assert halves > 3
+
+
+def test_a_batch_is_decided_only_when_the_names_of_all_its_files_are_durable(tmp_path):
+    synced = set()
+
+    class Watched(LakeDisk):
+        def sync_folder(self, folder: str) -> None:
+            synced.add(folder.rstrip("/"))
+            super().sync_folder(folder)
+
+        def rename(self, old: str, new: str) -> None:
+            if new.endswith(".pending"):
+                rows = f"{context.staging}/rows"
+                assert {f"{rows}/a=1", rows, context.staging, f"{lake}/_staging", lake} <= synced
+            super().rename(old, new)
+
+    context = context_of(tmp_path, Watched())
+    lake = context.project.lake
+    commit(context, Batch(batch=0, adds=tuple(additions(context, staged(context, "rows", a__1="x"), context.table, 0))))
+    assert seen(context) == ["x"]
+
+
+def test_a_decided_batch_whose_files_are_gone_is_an_error_and_not_an_empty_batch(tmp_path):
+    context = context_of(tmp_path, LakeDisk())
+    moves = additions(context, staged(context, "rows", a__1="x"), context.table, 0)
+    Ledger(context.world, context.checkpoint).decide(Batch(batch=0, adds=tuple(moves)))
+    for path in Path(context.staging).rglob("*.parquet"):
+        path.unlink()
+    with pytest.raises(CorruptData, match="neither there nor in"):
+        finish_pending(context)
+
+
+def test_a_ledger_can_be_read_in_the_moment_in_which_a_batch_is_finished(tmp_path):
+    class Late(LakeDisk):
+        def names(self, folder: str) -> list[str]:
+            found = super().names(folder)
+            for path in Path(folder).glob("*.pending"):
+                path.rename(path.with_suffix(".json"))
+            return found
+
+    context = context_of(tmp_path, Late())
+    ledger = Ledger(context.world, context.checkpoint)
+    ledger.decide(Batch(batch=0))
+    assert ledger.pending() is None
+    last = ledger.last()
+    assert last is not None
+    assert last.batch == 0
+
+
+def test_a_ledger_can_be_read_in_the_moment_in_which_batches_are_summed_up(tmp_path):
+    class Late(LakeDisk):
+        def names(self, folder: str) -> list[str]:
+            found = super().names(folder)
+            (Path(folder) / "totals.json").write_bytes(msgspec.json.encode(Totals(through=1, batches=2, rows_out=7)))
+            for number in (0, 1):
+                (Path(folder) / f"{number:012d}.json").unlink(missing_ok=True)
+            return found
+
+    context = context_of(tmp_path, Late())
+    finished(context.checkpoint, *(Batch(batch=number, rows_out=number + 3) for number in range(3)))
+    ledger = Ledger(context.world, context.checkpoint)
+    assert ledger.totals().rows_out == 12
+    assert [(batch.batch, batch.rows_out) for batch in ledger.after(-1)] == [(1, 7), (2, 5)]
+
+
+def test_a_listing_that_met_a_folder_as_it_was_removed_is_made_again(tmp_path):
+    class Merged(LakeDisk):
+        listings = 0
+
+        def files_below(self, folder: str) -> list[str]:
+            self.listings += 1
+            return [file_name(0, 0, 0)] if self.listings == 1 else [file_name(0, 9, 0), file_name(10, 10, 0)]
+
+    assert table_files(Merged(), str(tmp_path)) == [file_name(0, 9, 0), file_name(10, 10, 0)]
+
+
+def test_a_try_of_land_that_failed_does_not_fail_the_next_one(tmp_path):
+    class Query:
+        """Of Spark: the first time its batch fails, since there is no checkpoint to sync."""
+
+        isActive = False  # noqa: N815
+        tries = 0
+
+        def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
+            self.tries += 1
+            if self.tries == 1:
+                try:
+                    landing.write(rows, 0)
+                except FileNotFoundError:
+                    raise ValueError("a hundred lines of Java") from None
+            return True
+
+    landing = _Landing(context_of(tmp_path, LakeDisk()))
+    query: Any = Query()
+    rows: Any = None
+    with pytest.raises(FileNotFoundError):
+        landing.wait(query)
+    landing.wait(query)
+
+
+def test_an_interrupt_frees_the_locks_only_when_nothing_runs_any_more(tmp_path):
+    project = chain(tmp_path).project
+    session: Any = Session(**{"spark.sql.session.timeZone": "Asia/Tokyo"})
+
+    def runs() -> bool:
+        return any(thread.name == "pipeline s" and thread.is_alive() for thread in threading.enumerate())
+
+    def interrupt() -> None:
+        while not runs():
+            pass
+        assert session.settings["spark.sql.session.timeZone"] == "UTC"
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        Runner(project, spark=session).run(["s"], follow=True, every_ms=60_000)
+    assert not runs()
+    assert session.settings == {"spark.sql.session.timeZone": "Asia/Tokyo"}
+
+
+def test_rows_that_change_cannot_be_read_on_by_a_function_of_ones_own(tmp_path):
+    own = chain(tmp_path).aggregate(name="g").apply(pipeline(source="g", name="own")(lambda rows: rows))
+    with pytest.raises(BadSettings, match="its source g is of the kind aggregate: it must be land or refine or python"):
+        Runner(own.project).plan(["own"])
+
+
+def test_a_source_that_is_begun_anew_while_it_is_read_is_not_read_on(tmp_path):
+    project = chain(tmp_path).project
+    finished(project.checkpoint("l"), Batch(batch=0, rows_out=3), Batch(batch=1, rows_out=3))
+    number = Path(project.checkpoint("l")) / ID
+    number.write_text("one", encoding="ascii")
+    finished(project.checkpoint("s"), Batch(batch=0, through=0, source_id="one"))
+
+    def session() -> Any:
+        number.write_text("two", encoding="ascii")
+        raise ValueError("PATH_NOT_FOUND")
+
+    context = Context(world=real_world(), session=session, project=project, spec=project.spec("s"))
+    with pytest.raises(InvalidRequest, match="its source l was begun anew"):
+        kind_named("refine").run(context)
+
+
+def test_a_plan_says_that_the_source_was_begun_anew(tmp_path):
+    project = chain(tmp_path).project
+    finished(project.checkpoint("l"), Batch(batch=0, rows_out=3))
+    (Path(project.checkpoint("l")) / ID).write_text("one", encoding="ascii")
+    finished(project.checkpoint("s"), Batch(batch=0, through=0, source_id="one"))
+    assert Runner(project).plan(["s"])[0].rows == 0
+    (Path(project.checkpoint("l")) / ID).write_text("two", encoding="ascii")
+    with pytest.raises(InvalidRequest, match="its source l was begun anew"):
+        Runner(project).plan(["s"])
