@@ -224,6 +224,7 @@ def test_dead_letters_are_told_by_kind_and_put_back_by_condition(kit: Kit):
     assert len(waiting(kit)) == 3
 
     summary = kit.run("triage")
+    assert summary.seconds > 0
     assert (summary.rows_in, summary.details["kinds"], summary.details["redriven"]) == (3, 2, 1)
     assert waiting(kit) == ["no order 17 for <b>'anna'</b>", "timed out after 5 s"]
     assert kit.rows("triage/kinds", "error_kind", "count", "waiting") == [

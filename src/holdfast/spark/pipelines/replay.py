@@ -164,8 +164,7 @@ def _plan(context: Context, reads: tuple[Read, ...], rows: int, notes: list[str]
 
 def run(context: Context) -> Summary:
     """Send what is not sent yet."""
-    clock = context.world.clock
-    began_ns = clock.monotonic_ns()
+    began_ns = context.world.clock.monotonic_ns()
     replay = _known(context) or _freeze(context)
     before = replay.sent_rows
     folder = _folder(context, replay.id)
@@ -189,7 +188,6 @@ def run(context: Context) -> Summary:
         rows_in=replay.rows,
         rows_out=replay.sent_rows - before,
         lag=left,
-        seconds=(clock.monotonic_ns() - began_ns) / 1e9,
         notes=(f"replay {replay.id}: {'done' if not left else f'{left} rows are left, run it again to go on'}",),
         details={"replay_id": replay.id, "rows": replay.rows},
     )

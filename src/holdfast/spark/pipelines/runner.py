@@ -11,6 +11,8 @@ from signal import SIGINT, getsignal, signal
 from threading import Event, Lock, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from holdfast.env import World, real_world
 from holdfast.errors import InvalidRequest
 from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten
@@ -178,8 +180,12 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _outcome(context: Context) -> Outcome:
+    clock = context.world.clock
+    began_ns = clock.monotonic_ns()
     try:
-        return Outcome(pipeline=context.name, summary=kind_named(context.spec.kind).run(context))
+        summary = kind_named(context.spec.kind).run(context)
+        seconds = (clock.monotonic_ns() - began_ns) / 1e9
+        return Outcome(pipeline=context.name, summary=msgspec.structs.replace(summary, seconds=seconds))
     except Exception as error:
         return Outcome(pipeline=context.name, error=in_words(error, context.name))
 

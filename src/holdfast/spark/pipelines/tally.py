@@ -16,8 +16,6 @@ class Tally:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._clock = context.world.clock
-        self._began_ns = self._clock.now_ns()
         self._totals = Totals()
         self._files = 0
         self.notes: list[str] = []
@@ -56,7 +54,6 @@ class Tally:
             expectations=totals.expectations,
             files=self._files,
             lag=self.lag,
-            seconds=(self._clock.now_ns() - self._began_ns) / 1e9,
             notes=tuple(self.notes),
             details=details,
         )
