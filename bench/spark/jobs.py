@@ -203,7 +203,7 @@ def worker_memory(lab: Lab, *, scale: Scale, kind: str, **_: Any) -> Sample:
 
 
 def _with_fresh_workers(lab: Lab) -> None:
-    """Workers without the memory that earlier jobs left them. Spark notices that an idle one is gone only by using it."""
+    """Workers without the memory that earlier jobs left them. That an idle one is gone Spark notices by using it."""
     end_idle_workers(os.getpid())
     for _ in range(_MOST_IDLE):
         with suppress(Exception):
