@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from holdfast.embedded.queue import Queue
     from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.embedded.topics import GroupInfo, TopicInfo
+    from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
 __version__ = "0.1.0"
 
@@ -83,6 +84,8 @@ __all__ = [
     "QueueFull",
     "QueueSettings",
     "QueueStats",
+    "Reject",
+    "Retry",
     "Stored",
     "StreamMessage",
     "TopicExists",
@@ -92,6 +95,8 @@ __all__ = [
     "Unavailable",
     "UnknownGroup",
     "UnknownTopic",
+    "Worker",
+    "WorkerHealth",
     "aio",
     "open",
     "open_broker",
@@ -113,10 +118,14 @@ _LATER = {
     "Producer": "holdfast.embedded.producer",
     "Queue": "holdfast.embedded.queue",
     "QueueStats": "holdfast.broker.group",
+    "Reject": "holdfast.worker",
+    "Retry": "holdfast.worker",
     "Stored": "holdfast.embedded.publisher",
     "StreamMessage": "holdfast.embedded.feeds",
     "TopicInfo": "holdfast.embedded.topics",
     "TraceStep": "holdfast.broker.traces",
+    "Worker": "holdfast.worker",
+    "WorkerHealth": "holdfast.worker",
     "open": "holdfast.embedded.queue:open_queue",
     "open_broker": "holdfast.embedded.broker",
 }

@@ -31,7 +31,7 @@ class BadSettings(InvalidRequest, ValueError):
 
 
 class MessageTooLarge(InvalidRequest):
-    """A message or a batch is larger than the settings allow."""
+    """A message or a batch is larger than the settings allow, or a state document than 1 MiB."""
 
     code = "message_too_large"
 
@@ -116,9 +116,34 @@ class TailLost(InvalidRequest):
 
 
 class Conflict(InvalidRequest):
-    """Somebody else has changed it meanwhile: load it again, then decide anew."""
+    """Somebody else has changed it meanwhile: load it again, then decide anew.
+
+    `version` is the one that a state document has now (0: there is none), where it is about one.
+    """
 
     code = "conflict"
+
+    def __init__(self, message: str, *, version: int | None = None) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class NotFound(InvalidRequest):
+    """There is nothing at this address, or nothing by this name."""
+
+    code = "not_found"
+
+
+class Unauthenticated(InvalidRequest):
+    """The server does not know who is calling: no token, or none that holds."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(InvalidRequest):
+    """The server knows who is calling, and that they may not do this."""
+
+    code = "forbidden"
 
 
 class OutOfSequence(InvalidRequest):
@@ -155,6 +180,7 @@ class LeaseLost(HoldfastError):
     ) -> None:
         super().__init__(message)
         self.offsets = tuple(offsets)
+        self.receipts: tuple[str, ...] = ()  # where a call was about several
         self.holder = holder
         self.since_ms = since_ms
         self.why = why
@@ -180,6 +206,21 @@ class Busy(Unavailable):
     code = "busy"
 
 
+class LockHeld(Unavailable):
+    """Somebody else holds the lock, and it did not become free in time.
+
+    `holder` and `since_ms` say who has it and since when, `until_ms` how long at most if it is not renewed.
+    """
+
+    code = "lock_held"
+
+    def __init__(self, message: str, *, holder: str = "", since_ms: int = 0, until_ms: int = 0) -> None:
+        super().__init__(message)
+        self.holder = holder
+        self.since_ms = since_ms
+        self.until_ms = until_ms
+
+
 class PipelineFailed(Unavailable):
     """A pipeline ended with an error of Spark's, or of a function of the user's; what it had decided counts."""
 
@@ -196,6 +237,12 @@ class QueueFull(Unavailable):
     """A producer's buffer has no room left: messages come faster than they can be stored."""
 
     code = "queue_full"
+
+
+class TooManyWaiters(Unavailable):
+    """So many calls wait already, for messages or for locks, that one more is not let in."""
+
+    code = "too_many_waiters"
 
 
 class Closed(HoldfastError):

@@ -7,6 +7,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from holdfast.large import Value
+
 Durability: TypeAlias = Literal["fsync", "os", "interval"]
 CodecName: TypeAlias = Literal["none", "zstd", "lz4", "gzip"]
 HeaderPairs: TypeAlias = Sequence[tuple[str, bytes]]
@@ -18,7 +20,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     In `expires_at_ms` and `due_at_ms` a 0 stands for "none".
     """
 
-    values: Sequence[bytes]
+    values: Sequence[Value]
     times_ns: Sequence[int] | None = None
     keys: Sequence[bytes | None] | None = None
     headers: Sequence[HeaderPairs] | None = None
@@ -46,11 +48,11 @@ NO_PRODUCER = Producer()
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One message as the log holds it."""
+    """One message as the log holds it. A large value stays in the file until it is asked for."""
 
     offset: int
     timestamp_ns: int
-    value: bytes
+    value: Value
     key: bytes | None = None
     headers: tuple[tuple[str, bytes], ...] = ()
     priority: int = 0

@@ -22,6 +22,7 @@ _Count = Annotated[int, Meta(ge=1, le=2**53)]
 _DAY_MS = 24 * 3600 * 1000
 _Weight = Annotated[int, Meta(ge=1, le=1_000_000)]
 _Millis = Annotated[int, Meta(ge=1, le=100 * 365 * 24 * 3600 * 1000)]
+_Path = Annotated[str, Meta(min_length=1, max_length=4_096)]
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +37,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     frame_bytes: Annotated[int, Meta(ge=1 * _KIB, le=16 * _MIB)] = 256 * _KIB
     index_bytes: Annotated[int, Meta(ge=512, le=1 * _MIB)] = 4 * _KIB
 
-    max_message_bytes: Annotated[int, Meta(ge=1, le=64 * _MIB)] = 10 * _MIB
+    max_message_bytes: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 10 * _MIB
     max_batch_bytes: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 256 * _MIB
     min_free_bytes: Annotated[int, Meta(ge=0)] = 100 * _MIB
 
@@ -214,6 +215,52 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """What a topic follows: the defaults, then what its folder keeps, then what is said here of its name."""
         values = {**msgspec.structs.asdict(self.topic), **(kept or {}), **self.topics.get(name, {})}
         return load(TopicSettings, values)
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What `holdfast serve` follows: where it listens, who may call, what one caller may cost."""
+
+    host: Annotated[str, Meta(min_length=1, max_length=255)] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65_535)] = 7_700
+    socket: _Path | None = None
+
+    tls_cert_file: _Path | None = None
+    tls_key_file: _Path | None = None
+    tls_client_ca_file: _Path | None = None
+    tokens_file: _Path | None = None
+    allow_anonymous_network: bool = False
+    metrics_auth: bool = True
+    read_only: bool = False
+    console: bool = True
+
+    max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_header_bytes: Annotated[int, Meta(ge=1 * _KIB, le=1 * _MIB)] = 64 * _KIB
+    max_request_bytes: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 64 * _MIB
+    header_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 10_000
+    body_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 10_000
+    min_body_bytes_per_s: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 16 * _KIB
+    write_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 30_000
+    idle_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 75_000
+    max_waiters: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_wait_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 300_000
+    drain_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 30_000
+
+    watch: bool = True
+    poll_interval_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 3_000
+    poll_jitter_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 500
+    safety_poll_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 300_000
+
+    log_format: Literal["text", "json"] = "text"
+    audit_file: _Path | None = None
+    audit_bytes: Annotated[int, Meta(ge=4 * _KIB, le=1024 * _MIB)] = 16 * _MIB
+    audit_files: Annotated[int, Meta(ge=1, le=1_000)] = 10
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def waiters(self, processors: int) -> int:
+        """How many calls may wait at the same time: as set, or 64 for each processor within 128 to 4096."""
+        return self.max_waiters or min(max(64 * processors, 128), 4_096)
 
 
 def check_fields(settings: msgspec.Struct) -> None:

@@ -50,11 +50,15 @@ VALUES = {
     "Queue",
     "QueueSettings",
     "QueueStats",
+    "Reject",
+    "Retry",
     "Stored",
     "StreamMessage",
     "TopicInfo",
     "TopicSettings",
     "TraceStep",
+    "Worker",
+    "WorkerHealth",
 }
 
 

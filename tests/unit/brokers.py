@@ -12,6 +12,8 @@ from holdfast.env.simdisk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"
+# What an object has that is to be awaited.
+_AWAITED = ("receive_many", "nack", "poll", "redrive", "send", "keepalive", "_update")
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, backoff_ms=100, backoff_jitter_percent=0))
 
 
@@ -32,7 +34,7 @@ class Awaited:
             return lambda *args, **options: self._plain(found(*map(_bare, args), **options))
         if isinstance(found, list):
             return [self._plain(each) for each in found]
-        wrapped = any(hasattr(found, name) for name in ("receive_many", "nack", "poll", "redrive", "send"))
+        wrapped = any(hasattr(found, name) for name in _AWAITED)
         return Awaited(found, self._loop) if wrapped else found
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.broker.metrics import LIMIT_NS, RESOLUTION, Counter, Histogram, Metrics, MetricsSnapshot, Times
+from holdfast.broker.metrics import LIMIT_NS, RESOLUTION, Counter, Histogram, Metrics, MetricsSnapshot, Times, edge
 
 YEAR_NS = 365 * 24 * 3600 * 10**9
 COUNTERS = {name for name, kind in MetricsSnapshot.__annotations__.items() if kind == "int"}
@@ -83,6 +83,14 @@ def test_two_histograms_merge_as_if_all_had_been_observed_in_one(ours: list[int]
     merged.merge(other)
     assert merged.snapshot() == filled(ours + theirs).snapshot()
     assert other.snapshot() == filled(theirs).snapshot()
+
+
+@given(st.lists(TIMES_NS), st.floats(1e-6, 1e6))
+def test_as_many_times_lie_up_to_an_edge_as_the_resolution_allows(times_ns: list[int], seconds: float):
+    (found,), total = filled(times_ns).cumulated([edge(seconds)])
+    assert total == len(times_ns)
+    assert sum(ns <= seconds * 1e9 * (1 - 1 / 16) for ns in times_ns) <= found
+    assert found <= sum(ns <= seconds * 1e9 * (1 + 1 / 16) for ns in times_ns)
 
 
 def test_an_empty_histogram_has_no_quantiles():

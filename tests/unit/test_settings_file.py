@@ -19,14 +19,16 @@ from holdfast.embedded.settings_file import load_settings, read_settings
 from holdfast.env import real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings
-from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, TopicSettings
+from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, ServerSettings, TopicSettings
 
 DAY_MS = 24 * 3600 * 1000
 
-# Everything that GoQueue's reference has, but what needs a server or a cluster.
+# Everything that GoQueue's reference has, but what needs a cluster.
 GOQUEUE = """
 [broker]
 id = "broker-1"
+host = "0.0.0.0"
+port = 8080
 data_dir = "./data"
 
 [storage]
@@ -104,6 +106,7 @@ def toml(value: Any) -> str:
 def test_nothing_said_is_the_defaults():
     for effective in (load_settings(None, {}), load("")):
         assert effective.broker == BrokerSettings()
+        assert effective.server == ServerSettings()
         assert effective.data_dir is None
         assert set(effective.origins.values()) == {Origin("default")}
         assert effective.topic("orders") == TopicSettings()
@@ -118,6 +121,7 @@ def test_every_field_of_the_settings_has_one_place_in_the_file():
     wanted |= {("topic", field) for field in TopicSettings.__struct_fields__}
     wanted |= {("producer", field) for field in ProducerSettings.__struct_fields__}
     wanted |= {("consumer", field) for field in ConsumerSettings.__struct_fields__}
+    wanted |= {("server", field) for field in ServerSettings.__struct_fields__}
     nested = {"producer", "consumer", "topic", "topics"}
     wanted |= {("broker", field) for field in BrokerSettings.__struct_fields__ if field not in nested}
     assert set(fields) == wanted
@@ -281,6 +285,7 @@ def test_a_file_of_goqueue_is_understood():
     effective = load(GOQUEUE)
     broker, topic = effective.broker, effective.broker.topic
     assert (broker.id, effective.data_dir) == ("broker-1", "data")
+    assert (effective.server.host, effective.server.port) == ("0.0.0.0", 8080)
     assert (topic.segment_bytes, topic.index_bytes, topic.sync_interval_ms) == (67_108_864, 4096, 2000)
     assert (topic.retention_ms, topic.retention_bytes) == (7 * DAY_MS, None)
     assert broker.producer == ProducerSettings(acks="leader")
@@ -300,16 +305,13 @@ def test_every_foreign_name_is_also_a_variable(foreign: tuple[str, str], ours: t
 
 
 def test_what_is_not_there_yet_is_refused_and_says_so():
-    text = '[broker]\nhost = "0.0.0.0"\nport = 8080\n[cluster]\nnodes = []\nmin_isr = 2\n[dlq]\nsuffix = ".dead"\n'
-    assert problems(text, HOLDFAST_BROKER_PORT="80", HOLDFAST_CLUSTER_MIN_ISR="2", HOLDFAST_DLQ_SUFFIX="x") == [
-        "holdfast.toml, line 2: [broker] host: there is no server yet, so nothing would listen there; take it out",
-        "holdfast.toml, line 3: [broker] port: there is no server yet, so nothing would listen there; take it out",
+    text = '[cluster]\nnodes = []\nmin_isr = 2\n[dlq]\nsuffix = ".dead"\n'
+    assert problems(text, HOLDFAST_CLUSTER_MIN_ISR="2", HOLDFAST_DLQ_SUFFIX="x") == [
         (
-            "holdfast.toml, line 4: [cluster]: there is no cluster yet, one broker has all the partitions; "
+            "holdfast.toml, line 1: [cluster]: there is no cluster yet, one broker has all the partitions; "
             "take the section out"
         ),
-        "holdfast.toml, line 8: [dlq] suffix: '.dead' cannot be used: it is .dlq for every topic",
-        "HOLDFAST_BROKER_PORT: there is no server yet, so nothing would listen there; take it out",
+        "holdfast.toml, line 5: [dlq] suffix: '.dead' cannot be used: it is .dlq for every topic",
         "HOLDFAST_CLUSTER_MIN_ISR: there is no cluster yet, one broker has all the partitions; take it out",
         "HOLDFAST_DLQ_SUFFIX: 'x' cannot be used: it is .dlq for every topic",
     ]
@@ -548,6 +550,32 @@ def test_a_data_folder_is_found_from_where_the_file_is(file: str, given: str, wa
     text = f"[broker]\ndata_dir = '{given}'"
     assert load(text, path=file).data_dir == wanted
     assert load(text, path=file, HOLDFAST_BROKER_DATA_DIR="here").data_dir == "here"
+    text = f"[server]\ntokens_file = '{given}'"
+    assert load(text, path=file).server.tokens_file == wanted
+    assert load(text, path=file, HOLDFAST_SERVER_TOKENS_FILE="here").server.tokens_file == "here"
+
+
+def test_the_server_has_a_section():
+    text = "[server]\nport = 0\nmax_request = '1MB'\nidle_timeout = '1m'\nsafety_poll_ms = 0\nlog_format = 'json'\n"
+    server = load(text, HOLDFAST_SERVER_MAX_WAITERS="200", HOLDFAST_SERVER_ALLOW_ANONYMOUS_NETWORK="true").server
+    assert (server.port, server.max_request_bytes, server.idle_timeout_ms) == (0, 1_000_000, 60_000)
+    assert (server.safety_poll_ms, server.log_format, server.allow_anonymous_network) == (0, "json", True)
+    assert server.waiters(processors=2) == 200
+
+
+def test_the_names_of_lockd_are_understood():
+    names = {"MAX_CONSUMERS": "auto", "POLL_INTERVAL": "4s", "POLL_JITTER": "0s", "RESILIENT_POLL_INTERVAL": "1m"}
+    (told,) = problems(None, **{f"HOLDFAST_QUEUE_{name}": value for name, value in names.items()})
+    assert told.startswith("HOLDFAST_QUEUE_MAX_CONSUMERS: 'auto' cannot be used")
+    names["MAX_CONSUMERS"] = "300"
+    server = load(**{f"HOLDFAST_QUEUE_{name}": value for name, value in names.items()}).server
+    found = (server.max_waiters, server.poll_interval_ms, server.poll_jitter_ms, server.safety_poll_ms)
+    assert found == (300, 4_000, 0, 60_000)
+
+
+@pytest.mark.parametrize(("processors", "waiters"), [(1, 128), (2, 128), (4, 256), (64, 4096), (500, 4096)])
+def test_how_many_may_wait_follows_the_processors(processors: int, waiters: int):
+    assert ServerSettings().waiters(processors) == waiters
 
 
 def test_the_file_is_the_one_named_or_that_of_the_variable_or_none(tmp_path: Path):
@@ -601,3 +629,4 @@ def test_the_defaults_written_as_a_file_change_nothing():
     # A level of -1 is a level; there is no way to say none but not to say it.
     text = "\n".join(line for line in lines if not line.startswith("codec_level"))
     assert load(text).broker == BrokerSettings()
+    assert load(text).server == ServerSettings()

@@ -22,6 +22,7 @@ from holdfast.broker.layout import (
     topic_for,
     topic_of_id,
 )
+from holdfast.broker.locks import Locks
 from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import keep_settings, settings_for
@@ -70,6 +71,7 @@ class BrokerEngine:
         self._kept = False
         self._cleaner: Cleaner | None = None
         self._producers: Producers | None = None
+        self._locks: Locks | None = None
         self._all_at_ns = 0
         self.catalog = Catalog(world, folder)
         self.queries = Queries(world, folder)
@@ -124,6 +126,12 @@ class BrokerEngine:
             self._cleaner = Cleaner(self)
             Keeper(self._cleaner).start()
 
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Have it called when the topics are closed, before the rest is."""
+        with self._lock:
+            self.check_open()
+            self._closing.callback(call)
+
     def open_topics(self) -> list[Topic]:
         """Those that are open now."""
         return [topic for topic in list(self._topics.values()) if not topic.closed]
@@ -143,6 +151,23 @@ class BrokerEngine:
                 self.world.disk.make_folder(join(self.folder, TOPICS))
                 self._producers = Producers.open(self.world, self.folder)
             return self._producers
+
+    def locks(self) -> Locks:
+        """The locks and state documents, opened by whoever needs them first."""
+        if self._locks is not None and not self.closed:  # without the lock, as in `hold`
+            return self._locks
+        with self._lock, self._translated(""):
+            self.check_open()
+            if self._locks is None:
+                self.world.disk.make_folder(join(self.folder, TOPICS))  # as for the producers
+                self._locks = Locks.open(self.world, self.folder, self.check_open)
+                self._locks.on_attention = self._locks.journal.log.on_attention = self._attention
+            return self._locks
+
+    @property
+    def has_locks(self) -> bool:
+        """Whether the locks can be used without a look at the disk."""
+        return self._locks is not None
 
     def topic(self, name: str) -> Topic:
         """The topic, opened; it may be let go again at once where nobody holds it."""
@@ -316,6 +341,8 @@ class BrokerEngine:
             self._all_at_ns = now_ns or 1
             self.queries.tidy()
         due: list[int | None] = [self.traces.tick(), self.streams.tick()]
+        if self._locks is not None:
+            due.append(self._locks.tick())
         for topic in list(self._topics.values()):
             if not topic.closed:
                 due.append(self._tick_topic(topic, now_ns, everything=everything))
@@ -338,7 +365,8 @@ class BrokerEngine:
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
-        return soonest(*[topic.due_ms() for topic in self.open_topics()])
+        locks_ms = None if self._locks is None else self._locks.due_ms()
+        return soonest(locks_ms, *[topic.due_ms() for topic in self.open_topics()])
 
     def let_go_idle(self, but: Topic | None = None) -> None:
         """Close the topics that were not used for longest, as far as there are too many open."""
@@ -366,7 +394,7 @@ class BrokerEngine:
         known, published_ns = message_id(name, place.partition, place.offset, place.delayed_id), 0
         if place.offset is not None:
             with suppress(HoldfastError), self.using(name) as topic:
-                record = next(topic.partition(place.partition).log.records(place.offset), None)
+                record = next(topic.partition(place.partition).log.records(place.offset, whole=False), None)
                 delayed_id = None if record is None else mark(record, DELAYED_ID)
                 if delayed_id is not None:
                     known = message_id(name, place.partition, None, int(delayed_id))
@@ -384,6 +412,8 @@ class BrokerEngine:
                 if not topic.closed:  # otherwise whoever closed it meanwhile has synced it
                     raise
         self.streams.sync()
+        if self._locks is not None:
+            self._locks.sync()
 
     def disown(self) -> None:
         """In a child after a fork: the parent owns the folder, and goes on with it."""
@@ -409,6 +439,8 @@ class BrokerEngine:
         with self._closing:  # all of it, also where something fails on the way, or somebody loses patience
             if self._cleaner is not None:
                 self._closing.callback(self._cleaner.before_close)  # behind the logs: then it leaves at once
+            if self._locks is not None:
+                self._closing.callback(self._locks.close)
             for topic in list(self._topics.values()):
                 self._closing.callback(topic.close)
             self._closing.callback(self.before_close)

@@ -62,7 +62,7 @@ def _replayed(world: World, folder: str) -> CommitState:
     while at < reader.end:
         try:
             for record in reader.records(at):
-                state.apply(decode_event(record.value))
+                state.apply(decode_event(bytes(record.value)))
                 at = record.offset + 1
         except DamagedRange as damage:
             lost = f"events {damage.first_offset} to {damage.next_offset - 1} are lost"

@@ -31,6 +31,7 @@ from holdfast.broker.marks import (
     moved_records,
 )
 from holdfast.broker.partition import Partition
+from holdfast.broker.portions import portions
 from holdfast.broker.traces import TRACE
 from holdfast.delivery.commands import Cancel, Nack
 from holdfast.delivery.events import Interred, Phase
@@ -79,7 +80,7 @@ class DeadPartition:
         state, log = self.letters.group, self.target.log
         found = [
             record.offset
-            for record in log.records(max(state.floor, log.start), on_damage="skip")
+            for record in log.records(max(state.floor, log.start), on_damage="skip", whole=False)
             if state.phase(record.offset) is Phase.READY and (note := note_of(record)) and note.group == group
         ]
         if found:
@@ -174,13 +175,12 @@ class Graveyard:
         letters: list[tuple[Record, DeadNote]] = []
         for offset, burial in burials.items():
             record = records.get(offset)
-            if record is not None:
+            if record is not None:  # otherwise damaged on disk since: nothing is left of it
                 letters.append((record, self._note(record, burial)))
-        if not letters:
-            return  # damaged on disk since: nothing is left of them
-        headers = [(*_without(record.headers, ONLY_FOR), (DEAD, encode_note(note))) for record, note in letters]
-        # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
-        self.target.append_moved(moved_batch([record for record, _ in letters], headers))
+        for part in portions(letters, lambda letter: len(letter[0].value)):
+            headers = [(*_without(record.headers, ONLY_FOR), (DEAD, encode_note(note))) for record, note in part]
+            # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
+            self.target.append_moved(moved_batch([record for record, _ in part], headers))
 
     def _note(self, record: Record, burial: Burial) -> DeadNote:
         history = burial.history
@@ -210,13 +210,13 @@ class Graveyard:
         log = self.target.log
         if not log.start <= offset < log.end or self.letters.group.phase(offset) is not Phase.READY:
             return None
-        found = next((_letter(record) for record in log.records(offset)), None)
+        found = next((_letter(record) for record in log.records(offset, whole=False)), None)
         return found if found is not None and found.note.group == self._group else None
 
     def all(self) -> Iterator[DeadLetter]:
         """The group's dead letters, oldest first; those that are being moved back are left out."""
         group, log = self.letters.group, self.target.log
-        for record in log.records(max(group.floor, log.start), on_damage="skip"):
+        for record in log.records(max(group.floor, log.start), on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY:
                 letter = _letter(record)
                 if letter is not None and letter.note.group == self._group:
@@ -224,6 +224,9 @@ class Graveyard:
 
     def redrive(self, letters: Sequence[DeadLetter]) -> int:
         """Put these back into the queue, in this order, each once; answers how many."""
+        return sum(map(self._redrive, portions(letters, lambda letter: len(letter.record.value))))
+
+    def _redrive(self, letters: Sequence[DeadLetter]) -> int:
         target_end = self._source.log.written_end
         taken = self.letters.take(
             [letter.record.offset for letter in letters],

@@ -294,6 +294,7 @@ class Delivery:
                     events += decide(self.group, command, self.settings, now)
                 except LeaseLost as error:
                     self.metrics.lost_leases.add()
+                    error.offsets = (*(() if refused is None else refused.offsets), *error.offsets)
                     refused = error
             appended = self.commit_events(events, durability or self.settings.ack_durability) if events else None
             self._after(events, now)

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, column, mark, moved_batch
 from holdfast.codec.columns import HEADERS
+from holdfast.large import Value
 from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, Record
 from holdfast.storage.log import Log
 
@@ -17,7 +18,7 @@ from holdfast.storage.log import Log
 class Draft(msgspec.Struct, frozen=True, gc=False):
     """A message to be published, checked and with our own headers."""
 
-    value: bytes
+    value: Value
     key: bytes | None = None
     headers: HeaderPairs = ()
     priority: int = 0

@@ -12,6 +12,7 @@ jobs/
   topics/jobs/1/...                the next partition, the same again
   topics/jobs.dlq/...              the dead letters, the same again; made when first needed
   groups/analytics/                what a group in stream mode has committed
+  locks/                           the journal of the locks and state documents; made when first needed
   queries/report@9f04c1d2.json     who reads from another process, and from where on it needs the messages
   staging/WRITE/BATCH/             rows of a Spark job on their way into the log
 
@@ -29,10 +30,12 @@ import msgspec
 from holdfast.delivery.commands import Receipt
 from holdfast.env import World
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.locking.commands import Proof
 from holdfast.storage.files import join
 
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
+LOCKS: Final = "locks"
 QUERIES: Final = "queries"
 STAGING: Final = "staging"
 SETTINGS: Final = "settings.json"
@@ -153,3 +156,16 @@ def parse_receipt(text: object, topic: str) -> tuple[int, Receipt]:
             if place.offset is not None:
                 return place.partition, Receipt(place.offset, int(found[2], 16))
     raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")
+
+
+def lease_text(proof: Proof) -> str:
+    """The proof of a lock's lease as text, for scripts and other processes: the lock's name and the fence."""
+    return f"{proof.name}@{proof.fence:x}"
+
+
+def parse_lease(text: object) -> Proof:
+    """The lease that a text stands for; InvalidRequest where it is none."""
+    found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
+    if found is None or not _NAME.fullmatch(found[1]):
+        raise InvalidRequest(f"{text!r} is no lease of a lock; leases look like nightly-report@1000001")
+    return Proof(found[1], int(found[2], 16))

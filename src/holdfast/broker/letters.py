@@ -94,7 +94,7 @@ def _settled(world: World, folder: str) -> tuple[BitMap64, BitMap64]:
         return acked, cancelled
     reader = LogReader(folder, world=world)
     for record in records_beside(reader, reader.start, reader.end):
-        event = decode_event(record.value)
+        event = decode_event(bytes(record.value))
         if isinstance(event, Acked | Cancelled):
             chosen = acked if isinstance(event, Acked) else cancelled
             for start, stop in pairs(event.runs):

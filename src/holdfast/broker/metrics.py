@@ -11,8 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from bisect import bisect_right
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -85,6 +87,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: Times
     handle_seconds: Times
     lateness_seconds: Times
+    sync_seconds: Times
     gauges: dict[str, float]
 
 
@@ -158,6 +161,11 @@ class Histogram:
             raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
         return self._quantiles(list(self._slots), (q,))[0]
 
+    def cumulated(self, edges: Sequence[int]) -> tuple[list[int], int]:
+        """How many times lie up to each edge (see `edge`), and how many there are in all."""
+        sums = list(accumulate(self._slots, initial=0))
+        return [sums[slots] for slots in edges], sums[-1]
+
     def merge(self, other: Histogram) -> None:
         """Add what the other one holds, as if all had been observed here; the observer is not told again.
 
@@ -202,6 +210,11 @@ class Histogram:
         return found
 
 
+def edge(seconds: float) -> int:
+    """How many slots hold the times up to so many seconds; one whose middle lies above is left out whole."""
+    return bisect_right(range(_SLOTS), seconds * _NS, key=_middle_ns)
+
+
 def _middle_ns(slot: int) -> float:
     if slot < 2 * _OCTAVE_SLOTS:
         return slot
@@ -234,6 +247,7 @@ class Metrics:
         self.wait_seconds = Histogram("wait_seconds")  # published to delivered
         self.handle_seconds = Histogram("handle_seconds")  # delivered to acked
         self.lateness_seconds = Histogram("lateness_seconds")  # due to released
+        self.sync_seconds = Histogram("sync_seconds")  # of the disk: the logs and the groups' journals
         self._instruments = [part for part in vars(self).values() if isinstance(part, Counter | Histogram)]
         self._gauges: dict[str, Callable[[], float]] = {}
         self._many_gauges: list[Callable[[], Mapping[str, float]]] = []

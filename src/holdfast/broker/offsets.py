@@ -14,8 +14,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.journal import log_settings
 from holdfast.broker.snapshots import SNAPSHOT, SnapshotFiles
+from holdfast.broker.state_journal import log_settings
 from holdfast.codec.frame import Kind
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange
@@ -222,7 +222,7 @@ class Offsets:
         while at < self.log.end:
             try:
                 for record in self.log.records(at):
-                    self._apply(decode_event(record.value))
+                    self._apply(decode_event(bytes(record.value)))
                     at = record.offset + 1
             except DamagedRange as damage:
                 at = damage.next_offset

@@ -207,7 +207,7 @@ class Partition:
                     store.released([message.id for message in due], appended.next_offset)
                     self._released(due, appended.offset, now_ns)
                     total += len(due)
-                if len(due) < _RELEASE_MOST:
+                if not due:
                     store.settled(self.log.synced_end)
                     return total
 

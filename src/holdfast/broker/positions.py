@@ -130,7 +130,7 @@ def _time_ns(log: Log, at: int, now_ns: int) -> int:
     """When the first message from the offset on was published; now, if there is none."""
     while at < log.end:
         try:
-            return next((record.timestamp_ns for record in log.records(at)), now_ns)
+            return next((record.timestamp_ns for record in log.records(at, whole=False)), now_ns)
         except DamagedRange as damage:
             at = damage.next_offset
         except OffsetOutOfRange as trimmed:

@@ -59,7 +59,7 @@ def _replayed(world: World, folder: str, start: int) -> Replayed:
     while at < reader.end:
         try:
             for record in reader.records(at):
-                group.apply(decode_event(record.value))
+                group.apply(decode_event(bytes(record.value)))
                 at = record.offset + 1
         except DamagedRange as damage:
             at = damage.next_offset

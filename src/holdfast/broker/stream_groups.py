@@ -50,6 +50,9 @@ class StreamGroups:
     def names(self) -> list[str]:
         return sorted(self._groups)
 
+    def all(self) -> list[StreamGroup]:
+        return list(self._groups.values())
+
     def group(self, name: str, *, create: bool = False) -> StreamGroup:
         """The group of this name; UnknownGroup where there is none, unless it is to be made."""
         check_name(name, "group")

@@ -108,6 +108,7 @@ class Topic:
         folder = partition_folder(self.root, self.name, number)
         partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics)
         partition.on_attention = partition.log.on_attention = self._attend
+        partition.log.on_synced = self.metrics.sync_seconds.observe_ns
         partition.log.needed_outside = partial(self._queries.floor, self.name, self.id, number)
         if self.settings.trace_sample:
             self._trace_partition(partition, number)
@@ -140,6 +141,7 @@ class Topic:
             unless_done.callback(delivery.close)
             delivery.holder = self.holder
             delivery.on_attention = delivery.journal.log.on_attention = self._attend
+            delivery.journal.log.on_synced = self.metrics.sync_seconds.observe_ns
             station = Station(
                 self.name,
                 number,
@@ -185,6 +187,14 @@ class Topic:
             place.recover()
             opened.pop_all()
         return place
+
+    def dead_count(self) -> int:
+        """How many dead letters it has, of all its groups; those on their way to them included."""
+        buried = sum(
+            len(station.delivery.group.burials) for group in self.groups.values() for station in group.stations
+        )
+        places = list(self._dead.values())
+        return buried + sum(place.letters.group.ready_count(place.target.log.end) for place in places)
 
     def partition(self, number: object) -> Partition:
         """One partition, by its number."""

@@ -59,6 +59,7 @@ class TraceLog:
         self._closed = False
         self._told = ""
         self.on_attention: Callable[[], None] = lambda: None
+        self.listeners: tuple[Callable[[Sequence[TraceStep]], None], ...] = ()  # told of all steps; quick, and no error
         self.lost = 0  # steps that could not be written
 
     @staticmethod
@@ -94,6 +95,8 @@ class TraceLog:
 
     def record(self, steps: Sequence[TraceStep]) -> None:
         """Write the steps down. Where that fails, it is counted, and said once."""
+        for listener in self.listeners if steps else ():
+            listener(steps)
         for first in range(0, len(steps), _WRITE_MOST):
             some = steps[first : first + _WRITE_MOST]
             try:

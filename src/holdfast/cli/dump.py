@@ -124,7 +124,7 @@ def _table(console: Console, page: list[tuple[Kind, Record]], *, keys: bool, hea
             row.append("" if record.key is None else preview(record.key, _KEY_CELLS))
         if headers:
             row.append(_headers(record))
-        value = preview(record.value, value_cells)
+        value = preview(bytes(record.value), value_cells)
         row += [f"{len(record.value):,}", value if kind == Kind.DATA else f"({kind.name.lower()}) {value}"]
         table.add_row(*map(Text, row))
     return table
@@ -148,5 +148,5 @@ def _document(kind: Kind, record: Record) -> dict[str, Any]:
         "due_at_ms": record.due_at_ms,
         "flags": record.flags,
         "bytes": len(record.value),
-        **value_as_json("value", record.value),
+        **value_as_json("value", bytes(record.value)),
     }

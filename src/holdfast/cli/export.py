@@ -39,7 +39,7 @@ def variables(folder: str, group: str, message: holdfast.Message[bytes], body_fi
     key = bytes_of(message.key)
     key_text = None if key is None else text_value(key)
     headers = {name: _readable(value) for name, value in reversed(message.headers.pairs)}
-    body = text_value(message.raw) if len(message.raw) <= _MOST_BODY_BYTES and body_file is None else None
+    body = text_value(message.raw) if message.size <= _MOST_BODY_BYTES and body_file is None else None
     values = {
         "HOLDFAST_QUEUE": folder,
         "HOLDFAST_TOPIC": message.topic,

@@ -179,9 +179,9 @@ class _Showing:
             facts.add_row("correlation", safe(message.correlation_id))
         facts.add_row("published", f"{seconds_text(message.timestamp)} UTC")
         if self._out is not None:
-            facts.add_row("body", f"{len(message.raw):,} bytes in {safe(self._out)}")
+            facts.add_row("body", f"{message.size:,} bytes in {safe(self._out)}")
         else:
-            facts.add_row("body", f"{len(message.raw):,} bytes")
+            facts.add_row("body", f"{message.size:,} bytes")
         console.print(facts)
         if self._out is None:
             console.print(body_text(message.raw), soft_wrap=True)

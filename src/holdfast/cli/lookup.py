@@ -154,7 +154,7 @@ def _show(console: Console, found: Everything) -> None:
     for number, failure in enumerate(found.failures, 1):
         summary = f"{seconds_text(_at(failure.at_ms))} UTC, {safe(failure.holder)}: {safe(failure.why)}"
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
-    facts.add_row("body", f"{len(message.raw):,} bytes")
+    facts.add_row("body", f"{message.size:,} bytes")
     console.print(facts)
     console.print(body_text(message.raw), soft_wrap=True)
 

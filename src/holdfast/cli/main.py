@@ -29,6 +29,7 @@ from holdfast.cli import (
     settle,
     stats,
     tail,
+    token,
     topic,
     trace,
 )
@@ -65,6 +66,7 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(group.app, name="group")
 app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(token.app, name="token")
 app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")
 app.command("check")(check.check_command)

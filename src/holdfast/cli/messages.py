@@ -82,7 +82,7 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
         found |= {"phase": message.phase, "attempts": message.attempts, "holder": message.holder}
         found |= {"reason": message.reason, "error": message.error}
     body = None if message._record.flags & TOMBSTONE else message.raw
-    return {**found, **more, "bytes": len(message.raw), **as_json("body", body)}
+    return {**found, **more, "bytes": message.size, **as_json("body", body)}
 
 
 def moment(name: str, when: datetime | None) -> dict[str, Any]:
@@ -119,7 +119,7 @@ REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reas
 ERROR: Final = Column(
     "error", _MOST_ERROR_CELLS, lambda message: safe(getattr(message, "error", "").partition("\n")[0])
 )
-SIZE: Final = Column("bytes", 6, lambda message: f"{len(message.raw):,}", "right")
+SIZE: Final = Column("bytes", 6, lambda message: f"{message.size:,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 
 

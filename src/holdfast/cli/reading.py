@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final
 
 from holdfast.broker.catalog import Catalog
-from holdfast.broker.layout import partition_folder
+from holdfast.broker.layout import partition_folder, topic_folder
 from holdfast.broker.routing import check_partition
 from holdfast.broker.topic import Topic
 from holdfast.cli.messages import AnyMessage, reader_of
@@ -21,10 +21,12 @@ from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRa
 from holdfast.storage import LogReader
 from holdfast.storage.files import join
 from holdfast.storage.finding import count_of
+from holdfast.storage.following import Arrivals, FollowSettings
 from holdfast.storage.opening import is_log
 
 PAGE_MESSAGES: Final = 100
-_LOOK_EVERY_S: Final = 0.05
+# Where nobody tells of news: people look on, and a look costs little.
+_FOLLOWING: Final = FollowSettings(poll_interval_ms=250, poll_jitter_ms=50)
 _STARTS: Final = ("start", "earliest")
 _ENDS: Final = ("end", "latest")
 
@@ -41,6 +43,7 @@ class Reading:
         self._count = count
         self._readers: dict[int, LogReader] = {}
         self._at: dict[int, int] = {}
+        self._arrivals = Arrivals(self._world, _FOLLOWING)
         self._find()
 
     def begin(self, where: str, name: str = "--from") -> None:
@@ -71,12 +74,33 @@ class Reading:
                 left -= len(page)
                 yield page
                 idle_from = time.monotonic()
-            elif time.monotonic() - idle_from < wait_s:
-                time.sleep(_LOOK_EVERY_S)
-                self._find()
+            elif (left_s := wait_s - (time.monotonic() - idle_from)) > 0:
+                self.wait(dict(self._at), left_s)
                 there = self._there()
             else:
                 return
+
+    def wait(self, ends: Mapping[int, int], most_s: float) -> None:
+        """Return when a partition does not end there, or came to be since, or when the time is over."""
+        stop_s, known = time.monotonic() + most_s, len(self._readers)
+        while self.ends() == ends and len(self._readers) == known and (left_s := stop_s - time.monotonic()) > 0:
+            folders = self._unused()
+            self._arrivals.wait(
+                self._readers.values(),
+                lambda: self.ends() != ends or self._unused() != folders,  # noqa: B023
+                folders=[topic_folder(self._folder, self._topic), *folders],
+                timeout_s=left_s,
+            )
+            self._find()
+
+    def _unused(self) -> list[str]:
+        """The folders in which the logs of partitions without one will come to be, as far as they are there."""
+        numbers = range(self._count + 1) if self._only is None else [self._only]
+        return [
+            next(filter(self._world.disk.exists, (self._log(number), self._part(number))))
+            for number in numbers
+            if number not in self._readers and self._world.disk.exists(self._part(number))
+        ]
 
     def _find(self) -> None:
         """Look for partitions that came to be: one has no log before its first use."""
@@ -89,7 +113,10 @@ class Reading:
                 self._at[number] = reader.start
 
     def _log(self, number: int) -> str:
-        return join(partition_folder(self._folder, self._topic, number), "log")
+        return join(self._part(number), "log")
+
+    def _part(self, number: int) -> str:
+        return partition_folder(self._folder, self._topic, number)
 
     def _place(self, reader: LogReader, where: str, name: str) -> int:
         start, end = reader.start, reader.end
@@ -123,7 +150,7 @@ class Reading:
             try:
                 for record in self._readers[number].records(at):
                     if record.offset >= end:
-                        return
+                        break
                     at = record.offset + 1
                     yield message_of(record)
                 break
@@ -136,7 +163,7 @@ class Reading:
                     raise
                 stderr().print(f"dropped before it was read: {count_of(gone.start - at, 'message')}", soft_wrap=True)
                 at = gone.start
-        self._at[number] = max(self._at[number], at)
+        self._at[number] = max(self._at[number], end)  # also where the last ones were removed or are damaged
 
 
 def time_of(text: str, name: str) -> int:
@@ -153,9 +180,7 @@ def time_of(text: str, name: str) -> int:
 
 def await_arrival(folder: str, topic: str, ends: Mapping[int, int], most_s: float) -> None:
     """Return when a partition has grown beyond these ends, or when the time is over; without owning anything."""
-    reading, stop = Reading(folder, topic), time.monotonic() + most_s
-    while reading.ends() == ends and (left_s := stop - time.monotonic()) > 0:
-        time.sleep(min(_LOOK_EVERY_S, left_s))
+    Reading(folder, topic).wait(ends, most_s)
 
 
 def ends_of(topic: Topic) -> dict[int, int]:

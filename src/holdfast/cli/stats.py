@@ -89,7 +89,7 @@ def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[Record]:
     """The first message that is ready in each partition."""
     for station in queue._stations:
         group, log = station.delivery.group, station.partition.log
-        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip"):
+        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY:
                 yield record
                 break

@@ -29,6 +29,7 @@ from struct import Struct, unpack
 from typing import Final
 
 from holdfast.errors import CorruptData
+from holdfast.large import Value
 from holdfast.model import Batch, HeaderPairs
 
 TIMES: Final = 1 << 0
@@ -59,10 +60,12 @@ def padding(length: int) -> bytes:
 
 
 def encode_columns(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[bytes]]:
-    """Which columns the batch uses, and the body as parts to be joined; `removed` marks what only keeps its place."""
+    """Which columns the batch uses, and the body but for the values as parts to be joined.
+
+    `removed` marks what only keeps its place.
+    """
     columns = 0
-    values = batch.values
-    parts = _padded(_ends(values))
+    parts = _padded(_ends(batch.values))
     if batch.times_ns is not None:
         columns |= TIMES
         parts += _padded(_int64(batch.times_ns))
@@ -90,7 +93,6 @@ def encode_columns(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, lis
     if removed:
         columns |= REMOVED
         parts += _padded(_bits(removed))
-    parts += values
     return columns, parts
 
 
@@ -130,6 +132,14 @@ class Columns:
 
     def values(self) -> list[bytes]:
         return _items(self._spans[-1], self._spans[0])
+
+    def only_value(self) -> tuple[int, int]:
+        """Where in the body the value of a frame with one message begins and ends."""
+        start, end = _ONE_PAIR(self._spans[-1])
+        if start != 0 or not 0 <= end <= len(self._spans[0]):
+            raise CorruptData("the ends of a column's items are not in order")
+        first = len(self._body) - len(self._spans[0])
+        return first, first + end
 
     def times_ns(self) -> Sequence[int] | None:
         return self._integers(TIMES)
@@ -267,7 +277,7 @@ def _checked_ends(ends: memoryview) -> list[int]:
     return cuts
 
 
-def _ends(items: Iterable[bytes]) -> bytes:
+def _ends(items: Iterable[Value]) -> bytes:
     return array("i", accumulate(map(len, items), initial=0)).tobytes()
 
 

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from crc32c import crc32c
@@ -15,6 +15,7 @@ from holdfast.codec.columns import encode_columns, padding
 from holdfast.codec.compression import Codec, compress
 from holdfast.codec.frame import CHECKED_HEADER, HEADER_BYTES, MAGIC, Kind, frame_bytes, seal_header
 from holdfast.errors import InvalidRequest
+from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer
 
 _CODECS: Final = {"none": Codec.NONE, "zstd": Codec.ZSTD, "lz4": Codec.LZ4, "gzip": Codec.GZIP}
@@ -142,7 +143,22 @@ def encode_body(batch: Batch, now_ns: int, packing: Packing, kind: Kind, removed
     """The batch as one body; `removed` marks the messages that only keep their places."""
     columns, parts = encode_columns(batch, removed)
     max_time_ns = now_ns if batch.times_ns is None else max(batch.times_ns)
+    values = batch.values
+    if len(values) == 1 and isinstance(values[0], LargeValue):
+        return _large_body(b"".join(parts), values[0], columns, max_time_ns, kind)
+    parts += cast("Sequence[bytes]", values)  # large ones were given frames of their own
     return _pack(b"".join(parts), len(batch.values), columns, max_time_ns, packing, kind)
+
+
+def _large_body(head: bytes, value: LargeValue, columns: int, max_time_ns: int, kind: Kind) -> Body:
+    """One message whose value is not copied into memory, and so not packed; its own checksum is looked at, too."""
+    checksum = crc32c(head)
+    for piece in value.pieces():
+        checksum = crc32c(piece, checksum)
+    body_bytes = len(head) + len(value)
+    behind = padding(body_bytes)
+    parts: list[bytes | memoryview] = [head, value.view, behind]
+    return Body(parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(behind, checksum), kind)
 
 
 def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Packing, kind: Kind) -> Body:
@@ -162,7 +178,12 @@ def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Pack
 def _split(batch: Batch, cap_bytes: int) -> Iterator[Batch]:
     fixed = _fixed_bytes(batch)
     sizes = [size + fixed for size in message_sizes(batch)]
-    if sum(sizes) <= cap_bytes:
+    total = sum(sizes)
+    if total > LARGE_BYTES // 2:  # a value that stays in its file goes alone, whatever would fit
+        is_large = [isinstance(value, LargeValue) for value in batch.values]
+        sizes = [max(size, cap_bytes + 1) if large else size for size, large in zip(sizes, is_large, strict=True)]
+        total = sum(sizes)
+    if total <= cap_bytes or len(sizes) == 1:
         yield batch
         return
     start, used = 0, 0

@@ -39,9 +39,10 @@ from typing import Final
 import msgspec
 from crc32c import crc32c
 
-from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, plain_values
+from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, padding, plain_values
 from holdfast.codec.compression import Codec, decompress
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
+from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.model import Record
 
 MAGIC_PREFIX: Final = b"HFR"
@@ -177,6 +178,7 @@ def read_single(buffer: memoryview, position: int, log_id: int) -> tuple[Record,
         or codec
         or flags
         or kind != Kind.DATA
+        or body_bytes > LARGE_BYTES
         or magic != MAGIC
         or own_position != position
         or frame_log_id != log_id
@@ -252,6 +254,13 @@ class Frame:
         """Whether messages may have been removed from it."""
         return bool(self.header.columns & REMOVED) or self.header.kind == Kind.HOLE
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it is one message that is better not copied into memory."""
+        header = self.header
+        plain = header.count == 1 and header.codec == Codec.NONE and header.kind < Kind.GAP
+        return plain and header.body_bytes > LARGE_BYTES
+
     def offsets(self) -> Sequence[int]:
         """The offsets of the messages that are there; `values` and `records` are in the same order."""
         everything = range(self.base_offset, self.next_offset)
@@ -297,13 +306,24 @@ class Frame:
             return plain_values(self._stored, header.count)
         return self.columns().values()
 
+    def stored_values(self) -> Sequence[Value]:
+        """The same, but a large one stays in the file."""
+        if self.header.body_bytes <= LARGE_BYTES or not self.is_large:
+            return self.values_in_place()
+        start, end = self.columns().only_value()
+        if end - start < LARGE_BYTES:  # its headers are what is large
+            return self.values_in_place()
+        return [LargeValue(self._stored, start, end, self.header.body_crc, padding(len(self._stored)))]
+
     def records(self) -> list[Record]:
-        """The messages, in order."""
+        """The messages, in order; a large value stays in the file."""
         header = self.header
         if header.columns == 0:
             time_ns, epoch = header.max_time_ns, header.epoch
             first = header.base_offset
-            return [Record(offset, time_ns, value, epoch=epoch) for offset, value in enumerate(self.values(), first)]
+            return [
+                Record(offset, time_ns, value, epoch=epoch) for offset, value in enumerate(self.stored_values(), first)
+            ]
         if header.kind == Kind.HOLE:
             return []
         columns, count = self.columns(), header.count
@@ -311,7 +331,7 @@ class Frame:
             Record,
             range(header.base_offset, header.base_offset + count),
             columns.times_ns() or [header.max_time_ns] * count,
-            columns.values(),
+            self.stored_values(),
             columns.keys() or [None] * count,
             columns.headers() or [()] * count,
             columns.priorities() or bytes(count),

@@ -18,6 +18,7 @@ from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.face import open_face
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Publisher, Stored
+from holdfast.embedded.streaming import AsyncStream, Upload, stream_options
 from holdfast.env import World
 from holdfast.model import CodecName, Durability
 from holdfast.settings import QueueSettings
@@ -96,6 +97,17 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         parts = publisher.publish(messages, durability, codec)
         await publisher.wait_async(parts)
         return publisher.stored(parts, began_ns)
+
+    async def put_stream(
+        self, stream: AsyncStream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
+    ) -> Stored:
+        """Store what an (async) iterator of bytes or a binary file gives as one message, without holding it in memory.
+
+        `options` are those of `put`, but `codec`; `Queue.put_stream` says more.
+        """
+        self._check_open()
+        upload = Upload(self._engine.world, self._publisher, stream_options(options), None, size_hint)
+        return await upload.run_async(stream, durability)
 
     get = AsyncGroup.receive
     get_nowait = AsyncGroup.receive_nowait

@@ -15,12 +15,14 @@ from holdfast.broker.positions import Reset
 from holdfast.embedded.aio import Opening
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.aio_group import AsyncGroup
+from holdfast.embedded.aio_locks import AsyncDocuments, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.message import Contents
 from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.publisher import Stored
+from holdfast.embedded.streaming import AsyncStream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
@@ -29,6 +31,7 @@ from holdfast.settings import BrokerSettings
 from holdfast.storage.compaction import KeysCompacted
 
 _Result = TypeVar("_Result")
+_Served = TypeVar("_Served", bound=AsyncGroup[Any])
 
 
 class AsyncBroker(AsyncTraceFace, BrokerFace):
@@ -113,6 +116,27 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
             await publisher.wait_async(parts)
             return publisher.stored(parts, began_ns)
 
+    async def publish_stream(
+        self,
+        topic: str,
+        stream: AsyncStream,
+        size_hint: int | None = None,
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        **options: Any,
+    ) -> Stored:
+        """Store what an (async) iterator of bytes or a binary file gives as one message, without holding it in memory.
+
+        `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
+        how many bytes will come.
+        """
+        if not self._engine.is_open(topic):
+            await _aside(self._engine.topic, topic)  # opening reads files
+        with self._publisher(topic) as publisher:
+            upload = Upload(self._engine.world, publisher, stream_options(options), partition, size_hint)
+            return await upload.run_async(stream, durability)
+
     async def read(
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
     ) -> list[Contents[Any]]:
@@ -127,6 +151,10 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
         return await _aside(self._group, AsyncGroup[Any], topic, name, start, body_type, changes)
+
+    async def _served_group(self, kind: type[_Served], topic: str, name: str) -> _Served:
+        """The group in queue mode as another kind of face, for those who serve it to others."""
+        return await _aside(self._group, kind, topic, name, "earliest", None, {})
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
@@ -175,6 +203,16 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
     ) -> list[Reset]:
         """Let a group go on from "earliest", "latest", a time or an offset; with `dry_run` only say what would be."""
         return await _aside(partial(self._reset_offsets, dry_run=dry_run), group, topic, to, partition)
+
+    @property
+    def locks(self) -> AsyncLocks:
+        """Locks with leases and fencing numbers, for whoever shares this folder."""
+        return AsyncLocks(self._engine)
+
+    @property
+    def documents(self) -> AsyncDocuments:
+        """State documents, each a JSON value with a version."""
+        return AsyncDocuments(self._engine)
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

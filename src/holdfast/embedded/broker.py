@@ -14,10 +14,12 @@ from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.consumer import Consumer
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.group import Group
+from holdfast.embedded.locks import Documents, Locks
 from holdfast.embedded.message import Contents
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.publisher import Stored
+from holdfast.embedded.streaming import Stream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
@@ -115,6 +117,25 @@ class Broker(TraceFace, BrokerFace):
             publisher.wait(parts)
             return publisher.stored(parts, began_ns)
 
+    def publish_stream(
+        self,
+        topic: str,
+        stream: Stream,
+        size_hint: int | None = None,
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        **options: Any,
+    ) -> Stored:
+        """Store what a binary file or an iterator of bytes gives as one message, without holding it in memory.
+
+        `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
+        how many bytes will come.
+        """
+        with self._publisher(topic) as publisher:
+            upload = Upload(self._engine.world, publisher, stream_options(options), partition, size_hint)
+            return upload.run(stream, durability)
+
     def read(
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
     ) -> list[Contents[Any]]:
@@ -179,6 +200,16 @@ class Broker(TraceFace, BrokerFace):
     ) -> list[Reset]:
         """Let a group go on from "earliest", "latest", a time or an offset; with `dry_run` only say what would be."""
         return self._reset_offsets(group, topic, to, partition, dry_run=dry_run)
+
+    @property
+    def locks(self) -> Locks:
+        """Locks with leases and fencing numbers, for whoever shares this folder."""
+        return Locks(self._engine)
+
+    @property
+    def documents(self) -> Documents:
+        """State documents, each a JSON value with a version."""
+        return Documents(self._engine)
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

@@ -132,7 +132,7 @@ class BrokerFace:
                 raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
             home = Place(name, number)
             found: list[Contents[Any]] = []
-            for record in log.records(log.start if offset is None else offset, on_damage="skip"):
+            for record in log.records(log.start if offset is None else offset, on_damage="skip", whole=False):
                 found.append(Contents(home, self._bodies, record))
                 if len(found) == limit:
                     break

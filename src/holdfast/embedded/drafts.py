@@ -21,6 +21,7 @@ from holdfast.broker.partition import Draft
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.times import due_at_ms, duration_ms
 from holdfast.errors import InvalidRequest
+from holdfast.large import Value
 from holdfast.settings import TopicSettings
 
 Seconds: TypeAlias = float | timedelta
@@ -53,10 +54,16 @@ class Drafter:
         self._compacted = settings.cleanup != "delete"
         self.plain = bodies.plain and not self._ttl_ms and not settings.trace_sample
 
-    def draft(self, message: NewMessage, now_ms: int) -> Draft:
-        """The message as it will be stored; InvalidRequest names what is wrong with it."""
+    def draft(self, message: NewMessage, now_ms: int, stored: Value | None = None) -> Draft:
+        """The message as it will be stored; InvalidRequest names what is wrong with it.
+
+        `stored` is its body where that is bytes already, whatever the queue's type is.
+        """
         key, flags = _text(message.key, "key"), TEXT_KEY if isinstance(message.key, str) else 0
-        if message.body is None and self._compacted and key is not None:
+        value: Value
+        if stored is not None:
+            value = stored
+        elif message.body is None and self._compacted and key is not None:
             value, flags = b"", flags | TOMBSTONE
         else:
             value = self._encode(message.body)

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.embedded.knob_values import shown_name
 from holdfast.embedded.knobs import KNOBS, TOPICS
-from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.settings import BrokerSettings, ServerSettings, TopicSettings
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -41,6 +41,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
     """What is in force, and where it comes from; `data_dir` is a path or None, `path` that of the file."""
 
     broker: BrokerSettings
+    server: ServerSettings = msgspec.field(default_factory=ServerSettings)
     data_dir: str | None = None
     path: str | None = None
     origins: Mapping[str, Origin] = msgspec.field(default_factory=dict)
@@ -54,6 +55,7 @@ class Effective(msgspec.Struct, frozen=True, kw_only=True):
         parts = {
             "place": self,
             "broker": self.broker,
+            "server": self.server,
             "topic": self.broker.topic,
             "producer": self.broker.producer,
             "consumer": self.broker.consumer,

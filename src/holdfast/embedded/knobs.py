@@ -13,16 +13,23 @@ from holdfast.settings import (
     ConsumerSettings,
     LogSettings,
     ProducerSettings,
+    ServerSettings,
     TopicSettings,
     field_types,
 )
 
-SECTIONS: Final = ("broker", "storage", "queue", "producer", "consumer", "dead_letters", "traces")
+SECTIONS: Final = ("broker", "server", "storage", "queue", "producer", "consumer", "dead_letters", "traces")
 TOPICS: Final = "topics"
 
-# Foreign words: where files of GoQueue say it differently, they may go on doing so.
+# Foreign words: where GoQueue and lockd say it differently, their files and variables may go on doing so.
 FOREIGN_SECTIONS: Final = {"dlq": "dead_letters"}
 FOREIGN: Final = {
+    ("broker", "host"): ("server", "host"),
+    ("broker", "port"): ("server", "port"),
+    ("queue", "max_consumers"): ("server", "max_waiters"),
+    ("queue", "poll_interval_ms"): ("server", "poll_interval_ms"),
+    ("queue", "poll_jitter_ms"): ("server", "poll_jitter_ms"),
+    ("queue", "resilient_poll_interval_ms"): ("server", "safety_poll_ms"),
     ("storage", "segment_size_bytes"): ("storage", "segment_bytes"),
     ("storage", "index_interval_bytes"): ("storage", "index_bytes"),
     ("storage", "fsync_interval_ms"): ("storage", "sync_interval_ms"),
@@ -39,14 +46,22 @@ FOREIGN: Final = {
 
 # Known, but there is nothing yet that could follow them: a setting is never accepted and ignored.
 ABSENT_SECTIONS: Final = {"cluster": "there is no cluster yet, one broker has all the partitions; take the section out"}
-ABSENT: Final = {
-    ("broker", "host"): "there is no server yet, so nothing would listen there; take it out",
-    ("broker", "port"): "there is no server yet, so nothing would listen there; take it out",
-}
+# Files and folders: such a name in a settings file is meant from where that file is.
+PATHS: Final = frozenset(
+    {
+        "broker.data_dir",
+        "server.socket",
+        "server.tls_cert_file",
+        "server.tls_key_file",
+        "server.tls_client_ca_file",
+        "server.tokens_file",
+        "server.audit_file",
+    }
+)
 # Named by GoQueue, and the same for everybody here: this one value is right, any other cannot be followed.
 FIXED: Final = {("dead_letters", "suffix"): ".dlq"}
 
-Part: TypeAlias = Literal["place", "broker", "producer", "consumer", "topic"]
+Part: TypeAlias = Literal["place", "broker", "server", "producer", "consumer", "topic"]
 
 _PLACES: Final = {
     "dead_letters": ("dead_letters", "enabled"),
@@ -142,6 +157,7 @@ def _all() -> Iterator[Knob]:
     yield Knob(section="broker", name="data_dir", part="place", field="data_dir", kind=path, default=None)
     whole: dict[Part, type[msgspec.Struct]] = {
         "broker": BrokerSettings,
+        "server": ServerSettings,
         "topic": TopicSettings,
         "producer": ProducerSettings,
         "consumer": ConsumerSettings,

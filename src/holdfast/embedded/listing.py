@@ -69,7 +69,7 @@ class _Raw:
 def _ready(face: Face[Any]) -> Iterator[Listed[Any]]:
     for station in face._stations:
         group, log = station.delivery.group, station.partition.log
-        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip"):
+        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
                 yield Listed(face, station, record, "ready")
 

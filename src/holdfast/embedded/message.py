@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Protocol, TypeVar
 
 from holdfast.broker.marks import (
     BYTES_HEADERS,
@@ -16,7 +17,9 @@ from holdfast.broker.marks import (
     mark,
     users_headers,
 )
+from holdfast.embedded.chunks import Chunks
 from holdfast.embedded.times import to_datetime
+from holdfast.large import CHUNK_BYTES
 from holdfast.model import Record
 
 if TYPE_CHECKING:
@@ -100,8 +103,26 @@ class Said(Generic[Body]):
 
     @property
     def raw(self) -> bytes:
-        """The body's bytes, as they were stored."""
-        return self._record.value
+        """The body's bytes, as they were stored. A large one is read from the disk each time: see `open`."""
+        value = self._record.value
+        return value if isinstance(value, bytes) else bytes(value)
+
+    @property
+    def size(self) -> int:
+        """How many bytes the body has; a large one is not read for it."""
+        return len(self._record.value)
+
+    def open(self) -> BinaryIO:
+        """The body's bytes as a file to read front to back: a large one is not held in memory.
+
+        ChecksumMismatch instead of the last bytes where they are spoiled.
+        """
+        value = self._record.value
+        return BytesIO(value) if isinstance(value, bytes) else value.open()
+
+    def chunks(self, size: int = CHUNK_BYTES) -> Chunks:
+        """The same in pieces, for `for` and for `async for`."""
+        return Chunks(self._record.value, size)
 
     @property
     def body(self) -> Body:
@@ -111,7 +132,7 @@ class Said(Generic[Body]):
         """
         if self._record.flags & TOMBSTONE:
             return None  # type: ignore[return-value]
-        body: Body = self._bodies.decode(self._record.value)
+        body: Body = self._bodies.decode(self.raw)
         return body
 
     @property
@@ -161,7 +182,9 @@ class Said(Generic[Body]):
         return to_datetime(ms * 1_000_000) if ms else None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.id}: {self.raw[:40]!r}{'…' if len(self.raw) > 40 else ''}>"
+        value = self._record.value
+        start = value[:40] if isinstance(value, bytes) else value.first(40)
+        return f"<{type(self).__name__} {self.id}: {start!r}{'…' if len(value) > 40 else ''}>"
 
 
 class Contents(Said[Body]):

@@ -18,6 +18,7 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Drafter, NewMessage
 from holdfast.env import Clock
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
+from holdfast.large import Value
 from holdfast.model import Appended, CodecName, Durability
 from holdfast.storage.log import Log
 
@@ -206,11 +207,19 @@ class Publisher:
         _check_codec(codec)
         return list(map(self.draft, messages))
 
-    def draft(self, message: Any) -> Draft:
-        """One message as it will be stored."""
+    def draft(self, message: Any, stored: Value | None = None) -> Draft:
+        """One message as it will be stored; `stored` is its body where that is bytes already."""
         self._is_current()
         new = message if isinstance(message, NewMessage) else NewMessage(body=message)
-        return self._drafter.draft(new, self._clock.now_ns() // 1_000_000)
+        return self._drafter.draft(new, self._clock.now_ns() // 1_000_000, stored)
+
+    def route(self, draft: Draft, partition: object) -> int:
+        """The partition that a message goes to."""
+        return next(iter(self._routed([draft], partition)))
+
+    def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[Part]:
+        """Write a message to the partition that was chosen for it. Then `wait`, and ask `stored`."""
+        return [self._write(number, [draft], range(1), durability, None)]
 
     def _routed(self, drafts: Sequence[Draft], partition: object) -> dict[int, list[int]]:
         """Which message goes where: by key (or dedup id, so that duplicates meet), in turn, or as the caller says."""

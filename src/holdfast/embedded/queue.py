@@ -15,6 +15,7 @@ from holdfast.embedded.face import open_face
 from holdfast.embedded.group import Group
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Publisher, Stored
+from holdfast.embedded.streaming import Stream, Upload, stream_options
 from holdfast.env import World
 from holdfast.model import CodecName, Durability
 from holdfast.settings import QueueSettings
@@ -82,6 +83,18 @@ class Queue(Group[Body], Generic[Body]):
         parts = publisher.publish(messages, durability, codec)
         publisher.wait(parts)
         return publisher.stored(parts, began_ns)
+
+    def put_stream(
+        self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
+    ) -> Stored:
+        """Store what a binary file or an iterator of bytes gives as one message, without holding it in memory.
+
+        `options` are those of `put`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id. What is too
+        large is refused at once where `size_hint` says how many bytes will come.
+        """
+        self._check_open()
+        upload = Upload(self._engine.world, self._publisher, stream_options(options), None, size_hint)
+        return upload.run(stream, durability)
 
     get = Group.receive
     get_nowait = Group.receive_nowait

@@ -18,11 +18,11 @@ from holdfast.embedded import toml_lines
 from holdfast.embedded.effective import DEFAULT, Effective, Origin
 from holdfast.embedded.knob_values import shown, shown_name, value_of
 from holdfast.embedded.knobs import (
-    ABSENT,
     ABSENT_SECTIONS,
     FIXED,
     FOREIGN_SECTIONS,
     KNOBS,
+    PATHS,
     SECTIONS,
     TOPICS,
     Knob,
@@ -33,7 +33,7 @@ from holdfast.embedded.knobs import (
 )
 from holdfast.env import World
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, TopicSettings
+from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, ServerSettings, TopicSettings
 from holdfast.storage.files import read_file
 
 FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
@@ -159,8 +159,6 @@ class _Reading:
             self._problem(where, f"{said}: {error}" if said else str(error))
 
     def _set(self, section: str, name: str, value: Any, where: Origin, *, said: str, from_text: bool) -> None:
-        if (section, name) in ABSENT:
-            raise BadSettings(ABSENT[section, name])
         if (section, name) in FIXED:
             if value != FIXED[section, name]:
                 raise BadSettings(f"{shown(value)} cannot be used: it is {FIXED[section, name]} for every topic")
@@ -176,7 +174,13 @@ class _Reading:
         earlier = self._given.get(knob.path)
         if earlier is not None:
             raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; take one out")
-        self._given[knob.path] = _Given(knob, read, where, said)
+        self._given[knob.path] = _Given(knob, self._from_here(knob, read, where), where, said)
+
+    def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:
+        """A path in a file is meant from where the file is, one in a variable from where we are."""
+        if knob.path not in PATHS or value is None or where.kind != "file":
+            return value
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self._path), value))
 
     def _unknown_section(self, where: Origin, section: str, table: Any) -> None:
         if not isinstance(table, dict):
@@ -208,6 +212,7 @@ class _Reading:
             "consumer": self._whole("consumer", ConsumerSettings, values),
             "topic": self._whole("topic", TopicSettings, values),
         }
+        server = self._whole("server", ServerSettings, values)
         topics = {topic: values.get(f"{TOPICS}.{topic}", {}) for topic in self._topics}
         broker = BrokerSettings(**values.get("broker", {}), **parts, topics=topics)
         if "topic" not in self._spoiled:
@@ -218,7 +223,11 @@ class _Reading:
             raise BadSettings(_told(self._problems))
         origins = dict.fromkeys(KNOBS, DEFAULT) | {path: given.origin for path, given in self._given.items()}
         return Effective(
-            broker=broker, data_dir=self._data_dir(), path=self._path if has_file else None, origins=origins
+            broker=broker,
+            server=server,
+            data_dir=values.get("place", {}).get("data_dir"),
+            path=self._path if has_file else None,
+            origins=origins,
         )
 
     def _whole(self, part: str, kind: Callable[..., Any], values: Mapping[str, Mapping[str, Any]]) -> Any:
@@ -234,13 +243,6 @@ class _Reading:
             own = [str(given.origin) for given in causes if _whole_of(given.knob) in (part, "topic")]
             self._problems.append(f"{' and '.join(own)}: {error}")
             return kind()
-
-    def _data_dir(self) -> str | None:
-        """A path in a file is meant from where the file is, one in a variable from where we are."""
-        given = self._given.get("broker.data_dir")
-        if given is None or given.value is None or given.origin.kind != "file":
-            return None if given is None else given.value
-        return posixpath.normpath(posixpath.join(posixpath.dirname(self._path), given.value))
 
 
 def _no_such(section: str, name: str, value: Any, *, as_variable: bool) -> str:

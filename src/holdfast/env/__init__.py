@@ -5,6 +5,7 @@ from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, RealDisk
 from holdfast.env.exits import end_at_exit
 from holdfast.env.forks import close_in_children
 from holdfast.env.ids import Ids, SeededIds, SystemIds
+from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
 from holdfast.env.world import World, real_world
 
 __all__ = [
@@ -13,14 +14,18 @@ __all__ = [
     "File",
     "FolderLock",
     "FolderLocked",
+    "FolderWatch",
     "Ids",
+    "InotifyWatch",
     "ManualClock",
     "RealDisk",
     "SeededIds",
     "SystemClock",
     "SystemIds",
+    "WatchRefused",
     "World",
     "close_in_children",
     "end_at_exit",
+    "is_remote",
     "real_world",
 ]

@@ -1,12 +1,14 @@
-"""The three doors in one hand."""
+"""The doors in one hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.env.clock import Clock, SystemClock
 from holdfast.env.disk import Disk, RealDisk
 from holdfast.env.ids import Ids, SystemIds
+from holdfast.env.watch import FolderWatch, InotifyWatch, no_watch
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,9 @@ class World:
     clock: Clock
     disk: Disk
     ids: Ids
+    watch: Callable[[], FolderWatch] = no_watch  # or WatchRefused: then one looks from time to time
 
 
 def real_world() -> World:
     """This machine."""
-    return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds())
+    return World(clock=SystemClock(), disk=RealDisk(), ids=SystemIds(), watch=InotifyWatch)

@@ -77,7 +77,7 @@ def dead_letters(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
             note.holder,
             note.priority,
             record.key,
-            record.value,
+            bytes(record.value),
             _pairs(record.headers),
             None if note.state is None else note.state.decode(errors="replace"),
             [
@@ -128,7 +128,7 @@ def delayed(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
             _us(record.expires_at_ms),
             record.priority,
             record.key,
-            record.value,
+            bytes(record.value),
             _pairs(record.headers),
         )
 

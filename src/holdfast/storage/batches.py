@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes
 from holdfast.codec.frame import Kind
 from holdfast.errors import InvalidRequest, MessageTooLarge
+from holdfast.large import LargeValue
 from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
 
@@ -85,7 +86,8 @@ class Encoder:
                 f"message {which} of the batch has {sizes[which]} bytes with key and headers, the limit is {limit}; "
                 "nothing of the batch was kept. Send it in parts, or raise max_message_bytes"
             )
-        self._check_batch(sum(sizes))
+        if len(sizes) > 1:
+            self._check_batch(sum(sizes))
 
     def _check_batch(self, total: int) -> None:
         limit = self._settings.max_batch_bytes
@@ -133,7 +135,7 @@ def _check_columns(batch: Batch) -> None:
         column = getattr(batch, name)
         if column is not None and len(column) != count:
             raise ValueError(f"{name} has {len(column)} items for {count} values")
-    _require("a message's value must be bytes", batch.values, {bytes, bytearray})
+    _require("a message's value must be bytes", batch.values, {bytes, bytearray, LargeValue})
     if batch.keys is not None:
         _require("a key must be bytes or None", batch.keys, {bytes, type(None)})
     if batch.headers is not None:

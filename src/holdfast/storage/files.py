@@ -17,6 +17,9 @@ QUARANTINE: Final = "quarantine"
 _SEGMENT: Final = re.compile(r"(\d{20})\.log")
 _INDEX: Final = re.compile(r"(\d{20})\.idx")
 
+_CHUNK: Final = 1 << 20
+_ZEROS: Final = memoryview(bytes(256 * 1024))
+
 FULL_DISK: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -52,15 +55,42 @@ def write_fully(file: File, position: int, parts: Sequence[BytesLike]) -> None:
     done = file.write(position, parts)
     if done == wanted:
         return
-    rest = memoryview(b"".join(parts))
-    while done < wanted:
-        taken = file.write(position + done, [rest[done:]])
+    for part in parts:
+        if done >= len(part):
+            done -= len(part)
+        else:
+            _write_rest(file, position + done, memoryview(part)[done:])
+            done = 0
+        position += len(part)
+
+
+def _write_rest(file: File, position: int, rest: memoryview) -> None:
+    while rest:
+        taken = file.write(position, [rest])
         if taken == 0:
             raise OSError(errno.ENOSPC, "the disk took no more bytes")
-        done += taken
+        position, rest = position + taken, rest[taken:]
 
 
-def durable_replace(disk: Disk, folder: str, name: str, content: bytes) -> None:
+def write_zeros(file: File, position: int, end: int) -> None:
+    """Overwrite [position, end) with zeros, or raise."""
+    while position < end:
+        zeros = _ZEROS[: end - position]
+        write_fully(file, position, [zeros])
+        position += len(zeros)
+
+
+def write_again(file: File, position: int, end: int) -> None:
+    """Write what stands at [position, end) in its own place, so that the kernel takes it for new."""
+    while position < end:
+        part = file.read(position, min(_CHUNK, end - position))
+        if not part:
+            return
+        write_fully(file, position, [part])
+        position += len(part)
+
+
+def durable_replace(disk: Disk, folder: str, name: str, content: BytesLike) -> None:
     """Put a file in place so that after a crash the old or the new one is there, whole."""
     temporary = join(folder, name + ".tmp")
     file = disk.open(temporary, write=True, create=True)

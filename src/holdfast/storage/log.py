@@ -19,17 +19,7 @@ from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
 from holdfast.errors import Closed, InvalidRequest, OffsetOutOfRange
-from holdfast.model import (
-    NO_PRODUCER,
-    Appended,
-    Batch,
-    CodecName,
-    Durability,
-    LogPosition,
-    Producer,
-    Record,
-    Trimmed,
-)
+from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin
 from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progress, compact_keys
@@ -69,6 +59,7 @@ class Log:
         self.report: OpenReport = recovered.report
         self.on_attention: Callable[[], None] = lambda: None  # something is due soon: call `tick`
         self.on_readable: Callable[[int], None] = lambda count: None  # a sync has let so many be seen that were held
+        self.on_synced: Callable[[int], None] = lambda ns: None  # a sync of the disk has taken so long
         self.before_close: Callable[[], None] = lambda: None
         # The first offset that somebody outside needs; asked whenever something could go, and not before.
         self.needed_outside: Callable[[], int | None] = lambda: None
@@ -76,6 +67,7 @@ class Log:
         self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
         self._writer.on_readable = self._call_readable
+        self._writer.on_synced = self._call_synced
         self._gate = SyncGate(self._writer.sync, recovered.end)
         self._view = LogView(
             lambda: self._writer.segments,
@@ -276,9 +268,9 @@ class Log:
         """Frames from the one that holds `offset` on, up to the readable end."""
         return self._open_view().read(offset, on_damage=on_damage)
 
-    def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
-        """Messages from `offset` on, up to the readable end."""
-        return self._open_view().records(offset, on_damage=on_damage)
+    def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = True) -> Iterator[Record]:
+        """Messages from `offset` on, up to the readable end; large values stay in the file unless `whole`."""
+        return self._open_view().records(offset, on_damage=on_damage, whole=whole)
 
     def follower(self) -> Follower:
         """A reader for one thread at a time that goes on from message to message at little cost."""
@@ -443,6 +435,9 @@ class Log:
 
     def _call_readable(self, count: int) -> None:
         self.on_readable(count)
+
+    def _call_synced(self, ns: int) -> None:
+        self.on_synced(ns)
 
     def _note_unsynced(self) -> None:
         if self._unsynced_since_ns is None:

@@ -24,7 +24,7 @@ class QuarantineNote(msgspec.Struct, frozen=True, kw_only=True):
     at_ns: int
 
 
-def keep_bytes(disk: Disk, folder: str, content: bytes, note: QuarantineNote) -> None:
+def keep_bytes(disk: Disk, folder: str, content: memoryview, note: QuarantineNote) -> None:
     """Store a copy durably before anybody overwrites the original; the same finding is kept once."""
     quarantine = join(folder, QUARANTINE)
     stem = f"{note.segment.removesuffix('.log')}-{note.position:010d}-{note.bytes}"
@@ -53,9 +53,9 @@ def move_segment(disk: Disk, folder: str, base_offset: int, note: QuarantineNote
     disk.sync_folder(folder)
 
 
-def _same(disk: Disk, path: str, content: bytes) -> bool:
+def _same(disk: Disk, path: str, content: memoryview) -> bool:
     file = disk.open(path)
     try:
-        return file.size() == len(content) and file.read(0, len(content)) == content
+        return file.size() == len(content) and file.view(0, len(content)) == content
     finally:
         file.close()

@@ -1,12 +1,14 @@
 """A log read by somebody who does not own it: another process, a Spark executor, the command line.
 
 Opens the files read-only, takes no lock and writes nothing. It sees what the owner has published; where
-there is no owner, or the machine was restarted since, only what is known to be on disk.
+there is no owner, or the machine was restarted since, only what is known to be on disk. Only one that waits for
+more (`follow`) stores a word: it asks the owner for a sign, where it may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from os import PathLike, fspath
 
 from holdfast.codec.frame import Frame
@@ -15,8 +17,9 @@ from holdfast.model import LogPosition, Record
 from holdfast.settings import LogSettings
 from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
 from holdfast.storage.examine import examine
-from holdfast.storage.files import segment_bases
-from holdfast.storage.opening import open_error, require_log
+from holdfast.storage.files import STATE, join, segment_bases
+from holdfast.storage.following import Arrivals, FollowSettings
+from holdfast.storage.opening import open_error, require_log, translated
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity, State
@@ -40,6 +43,8 @@ class LogReader:
         self._restarted = False
         self._seen_end = 0
         self._seen_sequence = 0
+        self._asks = False
+        self._may_ask = False
         try:
             require_log(self._world, folder)
             self.refresh()
@@ -83,6 +88,28 @@ class LogReader:
         table = load_epochs(self._world.disk, self.folder)
         return NO_EPOCHS if table is None else table[1]
 
+    @property
+    def state_path(self) -> str:
+        """The file that an owner's sign is an event of."""
+        return join(self.folder, STATE)
+
+    def ask_for_sign(self) -> bool:
+        """Ask the owner to make its next change an event; False where it cannot be asked, or nobody would answer."""
+        if not self._asks:
+            self._asks = True
+            self.refresh()
+        state = self._state
+        if state is None or not self._may_ask:
+            return False
+        state.ask_for_sign()
+        return state.gives_signs
+
+    def look_anew(self) -> None:
+        """Take nothing for granted that was known; NotALog where the log is gone."""
+        with translated(self.folder):
+            require_log(self._world, self.folder)
+            self.refresh()
+
     def _changed_hands(self) -> bool:
         """Whether another owner or another epoch came, or the first owner that notes a state."""
         if self._state is None:
@@ -92,7 +119,7 @@ class LogReader:
     def refresh(self) -> None:
         """Look again which segments there are, and who owns the log."""
         self._seen_end = 0  # the log may be shorter now
-        self._state = State.open(self._world.disk, self.folder, write=False)
+        self._state = self._open_state()
         for segment in self._segments:
             segment.let_go()
         self._segments = ()
@@ -106,6 +133,15 @@ class LogReader:
             self.log_id = identity.log_id
             self._restarted = identity.boot_id != self._world.ids.boot_id()
         self._find_segments()
+
+    def _open_state(self) -> State | None:
+        self._may_ask = False
+        if self._asks:
+            with suppress(OSError):  # it is another user's, or lies on a read-only mount
+                state = State.open(self._world.disk, self.folder, write=True)
+                self._may_ask = state is not None
+                return state
+        return State.open(self._world.disk, self.folder, write=False)
 
     def _find_segments(self) -> None:
         known = {segment.base_offset: segment for segment in self._segments}
@@ -124,8 +160,37 @@ class LogReader:
         """Frames from the one that holds `offset` on, up to the readable end."""
         return self._view.read(offset, on_damage=on_damage)
 
-    def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
-        return self._view.records(offset, on_damage=on_damage)
+    def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = True) -> Iterator[Record]:
+        """Messages from `offset` on, up to the readable end; large values stay in the file unless `whole`."""
+        return self._view.records(offset, on_damage=on_damage, whole=whole)
+
+    def follow(
+        self,
+        offset: int | None = None,
+        *,
+        timeout: float | None = None,
+        on_damage: OnDamage = "raise",
+        settings: FollowSettings | None = None,
+    ) -> Iterator[Record]:
+        """Messages from `offset` on, or from now on, and then those that come: waits for them.
+
+        Ends when nothing has come for `timeout` seconds; without one, never.
+        """
+        return self._follow(self.end if offset is None else offset, timeout, on_damage, settings)
+
+    def _follow(
+        self, at: int, timeout_s: float | None, on_damage: OnDamage, settings: FollowSettings | None
+    ) -> Iterator[Record]:
+        with Arrivals(self._world, settings) as arrivals:
+            while True:
+                end = self.end
+                if end != at:  # below it lies a log that was cut: `records` says so
+                    for record in self.records(at, on_damage=on_damage):
+                        at = record.offset + 1
+                        yield record
+                    at = max(at, end)
+                if not arrivals.wait([self], lambda: self.end != at, timeout_s=timeout_s):  # noqa: B023
+                    return
 
     def find_time(self, time_ns: int) -> int:
         """Offset of the first message of this time or later; the end if there is none."""

@@ -21,7 +21,7 @@ from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
 from holdfast.storage.epochs import Epochs
 from holdfast.storage.examine import Cut, Findings, SegmentDamage, examine
-from holdfast.storage.files import index_bases, index_name, join, segment_name, write_fully
+from holdfast.storage.files import index_bases, index_name, join, segment_name, write_again, write_zeros
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.quarantine import QuarantineNote, keep_bytes, move_segment
 from holdfast.storage.segment import ActiveSegment, Segment
@@ -127,7 +127,7 @@ def _keep(
     reason: str,
 ) -> None:
     file = world.disk.open(join(folder, segment_name(base)))
-    content = file.read(position, end - position)
+    content = file.view(position, end - position)  # valid for as long as we hold it
     file.close()
     note = QuarantineNote(
         segment=segment_name(base),
@@ -172,7 +172,7 @@ def zero(world: World, folder: str, base: int, position: int, end: int) -> None:
     """Overwrite with zeros and sync. Never shortens the file: readers may have it mapped."""
     file = world.disk.open(join(folder, segment_name(base)), write=True)
     try:
-        write_fully(file, position, [bytes(end - position)])
+        write_zeros(file, position, end)
         file.sync()
     finally:
         file.close()
@@ -225,15 +225,12 @@ def _sync_again(world: World, folder: str, findings: Findings, active: ActiveSeg
         file = world.disk.open(join(folder, segment_name(base)), write=True)
         try:
             if findings.same_boot:
-                write_fully(file, 0, [file.read(0, file.size())])
+                write_again(file, 0, file.size())
             file.sync()
         finally:
             file.close()
     if findings.same_boot:
-        start = active.index.position_before(findings.synced_end)
-        content = active.file.read(start, active.position - start)
-        if content:
-            write_fully(active.file, start, [content])
+        write_again(active.file, active.index.position_before(findings.synced_end), active.position)
     active.file.sync()
     world.disk.sync_folder(folder)
 

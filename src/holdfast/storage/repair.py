@@ -146,7 +146,7 @@ class _Mender:
             return
         file = self._disk.open(path)
         try:
-            content = file.read(stretch.position, stretch.end - stretch.position)
+            content = file.view(stretch.position, stretch.end - stretch.position)
         finally:
             file.close()
         note = QuarantineNote(

@@ -88,6 +88,11 @@ class Output:
         place = Place(self._log_id, placed.epoch, at, placed.offset, placed.synced_offset)
         flags = 0 if at else self._rewritten or 0
         header = header_for(placed.body, place, batch_remaining=0, producer=placed.producer, flags=flags)
+        if placed.body.frame_bytes >= _CHUNK:  # not copied into memory
+            self._store()
+            write_fully(self._file, self._position, [header, *placed.body.parts])
+            self._position += placed.body.frame_bytes
+            return
         self._parts += [header, *placed.body.parts]
         self._parts_bytes += placed.body.frame_bytes
         if self._parts_bytes >= _CHUNK:

@@ -10,7 +10,7 @@ from typing import Final
 from holdfast.codec.frame import FrameHeader
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
-from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully
+from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully, write_zeros
 from holdfast.storage.index import SegmentIndex, parse_index, times_rewritten
 from holdfast.storage.walk import Wanted, walk
 
@@ -24,7 +24,7 @@ _LARGE_WRITE: Final = 16 * 1024
 # Pages are filled with zeros ahead of the stores: one write of many pages costs a fraction of the faults that
 # storing into each for the first time would, and syncing a page that has been written before is faster.
 _FIRST_FILL: Final = 16 * 1024
-_ZEROS: Final = memoryview(bytes(256 * 1024))
+_MOST_FILL: Final = 256 * 1024
 
 
 class Segment:
@@ -259,19 +259,14 @@ class ActiveSegment(Segment):
 
     def _fill(self, need: int) -> None:
         start = max(self.filled, self.position)
-        step = min(max(self.position, _FIRST_FILL), len(_ZEROS))
+        step = min(max(self.position, _FIRST_FILL), _MOST_FILL)
         end = min(max(need, start + step), self.reserved)
-        while start < end:
-            zeros = _ZEROS[: end - start]
-            write_fully(self.file, start, [zeros])
-            start += len(zeros)
+        write_zeros(self.file, start, end)
         self.filled = end
 
     def _scrub(self) -> None:
         """Zero what a failed write left behind, before anything is written in its place."""
         if self._dirty_from is None:
             return
-        length = max(self.file.size() - self._dirty_from, 0)
-        if length:
-            write_fully(self.file, self._dirty_from, [bytes(length)])
+        write_zeros(self.file, self._dirty_from, self.file.size())
         self._dirty_from = None

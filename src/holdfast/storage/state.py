@@ -5,7 +5,9 @@
     1     readable_end    offset behind the last message that readers may see
     2     synced_end      offset behind the last message known to be on disk
     3     synced_copy     the same again, stored after it
-    4..7  unused, 0
+    4     asked           1 where a reader waits for a sign of the owner
+    5     sign_giver      the sequence of the owner that gives signs; 0 once it has closed the log
+    6..7  unused, 0
     8     slot A: sequence, then words 9 identity, 10 boot_id, 11 clean_end, 12 check
     16    slot B: the same
 
@@ -18,6 +20,10 @@ between two stores leaves the older one.
     identity   log_id in the low half, epoch in the high half
     clean_end  0 while the log is open, otherwise 1 + its end: it was closed in order
     check      CRC32C of the four words before it
+
+A store into a map wakes nobody. A reader that wants to sleep stores `asked`, looks once more, and watches the
+file; the owner, when it moves the readable end and finds itself asked, clears the word by a write, which the
+kernel tells to whoever watches. Readers store nothing else, and those who may not store look from time to time.
 
 The log can be opened without this file: all that is lost is the knowledge of what was synced.
 """
@@ -42,6 +48,8 @@ MAGIC_WORD: Final = int.from_bytes(b"HFSTATE\x01", "little")
 READABLE: Final = 1
 _SYNCED: Final = 2
 _SYNCED_COPY: Final = 3
+ASKED: Final = 4
+_SIGN_GIVER: Final = 5
 _SLOTS: Final = (8, 16)
 _SLOT: Final = Struct("<QQQQ")
 
@@ -56,7 +64,7 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
 
 
 class State:
-    """The mapped words. Only the owner stores into them."""
+    """The mapped words. Only the owner stores into them, but for one: `ask_for_sign`."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -68,6 +76,7 @@ class State:
         words = [0] * WORDS
         words[0], words[READABLE], words[_SYNCED], words[_SYNCED_COPY] = MAGIC_WORD, end, end, end
         words[_SLOTS[0] : _SLOTS[0] + 5] = _slot_words(1, identity)
+        words[_SIGN_GIVER] = 1
         durable_replace(disk, folder, STATE, b"".join(word.to_bytes(8, "little") for word in words))
         return State(disk.open(join(folder, STATE), write=True))
 
@@ -118,7 +127,25 @@ class State:
         slot = _SLOTS[0] if current != _SLOTS[0] else _SLOTS[1]
         for i, word in enumerate(_slot_words(sequence, identity)):
             self.words[slot + i] = word
+        self.words[_SIGN_GIVER] = sequence if identity.clean_end is None else 0
         self._file.sync()
+        if self.words[ASKED]:
+            self.give_sign()
+
+    def ask_for_sign(self) -> None:
+        """For a reader: the owner's next change is to be an event of this file. Look once more before sleeping."""
+        self.words[ASKED] = 1
+
+    @property
+    def gives_signs(self) -> bool:
+        """Whether the owner looks at whether it is asked; not so where there is none, or an older one."""
+        return self.words[_SIGN_GIVER] == self.sequence
+
+    def give_sign(self) -> None:
+        """Wake whoever asked: once, however many they are."""
+        self.words[ASKED] = 0  # also where the write fails, lest it be tried for each message
+        with contextlib.suppress(OSError):
+            self._file.write(ASKED * 8, [bytes(8)])
 
     def close(self) -> None:
         release = getattr(self.words, "release", None)

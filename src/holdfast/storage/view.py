@@ -15,8 +15,11 @@ from functools import wraps
 from itertools import repeat
 from typing import Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
+import msgspec
+
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
 from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, Unavailable, UnknownFormat
+from holdfast.large import LargeValue
 from holdfast.model import Record
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import Segment
@@ -116,12 +119,15 @@ class LogView:
         """The frame of a header that was read and checked in a segment's bytes."""
         return self._frame(data, header)
 
-    def records(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Record]:
-        """Messages from `offset` on, of every kind of frame but gaps."""
+    def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = False) -> Iterator[Record]:
+        """Messages from `offset` on, of every kind of frame but gaps; `whole`: with large values in memory, too."""
         for frame in self.read(offset, on_damage=on_damage):
             for record in frame.records():
                 if record.offset >= offset:
-                    yield record
+                    if whole and isinstance(record.value, LargeValue):
+                        yield msgspec.structs.replace(record, value=bytes(record.value))
+                    else:
+                        yield record
 
     @_past_trims
     def facts(self) -> list[SegmentFacts]:

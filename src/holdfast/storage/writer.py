@@ -28,7 +28,7 @@ from holdfast.storage.files import FULL_DISK
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import ActiveSegment, Segment
-from holdfast.storage.state import READABLE
+from holdfast.storage.state import ASKED, READABLE
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Writer:
         self.failure: HoldfastError | None = None
         self.on_segment: Callable[[], None] = lambda: None
         self.on_readable: Callable[[int], None] = lambda count: None
+        self.on_synced: Callable[[int], None] = lambda ns: None
         self._words = recovered.state.words
         # With the files that were written through: a segment may be let go, and a sync must see their errors.
         self._unsynced_sealed: list[tuple[Segment, File]] = []
@@ -132,7 +133,10 @@ class Writer:
             if hold or self._held_from is not None:
                 self._hold(offset, hold=hold)
             else:
-                self.readable_end = self._words[READABLE] = end
+                words = self._words
+                self.readable_end = words[READABLE] = end
+                if words[ASKED]:
+                    self.state.give_sign()
             return offset
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
@@ -175,6 +179,7 @@ class Writer:
             files += [self.active.file] if self.active is not None else []
             names_changed, self._names_changed = self._names_changed, False
             self._held_since_sync = None
+        began_ns = self._world.clock.monotonic_ns()
         try:
             for file in files:
                 file.sync()
@@ -192,6 +197,7 @@ class Writer:
             if self.epoch == epoch:  # otherwise the tail was truncated meanwhile, and what we synced is not the log
                 self._note_synced(target, sealed)
             synced_end, count = self.synced_end, self.readable_end - readable_end
+        self.on_synced(self._world.clock.monotonic_ns() - began_ns)
         if count > 0:
             self.on_readable(count)
         return synced_end
@@ -364,8 +370,11 @@ class Writer:
             self._publish(self.end)
 
     def _publish(self, end: int) -> None:
+        moved = end != self.readable_end
         self.readable_end = end
         self._words[READABLE] = end
+        if moved and self._words[ASKED]:
+            self.state.give_sign()
 
     def _check_free(self, shortage: int) -> None:
         if not shortage:

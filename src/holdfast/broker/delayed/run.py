@@ -35,6 +35,7 @@ from pyroaring import BitMap64
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, frame_bytes, read_frame, read_header
 from holdfast.env.disk import Disk, File
 from holdfast.errors import CorruptData, UnknownFormat
+from holdfast.large import LARGE_BYTES
 from holdfast.model import Record
 from holdfast.storage.files import join
 from holdfast.storage.walk import Wanted, first_log_id, walk
@@ -178,7 +179,9 @@ class Run:
         header = read_header(header_bytes, 0, position)
         if header.log_id != self.run_id:
             raise CorruptData(f"the frame at position {position} is of another file")
-        content = memoryview(file.read(position, frame_bytes(header.body_bytes)))
+        length = frame_bytes(header.body_bytes)
+        large = length > LARGE_BYTES
+        content = file.view(position, length) if large else memoryview(file.read(position, length))
         return read_frame(content, 0, position, max_raw_bytes=_MOST_RAW_BYTES)
 
     @contextmanager
@@ -219,7 +222,7 @@ def _with_ids(ids: array[int], frame: Frame) -> list[Record]:
             Record,
             ids,
             columns.times_ns() or repeat(frame.header.max_time_ns),
-            columns.values(),
+            frame.stored_values(),
             columns.keys() or repeat(None),
             columns.headers() or repeat(()),
             columns.priorities() or repeat(0),
@@ -240,7 +243,7 @@ def open_run(disk: Disk, folder: str, name: str, run_id: int | None = None) -> R
             raise
         except CorruptData as error:
             logger.warning("footer made anew", extra={"file": join(folder, name), "why": str(error)})
-            return _by_blocks(disk, folder, name, memoryview(file.read(0, file.size())), run_id)
+            return _by_blocks(disk, folder, name, file.view(0, file.size()), run_id)
     finally:
         file.close()
 

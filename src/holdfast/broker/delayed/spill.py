@@ -22,6 +22,7 @@ from holdfast.codec.encode import PLAIN, Body, Packing, Place, encode_batch, hea
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.env.disk import File
+from holdfast.large import LargeValue
 from holdfast.model import Batch, Record
 from holdfast.storage.files import join, write_fully
 
@@ -59,7 +60,8 @@ def in_due_order(
     for frame in frames():
         found = [(due, i) for i, due in enumerate(_dues_ms(frame), frame.base_offset) if wanted(i)]
         keys += found
-        raw_bytes += frame.header.raw_bytes * len(found) // frame.count
+        if not frame.is_large:  # what stays in its file takes no memory
+            raw_bytes += frame.header.raw_bytes * len(found) // frame.count
     keys.sort()
     if not keys:
         return
@@ -134,6 +136,8 @@ class _RunWriter:
         self.file.truncate(0)
 
     def add(self, record: Record) -> None:
+        if self._block and isinstance(record.value, LargeValue):  # it gets a block of its own
+            self._end_block()
         self._block.append(record)
         self._block_bytes += len(record.value)
         self.messages += 1

@@ -21,6 +21,7 @@ from holdfast.broker.delayed.run import NEVER_MS, Entry, Run
 from holdfast.broker.delayed.settings import DelaySettings
 from holdfast.broker.delayed.state import State
 from holdfast.broker.delayed.upkeep import Upkeep
+from holdfast.broker.portions import portions
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record
@@ -141,7 +142,10 @@ class DelayStore:
         await self._log.wait_async(appended)
 
     def due(self, now_ms: int, limit: int) -> list[Delayed]:
-        """The first messages that are due by now, by (due, id). Changes nothing: `released` tells what was done."""
+        """The first messages that are due by now, by (due, id). Changes nothing: `released` tells what was done.
+
+        Fewer than there are, where they are large: they are to be written at once.
+        """
         state = self._state
         chosen: list[Entry] = []
         found: list[Delayed] = []
@@ -158,6 +162,7 @@ class DelayStore:
             if len(chosen) < limit:
                 self._blocks.clear()  # nothing more is due for now
             synced_end = self._log.synced_end
+        found = list(next(portions(found, lambda message: len(message.record.value)), []))
         if any(run is None and message_id >= synced_end for _, message_id, run, _, _ in chosen):
             self._log.sync()
         return found

@@ -1,0 +1,405 @@
+"""Locks and state documents: the shell where decide, journal and apply meet, always in this order.
+
+A lock that becomes free is handed to the first in its line at once, in the same step: nobody who comes later can
+be faster, and whoever waits need not try again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.layout import LOCKS
+from holdfast.broker.locks_journal import LocksJournal
+from holdfast.broker.waiters import Waiter
+from holdfast.delivery.decide import Moment
+from holdfast.delivery.group import FAR
+from holdfast.env import World
+from holdfast.errors import Closed, Conflict, HoldfastError, InvalidRequest, LockHeld, TooManyWaiters, Unavailable
+from holdfast.locking.claims import lock_held
+from holdfast.locking.commands import Acquire, Open, Proof, Release, Remove, Renew, Tick, Write
+from holdfast.locking.decide import decide
+from holdfast.locking.events import Ended, Event
+from holdfast.locking.table import Content, Held
+from holdfast.model import Appended, Durability
+from holdfast.settings import LogSettings
+from holdfast.storage.files import join
+from holdfast.storage.keeper import soonest
+from holdfast.storage.opening import translated
+
+logger = logging.getLogger(__name__)
+
+MOST_DOCUMENT_BYTES: Final = 1024 * 1024
+# All documents are in memory.
+_MOST_BYTES: Final = 256 * 1024 * 1024
+_MOST_WAITERS: Final = 10_000
+_AFTER_ERROR_MS: Final = 1_000
+
+
+class Ticket:
+    """Somebody who wants a lock, and what became of that."""
+
+    def __init__(self, wanted: Acquire, waiter: Waiter | None) -> None:
+        self.wanted = wanted
+        self.waiter = waiter
+        self.granted: Held | None = None
+        self.appended: Appended | None = None
+        self.error: HoldfastError | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to wait for but the disk."""
+        return self.granted is not None or self.error is not None
+
+    @property
+    def proof(self) -> Proof:
+        assert self.granted is not None
+        return Proof(self.wanted.name, self.granted.fence)
+
+
+class Standing(msgspec.Struct, frozen=True, gc=False):
+    """How one lock stands: who holds it, how many wait, and which version its document has (0: there is none)."""
+
+    name: str
+    held: Held | None
+    waiting: int
+    version: int
+
+
+class Decided(msgspec.Struct, frozen=True, gc=False):
+    """Something was decided and written; `appended` is what to wait for before anybody is told, also of a refusal."""
+
+    appended: Appended | None
+    refused: Conflict | None = None
+    content: Content | None = None
+    held: Held | None = None
+
+
+class Locks:
+    """The locks and documents of a data folder. Safe to use from any thread; calls are short, only waits wait."""
+
+    def __init__(self, world: World, folder: str, check_open: Callable[[], None], settings: LogSettings) -> None:
+        self._clock = world.clock
+        self._check_open = check_open
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[Ticket]] = {}
+        self._waiting = 0
+        self._renewing: dict[Proof, int] = {}
+        self._written: Appended | None = None  # the last change of a document
+        self._due_mono_ms = FAR
+        self._told = ""
+        self._closed = False
+        self.on_attention: Callable[[], None] = lambda: None
+        self.journal = LocksJournal(world, folder, settings)
+        self.table = self.journal.load()
+        try:
+            # Not synced: the first answer that matters to anybody is, and all before it with it.
+            self._commit(decide(self.table, Open(world.ids.boot_id(), self.journal.lost_events), self.moment()))
+        except BaseException:
+            self.journal.close()
+            raise
+
+    @staticmethod
+    def open(world: World, root: str, check_open: Callable[[], None], settings: LogSettings | None = None) -> Locks:
+        """Those of the data folder, with their journal, which is made where there is none."""
+        folder = join(root, LOCKS)
+        with translated(folder):
+            return Locks(world, folder, check_open, settings or LogSettings())
+
+    def moment(self) -> Moment:
+        return Moment(self._clock.now_ns() // 1_000_000, self._clock.monotonic_ns() // 1_000_000)
+
+    def ask(self, wanted: Acquire, waiter: Waiter | None) -> Ticket:
+        """Take the lock, or stand in line for it; LockHeld where it is taken and nobody waits.
+
+        When the ticket is over, or the waiter has no more patience, call `settle`, or `leave`.
+        """
+        ticket = Ticket(wanted, waiter)
+        with self._lock:
+            self._check_open()
+            now = self.moment()
+            self._look(wanted.name, now)
+            try:
+                self._grant(ticket, now)
+            except LockHeld:
+                if waiter is None:
+                    raise
+                if self._waiting >= _MOST_WAITERS:
+                    raise TooManyWaiters(
+                        f"{self._waiting} others wait for locks already; try again later, without waiting"
+                    ) from None
+                self._lines.setdefault(wanted.name, deque()).append(ticket)
+                self._waiting += 1
+        return ticket
+
+    def settle(self, ticket: Ticket) -> Appended:
+        """What to wait for before the holder is told; the error, where there is one."""
+        if ticket.error is not None:
+            raise ticket.error
+        if ticket.appended is None:
+            raise self.refusal(ticket.wanted.name)
+        return ticket.appended
+
+    def refusal(self, name: str) -> HoldfastError:
+        """What to say to somebody whose patience is over."""
+        with self._lock:
+            if name in self.table.held:
+                return lock_held(self.table, name, self.moment())
+        return LockHeld(f"lock {name} was held until now; try again")
+
+    def leave(self, ticket: Ticket) -> None:
+        """Nobody waits for the lock any more, or wants what was granted meanwhile: the next one gets it."""
+        with self._lock:
+            line = self._lines.get(ticket.wanted.name)
+            if line is not None and ticket in line:
+                line.remove(ticket)
+                self._waiting -= 1
+                self._drop_line(ticket.wanted.name)
+            elif ticket.granted is not None and not self._closed:
+                with suppress(HoldfastError):  # then it ends by itself
+                    self._release(ticket.proof)
+
+    def look(self, ticket: Ticket) -> float | None:
+        """Do what is due; then, for the first in line, in how many seconds the lease ends that it waits for."""
+        name = ticket.wanted.name
+        with self._lock:
+            self._check_open()
+            now = self.moment()
+            self._look(name, now)
+            line = self._lines.get(name)
+            if not line or line[0] is not ticket:
+                return None
+            return (self.table.held[name].until_ms - now.mono_ms) / 1000
+
+    def renew(self, command: Renew) -> Decided:
+        """Give the holder more time. After a power cut all of a lease is granted anew: only a longer one is synced."""
+        with self._lock:
+            self._check_open()
+            now = self.moment()
+            events = decide(self.table, command, now)
+            longer = self.table.held[command.proof.name].lease_ms < (command.lease_ms or 0)
+            appended = self._commit(events, "fsync" if longer else "interval")
+            held = self.table.held[command.proof.name]
+            self._expect_tick(held.until_ms)
+            return Decided(appended, held=held)
+
+    def release(self, proof: Proof) -> None:
+        """The lock is free again, or the next one's."""
+        with self._lock:
+            self._check_open()
+            self._release(proof)
+
+    def keep_alive(self, proof: Proof, lease_ms: int) -> None:
+        """Renew the lease by ourselves, until `let_expire`."""
+        with self._lock:
+            self._renewing[proof] = lease_ms
+            self._expect_tick(self.moment().mono_ms + lease_ms // 3)
+
+    def let_expire(self, proof: Proof) -> None:
+        """Its lease ends by itself from now on. Needs no lock; finalizers call it, at any point of any thread."""
+        self._renewing.pop(proof, None)
+
+    def holds(self, proof: Proof) -> bool:
+        """Whether the lease is still good."""
+        held = self.table.held.get(proof.name)
+        return held is not None and held.fence == proof.fence and held.until_ms > self.moment().mono_ms
+
+    def change(self, command: Write | Remove) -> Decided:
+        """Write or remove a document. Nobody may be told of the outcome before it is on disk, refused or not."""
+        with self._lock:
+            self._check_open()
+            try:
+                events = decide(self.table, command, self.moment())
+            except Conflict as error:
+                return Decided(self._written, refused=error)
+            if isinstance(command, Write):
+                self._check_room(command)
+            before = self.table.documents.get(command.name)
+            if events:
+                self._written = self._commit(events, "fsync")
+            return Decided(self._written, content=self.table.documents.get(command.name, before))
+
+    def document(self, name: str) -> Decided:
+        """A document, which may be told of when it is on disk: otherwise another one could get its version."""
+        self._check_open()
+        with self._lock:
+            return Decided(self._written, content=self.table.documents.get(name))
+
+    def documents(self) -> dict[str, Content]:
+        """All of them, by name."""
+        self._check_open()
+        with self._lock:
+            return dict(sorted(self.table.documents.items()))
+
+    def describe(self, name: str) -> Standing:
+        """How a lock stands."""
+        self._check_open()
+        with self._lock:
+            self._look(name, self.moment())
+            return self._standing(name)
+
+    def standings(self) -> list[Standing]:
+        """How all the locks stand that somebody holds."""
+        self._check_open()
+        with self._lock:
+            now = self.moment()
+            for name in self.table.due(now.mono_ms):
+                self._look(name, now)
+            return [self._standing(name) for name in sorted(self.table.held)]
+
+    def tick(self) -> int | None:
+        """Do what is due by now; answers in how many ms more will be due."""
+        try:
+            return self._tick()
+        except Closed:
+            return None
+        except HoldfastError as error:  # the topics beside it must have their ticks
+            if str(error) != self._told:  # once, not at every tick
+                self._told = str(error)
+                logger.error("upkeep of locks failed", extra={"error": str(error)})
+            return _AFTER_ERROR_MS
+
+    def _tick(self) -> int | None:
+        with self._lock:
+            if self._closed:
+                return None
+            now = self.moment()
+            self._renew_due(now)
+            events = decide(self.table, Tick(), now)
+            if events:
+                self._end(events, now)
+            self.table.deadlines.forget(now.mono_ms)
+            due_ms = self._next_due_ms(now)
+            self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
+            snapshot = self.journal.snapshot_if_due(self.table)
+        if snapshot is not None:
+            self.journal.keep(snapshot)
+        return soonest(due_ms, self.journal.log.tick())
+
+    def due_ms(self) -> int | None:
+        """In how many ms a lease ends, or is to be renewed."""
+        with self._lock:
+            return self._next_due_ms(self.moment())
+
+    def sync(self) -> None:
+        self.journal.log.sync()
+
+    def close(self) -> None:
+        """Let go of the journal, and send away whoever waits. What is held stays so, until its time is over."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for line in self._lines.values():
+                for ticket in line:
+                    self._wake(ticket)
+            snapshot = self.journal.snapshot_if_due(self.table) if self.journal.log.usable else None
+        try:
+            if snapshot is not None:
+                self.journal.keep(snapshot)
+        except Unavailable as error:  # replay takes longer next time, nothing else
+            logger.warning("no snapshot", extra={"error": str(error)})
+        finally:
+            self.journal.close()
+
+    def _standing(self, name: str) -> Standing:
+        document = self.table.documents.get(name)
+        return Standing(
+            name,
+            self.table.held.get(name),
+            len(self._lines.get(name, ())),
+            0 if document is None else document.version,
+        )
+
+    def _check_room(self, command: Write) -> None:
+        known = self.table.documents.get(command.name)
+        total = self.table.document_bytes + len(command.content) - (0 if known is None else len(known.content))
+        if total > _MOST_BYTES:
+            raise InvalidRequest(
+                f"document {command.name} was not written: all documents together have {self.table.document_bytes} "
+                f"bytes, and there is room for {_MOST_BYTES}. Remove some, or publish large ones as messages"
+            )
+
+    def _look(self, name: str, now: Moment) -> None:
+        """A lock whose time is over goes to the next one, whether or not somebody ticks."""
+        if self.table.is_over(name, now.mono_ms):
+            self._end(decide(self.table, Tick(name), now), now)
+
+    def _release(self, proof: Proof) -> None:
+        now = self.moment()
+        self._look(proof.name, now)
+        self._renewing.pop(proof, None)
+        self._end(decide(self.table, Release(proof), now), now)
+
+    def _end(self, events: Sequence[Event], now: Moment) -> None:
+        """Leases have ended; whoever waits for those locks is next."""
+        self._commit(events)
+        for event in events:
+            if isinstance(event, Ended):
+                self._hand_on(event.name, now)
+
+    def _hand_on(self, name: str, now: Moment) -> None:
+        line = self._lines.get(name)
+        while line and name not in self.table.held:
+            ticket = line.popleft()
+            self._waiting -= 1
+            try:
+                self._grant(ticket, now)
+            except HoldfastError as error:
+                ticket.error = error
+            self._wake(ticket)
+        self._drop_line(name)
+
+    def _grant(self, ticket: Ticket, now: Moment) -> None:
+        wanted = ticket.wanted
+        ticket.appended = self._commit(decide(self.table, wanted, now), "fsync")
+        ticket.granted = self.table.held[wanted.name]
+        self._expect_tick(ticket.granted.until_ms)
+
+    def _renew_due(self, now: Moment) -> None:
+        """Those of which a third is used up; those that are lost are forgotten."""
+        for proof, lease_ms in list(self._renewing.items()):
+            held = self.table.held.get(proof.name)
+            if held is None or held.fence != proof.fence or held.until_ms <= now.mono_ms:
+                self.let_expire(proof)
+            elif held.until_ms - now.mono_ms <= lease_ms * 2 // 3 + 1:
+                self._commit(decide(self.table, Renew(proof, lease_ms), now))
+
+    def _next_due_ms(self, now: Moment) -> int | None:
+        deadline = self.table.deadlines.next_ms()
+        return soonest(
+            None if deadline is None else max(deadline - now.mono_ms, 0),
+            min((lease_ms // 3 + 1 for lease_ms in list(self._renewing.values())), default=None),
+        )
+
+    def _commit(self, events: Sequence[Event], durability: Durability = "interval") -> Appended:
+        """Journal, then apply. The caller holds the lock."""
+        try:
+            appended = self.journal.append(events, durability)
+            for event in events:
+                self.table.apply(event)
+        except BaseException as error:
+            # A signal, such as Ctrl-C, may have come between the two.
+            if not isinstance(error, HoldfastError):
+                self.journal.restore(self.table)
+            raise
+        return appended
+
+    def _expect_tick(self, mono_ms: int) -> None:
+        if mono_ms < self._due_mono_ms:
+            self._due_mono_ms = mono_ms
+            self.on_attention()
+
+    def _drop_line(self, name: str) -> None:
+        if not self._lines.get(name, True):
+            del self._lines[name]
+
+    def _wake(self, ticket: Ticket) -> None:
+        if ticket.waiter is not None:
+            ticket.waiter.wake()

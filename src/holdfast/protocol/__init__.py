@@ -1,0 +1,1 @@
+"""The words of the wire: what server and clients say to each other, as plain values."""

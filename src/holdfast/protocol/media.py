@@ -1,0 +1,72 @@
+"""How values travel: JSON for people, MessagePack for programs. Bytes are base64 in the one and themselves in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+JSON: Final = "application/json"
+MSGPACK: Final = "application/msgpack"
+LINES: Final = "application/x-ndjson"
+FRAMES: Final = "application/vnd.holdfast.frames"  # MessagePack values, each behind its length in four bytes
+RAW: Final = "application/octet-stream"
+EVENTS: Final = "text/event-stream"
+MULTIPART: Final = "multipart/form-data"
+
+_LENGTH_BYTES: Final = 4
+
+_Value = TypeVar("_Value")
+
+_to_json: Final = msgspec.json.Encoder().encode
+_to_msgpack: Final = msgspec.msgpack.Encoder().encode
+_decoders: dict[tuple[bool, Any], Any] = {}
+
+
+def encode(value: object, media: str) -> bytes:
+    """A value as bytes of the media type: MessagePack where that is said, JSON otherwise."""
+    return _to_msgpack(value) if media in (MSGPACK, FRAMES) else _to_json(value)
+
+
+def decode(content: bytes, media: str, kind: type[_Value] | Any) -> _Value:
+    """The value that the bytes stand for; msgspec's errors say where they do not fit."""
+    packed = media in (MSGPACK, FRAMES)
+    decoder = _decoders.get((packed, kind))
+    if decoder is None:
+        decoder = msgspec.msgpack.Decoder(kind) if packed else msgspec.json.Decoder(kind)
+        _decoders[packed, kind] = decoder
+    found: _Value = decoder.decode(content)
+    return found
+
+
+def framed(value: object, media: str) -> bytes:
+    """One value of a stream: a line of JSON, or MessagePack behind its length."""
+    if media == FRAMES:
+        content = _to_msgpack(value)
+        return len(content).to_bytes(_LENGTH_BYTES, "big") + content
+    return _to_json(value) + b"\n"
+
+
+class Unframer:
+    """Cuts a stream of values apart, however it comes in."""
+
+    def __init__(self, media: str) -> None:
+        self._packed = media == FRAMES
+        self._rest = b""
+
+    def feed(self, content: bytes) -> Iterator[bytes]:
+        """The values that are whole by now."""
+        self._rest += content
+        if not self._packed:
+            *lines, self._rest = self._rest.split(b"\n")
+            yield from filter(None, lines)
+            return
+        at = 0
+        while len(self._rest) - at >= _LENGTH_BYTES:
+            end = at + _LENGTH_BYTES + int.from_bytes(self._rest[at : at + _LENGTH_BYTES], "big")
+            if len(self._rest) < end:
+                break
+            yield self._rest[at + _LENGTH_BYTES : end]
+            at = end
+        self._rest = self._rest[at:]

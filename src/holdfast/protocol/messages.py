@@ -1,0 +1,205 @@
+"""Messages on the wire: as they are sent, as they are stored, as they are delivered."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+Receipt = Annotated[str, Meta(max_length=300)]
+Seconds = Annotated[float, Meta(ge=0, le=100 * 365 * 24 * 3600)]
+Lease = Annotated[float, Meta(gt=0, le=30 * 24 * 3600)]
+Wait = Annotated[float, Meta(ge=-1, le=30 * 24 * 3600)]
+Count = Annotated[int, Meta(ge=1, le=10_000)]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
+PartitionNumber = Annotated[int, Meta(ge=0, le=10_000)]
+Priority = Annotated[int, Meta(ge=0, le=9)]
+Owner = Annotated[str, Meta(max_length=200)]
+Durability = Literal["fsync", "os", "interval"]
+Codec = Literal["none", "zstd", "lz4", "gzip"]
+
+
+class Wire(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A value that is sent to the server: what it does not know is refused."""
+
+
+class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A value that the server answers: what a client does not know, it passes over."""
+
+
+class Header(Wire, frozen=True, kw_only=True):
+    """A header of a message: its value is text, or bytes."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=1000)]
+    value: str | None = None
+    data: bytes | None = None
+
+
+class Options(Wire, kw_only=True):
+    """What goes with one message, besides its body."""
+
+    key: str | None = None
+    key_data: bytes | None = None
+    headers: list[Header] = []
+    priority: Priority = 0
+    delay: Seconds | None = None
+    at: datetime | None = None
+    ttl: Annotated[float, Meta(gt=0, le=100 * 365 * 24 * 3600)] | None = None
+    dedup_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    dedup_data: bytes | None = None
+    correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+
+class NewMessage(Options, kw_only=True):
+    """One message to be stored. Its body is bytes (`body`, base64 in JSON), a text or a JSON value.
+
+    `tombstone` deletes a key in a topic that is compacted.
+    """
+
+    body: bytes | None = None
+    text: str | None = None
+    json: Any | UnsetType = UNSET
+    tombstone: bool = False
+
+
+class Batch(Wire, kw_only=True):
+    """Messages to be stored; those that go to one partition all or not at all."""
+
+    messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=100_000)]
+
+
+class Stored(Told, frozen=True, kw_only=True):
+    """Where a message is now, and what it survives; a duplicate's id is that of the first one."""
+
+    id: str
+    topic: str
+    durability: Durability
+    partition: int = 0
+    offset: int | None = None
+    delayed_id: int | None = None
+    duplicate: bool = False
+
+
+class StoredBatch(Told, kw_only=True):
+    """The answer for each message of a batch, in its order."""
+
+    stored: list[Stored]
+
+
+class State(Told, kw_only=True):
+    """The document that goes with a message until it is acked."""
+
+    value: Any = None
+    version: int = 0
+
+
+class Said(Told, kw_only=True):
+    """What a stored message says."""
+
+    id: str
+    topic: str
+    offset: int
+    timestamp_ns: int
+    body: bytes = b""
+    partition: int = 0
+    key: str | None = None
+    key_data: bytes | None = None
+    headers: list[Header] = []
+    priority: int = 0
+    correlation_id: str = ""
+    expires_at_ms: int = 0
+    due_at_ms: int = 0
+    tombstone: bool = False
+    size: int = 0  # of the body; where `body` is left out, it is to be asked for by itself
+    omitted: bool = False
+
+
+class Delivery(Said, kw_only=True):
+    """A message in a consumer's hands: its receipt settles it, its fence is higher than any before."""
+
+    receipt: str
+    fence: int
+    attempt: int
+    holder: str
+    lease_ms: int
+    state: State | None = None
+
+
+class Deliveries(Told, kw_only=True):
+    """What was received; nothing where the time was over."""
+
+    messages: list[Delivery]
+
+
+class Take(Wire, kw_only=True):
+    """What a consumer asks for. A wait of -1 is for as long as it takes (the server has a limit), 0 not at all."""
+
+    count: Count = 1
+    wait: Wait = 0
+    owner: Owner | None = None
+    lease: Lease | None = None
+    group: Name | None = None
+    state: bool = False
+
+
+class Subscribe(Wire, kw_only=True):
+    """A stream of messages: at most `prefetch` of them are with the consumer, unsettled, at any time."""
+
+    prefetch: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    owner: Owner | None = None
+    lease: Lease | None = None
+    group: Name | None = None
+    state: bool = False
+    heartbeat: Annotated[float, Meta(ge=0.1, le=3600)] = 15
+
+
+class Receipts(Wire, kw_only=True):
+    """Messages in hand, by their receipts."""
+
+    receipts: Annotated[list[Receipt], Meta(min_length=1, max_length=10_000)]
+    group: Name | None = None
+
+
+class Ack(Receipts, kw_only=True):
+    """The work is done."""
+
+    durability: Durability | None = None
+
+
+class Nack(Receipts, kw_only=True):
+    """The work is not done: it failed, or (`defer`) was not begun; then the attempt does not count."""
+
+    intent: Literal["failure", "defer"] = "failure"
+    delay: Seconds | None = None
+    error: Annotated[str, Meta(max_length=1_000_000)] | None = None
+
+
+class Reject(Receipts, kw_only=True):
+    """The work can never be done: to the dead letters."""
+
+    reason: Annotated[str, Meta(max_length=1_000_000)] | None = None
+
+
+class Extend(Receipts, kw_only=True):
+    """The work takes longer: the lease begins anew."""
+
+    lease: Lease | None = None
+
+
+class Settled(Told, kw_only=True):
+    """How many messages in hand were settled."""
+
+    settled: int
+
+
+class SaveState(Wire, kw_only=True):
+    """Keep a document with a message in hand, if its version is still this one; without a value it is dropped."""
+
+    receipt: Receipt
+    version: Number
+    value: Any | UnsetType = UNSET
+    group: Name | None = None
+    durability: Durability | None = None

@@ -1,0 +1,108 @@
+"""Queues on the wire: how they stand, what is in them, how they are made and moved."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from holdfast.protocol.messages import Name, Number, PartitionNumber, Said, Told, Wire
+
+Limit = Annotated[int, Meta(ge=1, le=10_000)]
+Where = Annotated[str, Meta(max_length=10_000)]
+Phase = Literal["ready", "leased", "delayed", "dead"]
+Settings = dict[str, Any]
+
+
+class InGroup(Wire, kw_only=True):
+    """Which group of the queue is meant; the one that every queue has, where none is named."""
+
+    group: Name | None = None
+
+
+class PeekQuery(InGroup, kw_only=True):
+    """How many of the next messages to show."""
+
+    count: Limit = 1
+
+
+class ListQuery(InGroup, kw_only=True):
+    """Which messages to show: in a phase, and as a condition chooses (see `holdfast list --where`)."""
+
+    phase: Phase = "ready"
+    where: Where | None = None
+    limit: Limit = 100
+    bodies: bool = True
+
+
+class Listed(Said, kw_only=True):
+    """A message that is looked at: where it stands, and what went wrong with it."""
+
+    phase: Phase = "ready"
+    attempts: int = 0
+    holder: str = ""
+    reason: str = ""
+    error: str = ""
+    due_ms: int = 0
+
+
+class Messages(Told, kw_only=True):
+    """Messages that are looked at."""
+
+    messages: list[Said]
+
+
+class ListedMessages(Told, kw_only=True):
+    """Messages that are looked at, with where they stand."""
+
+    messages: list[Listed]
+
+
+class Cancelled(Told, kw_only=True):
+    """Whether a message was taken back; it is too late once somebody works on it."""
+
+    cancelled: bool
+
+
+class Seek(InGroup, kw_only=True):
+    """Where the group goes on: at the start, at the end, at an offset or at a time."""
+
+    to: Literal["start", "end"] | None = None
+    offset: Number | None = None
+    time: datetime | None = None
+    partition: PartitionNumber | None = None
+
+
+class Sought(Told, kw_only=True):
+    """Where the group goes on now."""
+
+    offset: int
+
+
+class CreateQueue(Wire, kw_only=True):
+    """A queue's settings by name, such as {"max_attempts": 3}; and how many partitions it has."""
+
+    partitions: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    settings: Settings = {}
+
+
+class Compacted(Told, kw_only=True):
+    """What was freed."""
+
+    segments: int
+    bytes: int
+    journal_bytes: int
+
+
+class Committed(Told, kw_only=True):
+    """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+
+    offsets: dict[str, int]
+
+
+class WatchQuery(InGroup, kw_only=True):
+    """What a watcher is told: each message as it comes (with its body, if asked for), and how the queue stands."""
+
+    bodies: bool = False
+    stats: Annotated[float, Meta(ge=0, le=3600)] = 5.0

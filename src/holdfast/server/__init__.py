@@ -1,0 +1,1 @@
+"""The server: one process that owns a data folder and speaks HTTP."""

@@ -1,0 +1,134 @@
+"""Who is calling: by token, by certificate, or because nobody else can reach this server."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from holdfast.env import World
+from holdfast.errors import BadSettings, Unauthenticated
+from holdfast.server.origins import check_host, check_origin, is_loopback
+from holdfast.server.principals import Principal, principal_of
+from holdfast.server.reloading import Reloaded
+from holdfast.server.tls import names_in
+from holdfast.server.tokens import Entry, Tokens, read_tokens
+from holdfast.settings import ServerSettings
+
+# What an answer to an unknown caller says: programs send the token as it is, browsers ask for it as a password.
+CHALLENGE: Final = 'Bearer realm="holdfast", Basic realm="holdfast", charset="UTF-8"'
+
+LOCAL: Final = "local"
+_HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'
+
+
+class Asking(Protocol):
+    """What of a request says who is calling."""
+
+    peer: str
+    certificate: Any
+
+    def header(self, name: str) -> str: ...
+
+
+def check_listening(settings: ServerSettings) -> list[str]:
+    """BadSettings where the server would stand open to others by accident; answers with what had better be changed."""
+    if settings.tls_cert_file is None and (settings.tls_key_file or settings.tls_client_ca_file):
+        raise BadSettings(
+            "tls_key_file and tls_client_ca_file need tls_cert_file: without a certificate there is no TLS"
+        )
+    if is_loopback(settings.host):
+        return []
+    asks = settings.tokens_file is not None or settings.tls_client_ca_file is not None
+    if not asks and not settings.allow_anonymous_network:
+        raise BadSettings(
+            f"the server would listen at {settings.host}, where others could reach it, and ask nobody who they are. "
+            "Name a tokens_file (`holdfast token new` makes one), or a tls_client_ca_file; or listen at 127.0.0.1; "
+            "or, to let everybody there do everything, set allow_anonymous_network"
+        )
+    if not asks:
+        return [f"everybody who reaches {settings.host} may do everything: allow_anonymous_network is set"]
+    if settings.tls_cert_file is None:
+        return ["tokens and messages cross the network readable by others: set tls_cert_file, or put a proxy in front"]
+    return []
+
+
+class Access:
+    """Knows every caller, or refuses it."""
+
+    def __init__(self, settings: ServerSettings, world: World) -> None:
+        self._settings = settings
+        self._clock = world.clock
+        self._tokens: Reloaded[Tokens] | None = None
+        if settings.tokens_file is not None:
+            path = settings.tokens_file
+            self._tokens = Reloaded([path], lambda: read_tokens(world, path), world.clock, what="tokens")
+        self._local = Principal(name=LOCAL, read_only=settings.read_only)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody is asked who they are."""
+        return self._tokens is None and self._settings.tls_client_ca_file is None
+
+    def principal(self, request: Asking) -> Principal:
+        """Who sent a request."""
+        host = request.header("host")
+        check_origin(request.header("origin"), host)
+        if request.peer == LOCAL:
+            return self._local
+        if self.is_open and not self._settings.allow_anonymous_network:
+            check_host(host, self._settings.host)
+        return self.identify(request.header("authorization"), names_in(request.certificate))
+
+    def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
+        """Who has this token, or else this certificate."""
+        if self.is_open:
+            return self._local
+        if self._tokens is None:  # whoever has a certificate of that issuer is trusted with everything
+            if not certificate_names:
+                raise Unauthenticated("the server asks for a client certificate that has a name; there was none")
+            return Principal(name=certificate_names[0], read_only=self._settings.read_only)
+        return self._of_entry(self._entry(self._tokens.current(), authorization, certificate_names))
+
+    def confirm(self, principal: Principal) -> None:
+        """Unauthenticated, if the tokens file says something else by now; for answers that go on for long."""
+        if principal.entry is None or self._tokens is None:
+            return
+        if principal.entry not in self._tokens.current().entries:
+            raise Unauthenticated(f"the token of {principal.name} was changed or taken back since the call began")
+        self._of_entry(principal.entry)
+
+    def _entry(self, tokens: Tokens, authorization: str, certificate_names: Sequence[str]) -> Entry:
+        if authorization:
+            entry = tokens.of_token(_token_in(authorization))
+            if entry is None:
+                raise Unauthenticated("the token is not known here; ask for a new one, `holdfast token new` makes it")
+            return entry
+        entry = tokens.of_certificate(certificate_names)
+        if entry is not None:
+            return entry
+        if certificate_names:
+            raise Unauthenticated(
+                f"no entry of the tokens file has certificate = {certificate_names[0]!r}; add one, or {_HOW}"
+            )
+        raise Unauthenticated(f"the server asks for a token; {_HOW}")
+
+    def _of_entry(self, entry: Entry) -> Principal:
+        if entry.has_expired(self._clock.now_ns()):
+            raise Unauthenticated(f"the token of {entry.name} expired at {entry.expires}; ask for a new one")
+        return principal_of(entry, read_only=self._settings.read_only)
+
+
+def _token_in(authorization: str) -> str:
+    scheme, _, rest = authorization.strip().partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return rest.strip()
+        case "basic":
+            try:
+                return base64.b64decode(rest.strip(), validate=True).decode("utf-8").partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                raise Unauthenticated(f"the authorization is not what Basic means; {_HOW}") from None
+        case _:
+            raise Unauthenticated(f"the authorization is of an unknown kind; {_HOW}")

@@ -1,0 +1,247 @@
+"""Messages in: one as the body of a request, one with its options as a form, or many at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta
+
+from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE
+from holdfast.embedded.drafts import NewMessage as Draft
+from holdfast.embedded.publisher import Stored as Written
+from holdfast.errors import InvalidRequest, UnknownTopic
+from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW, Unframer, decode
+from holdfast.protocol.messages import (
+    Batch,
+    Codec,
+    Durability,
+    Header,
+    NewMessage,
+    Options,
+    PartitionNumber,
+    Priority,
+    Seconds,
+    Stored,
+    StoredBatch,
+    Wire,
+)
+from holdfast.server.calls import Call
+from holdfast.server.forms import read_form
+from holdfast.server.http.messages import Response
+from holdfast.server.http.refused import Refused
+from holdfast.server.routing import Routes
+
+routes = Routes("messages")
+
+_MOST_HEADERS: Final = 1_000
+
+
+class Placing(Wire, kw_only=True):
+    """Where messages go, and how safe they are to be."""
+
+    partition: PartitionNumber | None = None
+    durability: Durability | None = None
+    codec: Codec | None = None
+    create: bool = False
+
+
+class EnqueueQuery(Placing, kw_only=True):
+    """The options of one message, behind the '?'; a header is name:value, and may be there more than once."""
+
+    key: Annotated[str, Meta(max_length=10_000)] | None = None
+    header: Annotated[list[str], Meta(max_length=_MOST_HEADERS)] = []
+    priority: Priority = 0
+    delay: Seconds | None = None
+    at: datetime | None = None
+    ttl: Annotated[float, Meta(gt=0, le=100 * 365 * 24 * 3600)] | None = None
+    dedup_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/enqueue",
+    action="publish",
+    query=EnqueueQuery,
+    answers=Stored,
+    status=201,
+    takes=(RAW, MULTIPART),
+    errors=("unknown_topic", "message_too_large", "disk_full"),
+)
+async def enqueue(call: Call) -> Response:
+    """Store one message: the request's body is the message's, byte for byte; or a form of `options` and `payload`."""
+    query: EnqueueQuery = call.query
+    if call.request.media == MULTIPART:
+        options, body = await read_form(call.request, call.service.settings.max_request_bytes)
+        message = _draft(options, body)
+    else:
+        message = _plain(query, await call.request.read(call.service.settings.max_request_bytes))
+    (stored,) = await publish(call, call.path["queue"], [message], query)
+    if message.correlation_id is not None:
+        call.correlation_id = message.correlation_id
+    return call.answer(stored)
+
+
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/batch",
+    action="publish",
+    query=Placing,
+    answers=StoredBatch,
+    status=201,
+    takes=(JSON, MSGPACK, LINES),
+    errors=("unknown_topic", "message_too_large", "disk_full"),
+)
+async def enqueue_batch(call: Call) -> Response:
+    """Store many messages: those of one partition all or not at all. As JSON, MessagePack, or one JSON object a line."""
+    stored = await publish(call, call.path["queue"], await drafts(call), call.query)
+    return call.answer(StoredBatch(stored=stored))
+
+
+async def drafts(call: Call) -> list[Draft]:
+    """The messages of a request."""
+    request, most = call.request, call.service.settings.max_request_bytes
+    media = request.media
+    try:
+        if media == LINES:
+            lines = [line async for line in _lines(request.chunks(most))]
+            messages = [decode(line, JSON, NewMessage) for line in lines]
+        elif media in ("", JSON, MSGPACK):
+            batch: Batch = decode(await request.read(most), media, Batch)
+            messages = batch.messages
+        else:
+            raise Refused(
+                f"the content-type {media} is not understood here; send {JSON}, {MSGPACK} or {LINES}", status=415
+            )
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the messages cannot be read: {error}. Nothing was stored") from None
+    if not messages:
+        raise InvalidRequest("there is no message in the request's body")
+    return [_draft(message, _body(message)) for message in messages]
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    unframer = Unframer(LINES)
+    async for chunk in chunks:
+        for line in unframer.feed(chunk):
+            yield line
+    for line in unframer.feed(b"\n"):
+        yield line
+
+
+async def publish(call: Call, topic: str, messages: Sequence[Draft], query: Placing) -> list[Stored]:
+    """Store messages in a topic, and tell where they are."""
+    broker = call.service.broker
+    if call.trace is not None:
+        messages = [_traced(call, message) for message in messages]
+    plain = [message.body for message in messages] if all(map(_is_plain, messages)) else messages
+    try:
+        written = await broker.publish_many(
+            topic, plain, partition=query.partition, durability=query.durability, codec=query.codec
+        )
+    except UnknownTopic as error:
+        if not query.create:
+            error.add_note(f"make it with PUT /v1/queues/{topic}, or say create=true")
+            raise
+        call.principal.check("admin", topic)
+        await broker.create_topic(topic, exist_ok=True)
+        await call.service.group(topic)
+        written = await broker.publish_many(
+            topic, plain, partition=query.partition, durability=query.durability, codec=query.codec
+        )
+    return list(map(_stored, written))
+
+
+def _stored(stored: Written) -> Stored:
+    return Stored(
+        id=stored.id,
+        topic=stored.topic,
+        partition=stored.partition,
+        offset=stored.offset,
+        delayed_id=stored.delayed_id,
+        duplicate=stored.duplicate,
+        durability=stored.durability,
+    )
+
+
+def _plain(query: EnqueueQuery, body: bytes) -> Draft:
+    headers = []
+    for text in query.header:
+        name, colon, value = text.partition(":")
+        if not colon:
+            raise InvalidRequest(f"header={text!r} cannot be used: give name:value")
+        headers.append((name, value))
+    return Draft(
+        body=body,
+        key=query.key,
+        headers=headers or None,
+        priority=query.priority,
+        delay=query.delay,
+        at=query.at,
+        ttl=query.ttl,
+        dedup_id=query.dedup_id,
+        correlation_id=query.correlation_id,
+    )
+
+
+def _draft(message: Options, body: bytes | None) -> Draft:
+    return Draft(
+        body=body,
+        key=_either(message.key, message.key_data, "key"),
+        headers=list(map(_pair, message.headers)) or None,
+        priority=message.priority,
+        delay=message.delay,
+        at=message.at,
+        ttl=message.ttl,
+        dedup_id=_either(message.dedup_id, message.dedup_data, "dedup_id"),
+        correlation_id=message.correlation_id,
+    )
+
+
+def _either(text: str | None, data: bytes | None, name: str) -> str | bytes | None:
+    if text is not None and data is not None:
+        raise InvalidRequest(f"{name} is given as text and as data: choose one of them")
+    return text if data is None else data
+
+
+def _pair(header: Header) -> tuple[str, str | bytes]:
+    value = _either(header.value, header.data, f"the header {header.name}")
+    if value is None:
+        raise InvalidRequest(f"the header {header.name} has neither value nor data")
+    return header.name, value
+
+
+def _body(message: NewMessage) -> bytes | None:
+    given: list[Any] = [
+        message.body,
+        message.text,
+        None if message.json is UNSET else message.json if message.json is not None else UNSET,
+    ]
+    if sum(each is not None for each in given) + message.tombstone > 1:
+        raise InvalidRequest("a message has one body: give one of body, text, json and tombstone")
+    if message.body is not None:
+        return message.body
+    if message.text is not None:
+        return message.text.encode()
+    if message.json is not UNSET:
+        return msgspec.json.encode(message.json)
+    return None if message.tombstone else b""
+
+
+def _is_plain(message: Draft) -> bool:
+    return type(message.body) is bytes and message == Draft(body=message.body)
+
+
+def _traced(call: Call, message: Draft) -> Draft:
+    """The message with the caller's trace context, if it has none of its own."""
+    pairs = list(message.headers or ())  # always pairs here
+    if call.trace is None or any(pair[0] == TRACEPARENT for pair in pairs):
+        return message
+    pairs.append((TRACEPARENT, call.request.header(TRACEPARENT)))
+    state = call.request.header(TRACESTATE)
+    if state:
+        pairs.append((TRACESTATE, state))
+    return msgspec.structs.replace(message, headers=pairs)

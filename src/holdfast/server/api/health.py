@@ -1,0 +1,62 @@
+"""Whether the server lives, whether it is ready, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.errors import Unavailable
+from holdfast.protocol.messages import Told
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import Response
+from holdfast.server.routing import Routes
+
+routes = Routes("health")
+
+
+class Health(Told, kw_only=True):
+    """That the server lives."""
+
+    status: str
+
+
+class MetricsQuery(msgspec.Struct):
+    """What Prometheus may add to its address is nothing to us."""
+
+
+@routes.add("GET", "/healthz", action="open", answers=Health)
+async def healthz(call: Call) -> Health:
+    """The process is alive and answers."""
+    return Health(status="alive")
+
+
+@routes.add("GET", "/readyz", action="open", answers=Health, errors=("unavailable",))
+async def readyz(call: Call) -> Health:
+    """The server takes calls: its folder is open, and it is not about to go."""
+    if call.service.leaving:
+        raise Unavailable("the server is about to go; call another one, or try again when it is back")
+    if call.service.broker.closed:
+        raise Unavailable("the data folder is closed; see the server's log")
+    return Health(status="ready")
+
+
+def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) -> Routes:
+    """The page for Prometheus; whoever asks for it must be known, or need not."""
+    found = Routes("health")
+
+    @found.add(
+        "GET",
+        "/metrics",
+        action="read" if asks else "open",
+        scope="any",
+        query=MetricsQuery,
+        gives=("text/plain",),
+    )
+    async def metrics(call: Call) -> Response:
+        """What is counted and timed, for Prometheus."""
+        body, media = await asyncio.to_thread(render, call.request.header("accept"))
+        return Response(200, body, media, headers=[("cache-control", "no-store")])
+
+    return found

@@ -1,0 +1,334 @@
+"""The verbs of a queue: take a message, say what became of it, look at what there is."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from holdfast.broker.group import QueueStats
+from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.embedded.listed import Listed as Found
+from holdfast.embedded.listing import listed
+from holdfast.embedded.topics import TopicInfo
+from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
+from holdfast.protocol.media import RAW
+from holdfast.protocol.messages import (
+    Ack,
+    Deliveries,
+    Delivery,
+    Extend,
+    Nack,
+    Name,
+    Receipt,
+    Receipts,
+    Reject,
+    SaveState,
+    Settled,
+    State,
+    Take,
+    Wire,
+)
+from holdfast.protocol.queues import (
+    Cancelled,
+    Committed,
+    Compacted,
+    CreateQueue,
+    InGroup,
+    Listed,
+    ListedMessages,
+    ListQuery,
+    Messages,
+    PeekQuery,
+    Seek,
+    Sought,
+)
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import Response
+from holdfast.server.routing import Routes
+from holdfast.server.served import ServedGroup, Taken, _said, said
+
+routes = Routes("queues")
+
+
+class StateQuery(InGroup, kw_only=True):
+    """The message in hand whose document is meant."""
+
+    receipt: Receipt
+
+
+async def group_of(call: Call, name: str | None) -> ServedGroup:
+    """The group that a call is about, made where there is none."""
+    queue = call.path["queue"]
+    known = call.service.known_group(queue, name or DEFAULT_GROUP)
+    return known if known is not None else await call.service.group(queue, name)
+
+
+async def existing_group(call: Call, name: str | None) -> ServedGroup:
+    """The same for those who only look: they make nothing."""
+    queue, group = call.path["queue"], name or DEFAULT_GROUP
+    if call.service.known_group(queue, group) is None:
+        info = await call.service.broker.describe_topic(queue)
+        if group not in info.groups:
+            raise UnknownGroup(
+                f"{queue} has no group {group} in queue mode; there are: {', '.join(info.groups) or 'none'}"
+            )
+    return await call.service.group(queue, group)
+
+
+@routes.add("PUT", "/v1/queues/{queue}", action="admin", body=CreateQueue, answers=TopicInfo, act=True)
+async def create_queue(call: Call) -> TopicInfo:
+    """Make a queue, or change the settings of one that is there; the same call twice is fine."""
+    wanted: CreateQueue = call.body
+    broker, name = call.service.broker, call.path["queue"]
+    changes = {**wanted.settings, **({} if wanted.partitions is None else {"partitions": wanted.partitions})}
+    if name in await broker.topics():
+        if changes:
+            await broker.alter_topic(name, **changes)
+    else:
+        await broker.create_topic(name, exist_ok=True, **changes)
+    await call.service.group(name)
+    return await broker.describe_topic(name)
+
+
+async def take(call: Call, *, state: bool) -> Response:
+    """Lease messages, after a wait where that is asked for."""
+    wanted: Take = call.body
+    service = call.service
+    group = await group_of(call, wanted.group)
+    owner = wanted.owner or call.principal.name
+    found: Taken = group.take_now(wanted.count, wanted.lease, owner)
+    if not found and wanted.wait != 0 and not service.leaving:
+        most_s = service.settings.max_wait_ms / 1000
+        wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
+        found = await service.wait(group.take(wanted.count, wait_s, wanted.lease, owner))
+    undelivered = partial(group.give_back, found) if found else None
+    deliveries = [
+        group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken
+    ]
+    if wanted.count == 1 and RAW in call.request.headers.get("accept", ""):
+        return _raw(call, deliveries, undelivered)
+    if deliveries:
+        call.correlation_id = call.request.header("x-correlation-id") or _as_header(deliveries[0].correlation_id)
+    return call.answer(Deliveries(messages=deliveries), undelivered=undelivered)
+
+
+def _raw(call: Call, deliveries: list[Delivery], undelivered: Any) -> Response:
+    """One message with its body as it is, and all else in a header."""
+    if not deliveries:
+        return Response(204)
+    message = deliveries[0]
+    facts = msgspec.structs.replace(message, body=b"")
+    header = msgspec.json.encode(facts).decode().encode("ascii", "backslashreplace").decode()
+    headers = [("holdfast-message", header), ("holdfast-receipt", message.receipt)]
+    call.correlation_id = _as_header(message.correlation_id)
+    return Response(200, message.body, RAW, headers=headers, undelivered=undelivered)
+
+
+def _as_header(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode().replace("\r", " ").replace("\n", " ")
+
+
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/dequeue",
+    action="consume",
+    body=Take,
+    answers=Deliveries,
+    gives=(RAW,),
+    errors=("unknown_topic", "too_many_waiters"),
+)
+async def dequeue(call: Call) -> Response:
+    """Lease messages; an empty list when none came in time."""
+    return await take(call, state=False)
+
+
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/dequeueWithState",
+    action="consume",
+    body=Take,
+    answers=Deliveries,
+    gives=(RAW,),
+    errors=("unknown_topic", "too_many_waiters"),
+)
+async def dequeue_with_state(call: Call) -> Response:
+    """The same, with the document that goes with each message."""
+    return await take(call, state=True)
+
+
+async def _settled(call: Call, group: ServedGroup) -> Settled:
+    settled: Receipts = call.body
+    call.service.windows.settled(group, settled.receipts)
+    return Settled(settled=len(set(settled.receipts)))
+
+
+@routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, answers=Settled, errors=("lease_lost",))
+async def ack(call: Call) -> Settled:
+    """The work is done. Where some receipts are not good any more, the answer names them; the others count."""
+    given: Ack = call.body
+    group = await existing_group(call, given.group)
+    try:
+        await group.ack(given.receipts, given.durability)
+    except LeaseLost as error:
+        call.service.windows.settled(group, set(given.receipts) - set(error.receipts))
+        raise
+    return await _settled(call, group)
+
+
+@routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, answers=Settled, errors=("lease_lost",))
+async def nack(call: Call) -> Settled:
+    """The work failed (the attempt counts), or was put off (`intent` "defer": it does not)."""
+    given: Nack = call.body
+    group = await existing_group(call, given.group)
+    if given.intent == "defer":
+        if given.error is not None:
+            raise InvalidRequest("a message that is put off has no error; leave it out, or say intent=failure")
+        await group.defer(given.receipts, given.delay)
+    else:
+        await group.nack(given.receipts, given.delay, given.error)
+    return await _settled(call, group)
+
+
+@routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, answers=Settled, errors=("lease_lost",))
+async def reject(call: Call) -> Settled:
+    """The work can never be done: straight to the dead letters."""
+    given: Reject = call.body
+    group = await existing_group(call, given.group)
+    await group.reject(given.receipts, given.reason)
+    return await _settled(call, group)
+
+
+@routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, answers=Settled, errors=("lease_lost",))
+async def extend(call: Call) -> Settled:
+    """The work takes longer: the lease begins anew."""
+    given: Extend = call.body
+    group = await existing_group(call, given.group)
+    await group.extend(given.receipts, given.lease)
+    return Settled(settled=len(set(given.receipts)))
+
+
+@routes.add(
+    "GET", "/v1/queues/{queue}/state", action="consume", query=StateQuery, answers=State, errors=("lease_lost",)
+)
+async def get_state(call: Call) -> State:
+    """The document that goes with a message in hand; version 0 where there is none yet."""
+    query: StateQuery = call.query
+    return (await existing_group(call, query.group)).state(query.receipt)
+
+
+@routes.add(
+    "PUT",
+    "/v1/queues/{queue}/state",
+    action="consume",
+    body=SaveState,
+    answers=State,
+    errors=("lease_lost", "conflict"),
+)
+async def save_state(call: Call) -> State:
+    """Keep a document with a message in hand, if nobody has changed it since that version; no value drops it."""
+    given: SaveState = call.body
+    group = await existing_group(call, given.group)
+    value = None if given.value is UNSET else given.value
+    return await group.save_state(given.receipt, given.version, value, given.durability)
+
+
+@routes.add("GET", "/v1/queues/{queue}/stats", action="read", query=InGroup, answers=QueueStats)
+async def stats(call: Call) -> QueueStats:
+    """How many messages stand where, what they take, and what was counted since the server began."""
+    query: InGroup = call.query
+    return await (await existing_group(call, query.group)).stats()
+
+
+@routes.add("GET", "/v1/queues/{queue}/peek", action="read", query=PeekQuery, answers=Messages)
+async def peek(call: Call) -> Messages:
+    """The messages that would come next, without taking them."""
+    query: PeekQuery = call.query
+    found = await (await existing_group(call, query.group)).peek(query.count)
+    return Messages(messages=[said(each._home, each._record) for each in found])
+
+
+@routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery, answers=ListedMessages)
+async def messages(call: Call) -> ListedMessages:
+    """What is ready, leased, delayed or dead, without taking it."""
+    query: ListQuery = call.query
+    group = await existing_group(call, query.group)
+    found = await group._aside(_look, group, query)
+    return ListedMessages(messages=found)
+
+
+def _look(group: ServedGroup, query: ListQuery) -> list[Listed]:
+    found = listed(group, query.phase, query.where, query.limit)
+    return [told(each, bodies=query.bodies) for each in islice(found, query.limit)]
+
+
+def told(found: Found[Any], *, bodies: bool = True) -> Listed:
+    """A message that was looked at, as it is told."""
+    facts = _said(found, found._record)
+    if not bodies:
+        facts |= {"body": b"", "omitted": True}
+    due = found.due_at
+    return Listed(
+        **facts,
+        phase=found.phase,
+        attempts=found.attempts,
+        holder=found.holder,
+        reason=found.reason,
+        error=found.error,
+        due_ms=0 if due is None else round(due.timestamp() * 1000),
+    )
+
+
+@routes.add("DELETE", "/v1/queues/{queue}/messages/{id}", action="consume", query=InGroup, answers=Cancelled, act=True)
+async def cancel(call: Call) -> Cancelled:
+    """Take back a message that nobody works on."""
+    query: InGroup = call.query
+    group = await existing_group(call, query.group)
+    return Cancelled(cancelled=await group.cancel(call.path["id"]))
+
+
+@routes.add("POST", "/v1/queues/{queue}/seek", action="admin", body=Seek, answers=Sought, act=True)
+async def seek(call: Call) -> Sought:
+    """Go on from there: all before is passed over, all behind comes again."""
+    given: Seek = call.body
+    group = await existing_group(call, given.group)
+    offset = await group.seek(given.to, offset=given.offset, time=given.time, partition=given.partition)
+    return Sought(offset=offset)
+
+
+@routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, answers=Compacted, act=True)
+async def compact(call: Call) -> Compacted:
+    """Let go of what is done now, whatever retention says."""
+    query: InGroup = call.query
+    freed = await (await existing_group(call, query.group)).compact()
+    return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
+
+
+@routes.add("GET", "/v1/queues/{queue}/committed", action="read", query=InGroup, answers=Committed)
+async def committed(call: Call) -> Committed:
+    """How far each partition is settled without a gap."""
+    query: InGroup = call.query
+    found = await (await existing_group(call, query.group)).committed()
+    return Committed(offsets={str(number): offset for number, offset in found.items()})
+
+
+@routes.add("GET", "/v1/queues/{queue}/messages/{id}", action="read", query=InGroup, answers=Listed)
+async def show(call: Call) -> Listed:
+    """One message, wherever it stands, with its body."""
+    query: InGroup = call.query
+    group = await existing_group(call, query.group)
+    found = await group._aside(find, group, call.path["id"])
+    if found is None:
+        raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
+    return found
+
+
+def find(group: ServedGroup, message_id: str) -> Listed | None:
+    """A message by its id."""
+    for phase in ("ready", "leased", "delayed", "dead"):
+        for found in listed(group, phase, lambda each: each.id == message_id, 1):
+            return told(found)
+    return None

@@ -1,0 +1,166 @@
+"""Answers that go on: messages as they come, to be worked on or only to be seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from holdfast.broker.waiters import TaskWaiter, Waiters
+from holdfast.errors import HoldfastError
+from holdfast.protocol.errors import ErrorAnswer, fault_of
+from holdfast.protocol.media import EVENTS, FRAMES, LINES, MSGPACK, encode, framed
+from holdfast.protocol.messages import Delivery, Said, Subscribe
+from holdfast.protocol.queues import WatchQuery
+from holdfast.server.api.queues import existing_group, group_of
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import StreamResponse
+from holdfast.server.routing import Routes
+from holdfast.server.served import ServedGroup, Taken, said
+
+routes = Routes("streams")
+
+_AT_ONCE: Final = 100
+_KEEP_ALIVE: Final = b": \n\n"
+
+
+async def _subscribed(call: Call, *, state: bool) -> StreamResponse:
+    wanted: Subscribe = call.body
+    group = await group_of(call, wanted.group)
+    accepted = call.request.headers.get("accept", "")
+    media = FRAMES if FRAMES in accepted or MSGPACK in accepted else LINES
+    return StreamResponse(_deliveries(call, group, wanted, media, state=state or wanted.state), media)
+
+
+async def _deliveries(
+    call: Call, group: ServedGroup, wanted: Subscribe, media: str, *, state: bool
+) -> AsyncIterator[bytes]:
+    """Messages as there is room for them; now and then nothing, so that both ends know of each other."""
+    service = call.service
+    owner = wanted.owner or call.principal.name
+    with service.windows.one_more(group, wanted.prefetch) as window:
+        yield framed({}, media)  # it has begun
+        while not service.leaving and not group.closed:
+            try:
+                if not await window.wait_for_room(wanted.heartbeat):
+                    call.confirm()
+                    yield framed({}, media)
+                    continue
+                found: Taken = group.take_now(window.free, wanted.lease, owner)
+                if not found:
+                    found = await service.wait(group.take(window.free, wanted.heartbeat, wanted.lease, owner))
+                call.confirm()
+            except HoldfastError as error:
+                yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), media)
+                return
+            content = b""
+            for station, taken in found:
+                for each in taken:
+                    window.add(station, each.receipt)
+                    content += framed(group.delivery(station, each, state=state), media)
+            try:
+                yield content or framed({}, media)
+            except GeneratorExit:
+                await group.give_back(found)  # it did not go out any more
+                raise
+
+
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/subscribe",
+    action="consume",
+    body=Subscribe,
+    answers=Delivery,
+    gives=(LINES, FRAMES),
+    errors=("unknown_topic", "too_many_waiters"),
+)
+async def subscribe(call: Call) -> StreamResponse:
+    """Messages as they come, one JSON object a line; `{}` now and then says that the stream is alive.
+
+    Never more than `prefetch` messages are out and unsettled: ack, nack or reject one, and the next one comes.
+    """
+    return await _subscribed(call, state=False)
+
+
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/subscribeWithState",
+    action="consume",
+    body=Subscribe,
+    answers=Delivery,
+    gives=(LINES, FRAMES),
+    errors=("unknown_topic", "too_many_waiters"),
+)
+async def subscribe_with_state(call: Call) -> StreamResponse:
+    """The same, with the document that goes with each message."""
+    return await _subscribed(call, state=True)
+
+
+@routes.add(
+    "GET", "/v1/queues/{queue}/watch", action="read", query=WatchQuery, gives=(EVENTS,), errors=("too_many_waiters",)
+)
+async def watch(call: Call) -> StreamResponse:
+    """Server-sent events of what comes into the queue, without taking it: `message`, and `stats` now and then."""
+    query: WatchQuery = call.query
+    group = await existing_group(call, query.group)
+    return StreamResponse(_events(call, group, query), EVENTS, headers=[("cache-control", "no-store")])
+
+
+async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIterator[bytes]:
+    service = call.service
+    with _arrivals(group) as line, service.waits.one_more():
+        places = {station.number: station.partition.log.end for station in group._stations}
+        waiter = TaskWaiter(service.world.clock)
+        yield _event("stats", await group.stats())
+        loop = asyncio.get_running_loop()
+        told = loop.time()
+        while not service.leaving and not group.closed:
+            with line.in_line(waiter):
+                fresh = await group._aside(_fresh, group, places, query.bodies)
+                if not fresh:
+                    await waiter.wait(min(query.stats or 15, 15))
+            for message in fresh:
+                yield _event("message", message)
+            if query.stats and loop.time() - told >= query.stats:
+                told = loop.time()
+                call.confirm()
+                yield _event("stats", await group.stats())
+            elif not fresh:
+                yield _KEEP_ALIVE
+
+
+def _event(name: str, value: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(value, ""))
+
+
+def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Said]:  # noqa: FBT001  called by a thread
+    """What came since the last look, some of it at a time."""
+    found: list[Said] = []
+    for station in list(group._stations):
+        log = station.partition.log
+        start = max(places.get(station.number, log.start), log.start)
+        for record in log.records(start, on_damage="skip"):
+            message = said(station, record)
+            if not bodies:
+                message.body, message.omitted = b"", True
+            found.append(message)
+            start = record.offset + 1
+            if len(found) >= _AT_ONCE:
+                break
+        places[station.number] = start
+    return found
+
+
+@contextmanager
+def _arrivals(group: ServedGroup) -> Iterator[Waiters]:
+    """A line that arrivals wake besides those of the consumers."""
+    line = Waiters()
+    partitions: list[Any] = [station.partition for station in group._stations]
+    for partition in partitions:
+        partition.lines.append(line)
+    try:
+        yield line
+    finally:
+        for partition in partitions:
+            partition.lines.remove(line)

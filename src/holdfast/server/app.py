@@ -1,0 +1,160 @@
+"""The one place that every call goes through: found, allowed, decoded, handled, answered, told of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable
+from functools import partial
+from itertools import count
+from typing import Any, Final, Protocol
+
+from holdfast.codec.tracecontext import TraceContext, parse_traceparent
+from holdfast.errors import HoldfastError, Unauthenticated
+from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
+from holdfast.protocol.media import JSON, MSGPACK, encode
+from holdfast.server.access import CHALLENGE, Access
+from holdfast.server.calls import Call
+from holdfast.server.http.connection import Answer
+from holdfast.server.http.messages import Request, Response, StreamResponse
+from holdfast.server.http.refused import Refused
+from holdfast.server.routing import Route, Router, Routes
+from holdfast.server.service import Service
+from holdfast.server.statuses import retry_after_of, status_of
+
+logger = logging.getLogger(__name__)
+
+_ID: Final = re.compile(r"[!-~]{1,128}")  # what may come back as a header
+_INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
+
+
+class Meter(Protocol):
+    """Who is told of each answer."""
+
+    def request_done(
+        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None: ...
+
+
+class Auditor(Protocol):
+    """Who writes down what administrators do."""
+
+    async def told(self, call: Call, status: int, error: HoldfastError | None) -> None:
+        """An act was done, or refused."""
+
+
+class App:
+    """Answers requests."""
+
+    def __init__(
+        self, service: Service, access: Access, routes: Iterable[Routes], meter: Meter, auditor: Auditor | None = None
+    ) -> None:
+        self.service = service
+        self.access = access
+        self.router = Router()
+        for each in routes:
+            self.router.include(each)
+        self._meter = meter
+        self._auditor = auditor
+        self._prefix = f"{service.world.ids.random_u32():08x}"
+        self._numbers = count(1)
+
+    async def handle(self, request: Request) -> Answer:
+        """The answer to a request, whatever happens."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        given = request.headers.get("x-correlation-id")
+        correlation_id = (
+            given if given is not None and _ID.fullmatch(given) else f"{self._prefix}-{next(self._numbers):x}"
+        )
+        route: Route | None = None
+        call: Call | None = None
+        error: HoldfastError | None = None
+        answer: Answer
+        try:
+            route, path = self.router.find(request.method, request.path)
+            call = Call(self.service, request, route, path, correlation_id)
+            answer = await self._called(call)
+        except HoldfastError as caught:
+            error = caught
+            answer = self._fault(request, caught, correlation_id)
+        except Exception:
+            logger.exception("call failed", extra={"path": request.path, "correlation_id": correlation_id})
+            fault = Fault(code="internal", message=_INTERNAL, retryable=False, correlation_id=correlation_id)
+            answer = _answer(request, 500, fault)
+        if call is not None and call.principal is not None and route is not None and route.act and self._auditor:
+            await self._auditor.told(call, answer.status, error)
+        self._tell(answer, call, correlation_id)
+        self._meter.request_done(
+            "" if route is None else route.pattern,
+            request.method,
+            answer.status,
+            loop.time() - began,
+            request.received,
+            len(answer.body) if isinstance(answer, Response) else 0,
+        )
+        return answer
+
+    async def _called(self, call: Call) -> Answer:
+        route, request = call.route, call.request
+        if route.action != "open":
+            call.principal = principal = self.access.principal(request)
+            call.confirm = partial(self.access.confirm, principal)
+            if route.named is not None:
+                call.principal.check(route.action, call.path[route.named])
+            elif route.scope == "any":
+                call.principal.check_any(route.action)
+            else:
+                call.principal.check(route.action)
+        if "traceparent" in request.headers:
+            call.trace = parse_traceparent(request.headers["traceparent"])
+        await call.decode()
+        found = await route.handler(call)
+        if isinstance(found, Response | StreamResponse):
+            return found
+        if found is None:
+            return Response(204)
+        return call.answer(found)
+
+    def _tell(self, answer: Answer, call: Call | None, correlation_id: str) -> None:
+        """What every answer says besides its body."""
+        if call is not None:
+            correlation_id = call.correlation_id
+            if call.trace is not None:
+                answer.headers.append(("traceparent", self._child(call.trace).traceparent))
+        answer.headers.append(("x-correlation-id", correlation_id))
+
+    def _child(self, trace: TraceContext) -> TraceContext:
+        random = self.service.world.ids.random_u32
+        return trace.child(f"{random():08x}{random():08x}")
+
+    def _fault(self, request: Request, error: HoldfastError, correlation_id: str) -> Response:
+        status = status_of(error)
+        if status >= 500:
+            logger.error(
+                "call answered with an error",
+                extra={"path": request.path, "error": str(error), "code": error.code, "correlation_id": correlation_id},
+            )
+        retry_after = retry_after_of(status)
+        answer = _answer(request, status, fault_of(error, retry_after=retry_after, correlation_id=correlation_id))
+        if retry_after is not None:
+            answer.headers.append(("retry-after", f"{retry_after:.0f}"))
+        if isinstance(error, Unauthenticated):
+            answer.headers.append(("www-authenticate", CHALLENGE))
+        if isinstance(error, Refused):
+            answer.headers += error.headers
+        return answer
+
+    def refuse(self, refused: Refused) -> Response:
+        """The answer to what never became a request."""
+        fault = fault_of(refused, retry_after=retry_after_of(refused.status))
+        answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
+        answer.headers += refused.headers
+        return answer
+
+
+def _answer(request: Request, status: int, fault: Fault) -> Response:
+    media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
+    body: Any = ErrorAnswer(error=fault)
+    return Response(status, encode(body, media), media)

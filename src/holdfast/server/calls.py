@@ -1,0 +1,109 @@
+"""One call: the request, who makes it, and what it says, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from holdfast.errors import InvalidRequest
+from holdfast.protocol.media import JSON, MSGPACK, decode, encode
+from holdfast.server.http.messages import Request, Response
+from holdfast.server.http.refused import Refused
+from holdfast.server.principals import Principal
+from holdfast.server.routing import Route
+from holdfast.server.service import Service
+
+if TYPE_CHECKING:
+    from holdfast.codec.tracecontext import TraceContext
+
+
+_CURL: Final = "application/x-www-form-urlencoded"  # what curl says of whatever it is given with -d
+
+
+class Call:
+    """What a handler is given."""
+
+    __slots__ = (
+        "body",
+        "confirm",
+        "correlation_id",
+        "path",
+        "principal",
+        "query",
+        "request",
+        "route",
+        "service",
+        "target",
+        "trace",
+    )
+
+    def __init__(
+        self, service: Service, request: Request, route: Route, path: dict[str, str], correlation_id: str
+    ) -> None:
+        self.service = service
+        self.request = request
+        self.route = route
+        self.path = path
+        self.correlation_id = correlation_id
+        self.principal: Principal = None  # type: ignore[assignment]  # known before any handler runs
+        self.trace: TraceContext | None = None
+        self.confirm: Callable[[], None] = _nobody  # that the caller may still do this, for answers that go on
+        self.query: Any = None
+        self.body: Any = None
+        self.target = ""  # what an act was about, for the audit log, where the path does not say it
+
+    @property
+    def media(self) -> str:
+        """How the caller wants to be answered."""
+        return MSGPACK if MSGPACK in self.request.headers.get("accept", "") else JSON
+
+    def answer(self, value: object, *, status: int | None = None, **more: Any) -> Response:
+        """A value as an answer."""
+        media = self.media
+        return Response(status or self.route.status, encode(value, media), media, **more)
+
+    async def decode(self) -> None:
+        """Hold query and body to what the route says of them."""
+        route, request = self.route, self.request
+        if route.query is not None:
+            self.query = _query(request.query, route.query)
+        elif request.query:
+            raise InvalidRequest(f"{route.pattern} takes nothing behind the '?'")
+        if route.body is not None:
+            self.body = _body(await request.read(self.service.settings.max_request_bytes), request.media, route.body)
+
+
+def _nobody() -> None:
+    """Nobody has to be asked."""
+
+
+def _body(content: bytes, media: str, kind: Any) -> Any:
+    if media not in ("", JSON, MSGPACK, _CURL) and content:
+        raise Refused(f"the content-type {media} is not understood here; send {JSON} or {MSGPACK}", status=415)
+    try:
+        return decode(content, media, kind) if content else msgspec.convert({}, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = "the request's body" if content else "the request has no body; it"
+        raise InvalidRequest(f"{what} does not fit: {error}") from None
+
+
+def _query(text: str, kind: Any) -> Any:
+    found: dict[str, Any] = {}
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), errors="strict")
+    except ValueError as error:
+        raise InvalidRequest(f"what follows the '?' cannot be read: {error}") from None
+    for name, value in pairs:
+        if name == "header":  # the only one that may be there more than once
+            found.setdefault(name, []).append(value)
+        elif name in found:
+            raise InvalidRequest(f"{name} is given twice behind the '?'")
+        else:
+            found[name] = value
+    try:
+        return msgspec.convert(found, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"what follows the '?' does not fit: {error}") from None

@@ -1,0 +1,113 @@
+"""Who waits and who is being sent messages: caps on the one, a window for the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from holdfast.broker.layout import parse_receipt
+from holdfast.broker.station import Station
+from holdfast.delivery.commands import Receipt
+from holdfast.errors import InvalidRequest, TooManyWaiters
+from holdfast.server.served import ServedGroup
+
+
+class WaitLimit:
+    """So many calls may wait for something at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.waiting = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Stand in line, if there is room for one more."""
+        if self.waiting >= self.most:
+            raise TooManyWaiters(
+                f"{self.waiting} calls wait already, which is the limit (max_waiters); nothing was taken. Try again "
+                "in a second, or wait with fewer calls at a time"
+            )
+        self.waiting += 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+
+
+class Window:
+    """The messages that one stream has sent and that nobody has settled yet: never more than its prefetch."""
+
+    def __init__(self, group: ServedGroup, size: int) -> None:
+        self._group = group
+        self._size = size
+        self._out: dict[tuple[int, Receipt], Station] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def free(self) -> int:
+        return self._size - len(self._out)
+
+    def __len__(self) -> int:
+        return len(self._out)
+
+    def add(self, station: Station, receipt: Receipt) -> None:
+        self._out[station.number, receipt] = station
+
+    def settled(self, number: int, receipt: Receipt) -> bool:
+        """Whether that was one of these."""
+        found = self._out.pop((number, receipt), None) is not None
+        if found:
+            self._changed.set()
+        return found
+
+    def look(self) -> None:
+        """Forget those that ended in another way: their lease was over, or the group is gone."""
+        for (number, receipt), station in list(self._out.items()):
+            if not self._group.holds(station, receipt):
+                del self._out[number, receipt]
+
+    async def wait_for_room(self, timeout_s: float) -> bool:
+        """Whether there is room by then."""
+        self.look()
+        if self.free <= 0:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+            except TimeoutError:
+                self.look()
+        return self.free > 0
+
+
+class Windows:
+    """All windows of a server, by topic and group."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], list[Window]] = {}
+
+    @contextmanager
+    def one_more(self, group: ServedGroup, size: int) -> Iterator[Window]:
+        window = Window(group, size)
+        place = group.topic, group.group
+        self._open.setdefault(place, []).append(window)
+        try:
+            yield window
+        finally:
+            self._open[place].remove(window)
+            if not self._open[place]:
+                del self._open[place]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def settled(self, group: ServedGroup, receipts: Iterable[str]) -> None:
+        """These messages are in nobody's hands any more."""
+        windows = self._open.get((group.topic, group.group))
+        if not windows:
+            return
+        for text in receipts:
+            try:
+                number, receipt = parse_receipt(text, group.topic)
+            except InvalidRequest:
+                continue
+            any(window.settled(number, receipt) for window in windows)

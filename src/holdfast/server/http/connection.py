@@ -1,0 +1,383 @@
+"""One client's connection: its requests one after the other, its limits, its deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, cast
+from urllib.parse import unquote
+
+import httptools
+
+from holdfast.server.http.limits import Limits
+from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
+from holdfast.server.http.refused import Refused
+from holdfast.server.http.wire import CONTINUE, LAST_CHUNK, chunk, head
+
+logger = logging.getLogger(__name__)
+
+_WAIT_FOR_BYTES: Final = 64 * 1024  # a body up to this size is waited for before anybody looks at the request
+_MOST_WAITING: Final = 8  # requests that were sent before the answer to the one before
+_LINGER_S: Final = 2.0
+
+Answer = Response | StreamResponse
+
+
+class Hub(Protocol):
+    """What all connections of a server share."""
+
+    limits: Limits
+    handle: Callable[[Request], Awaitable[Answer]]
+    refuse: Callable[[Refused], Response]
+    connections: set[Connection]
+
+    def opened(self, connection: Connection) -> bool:
+        """Whether one more may be there."""
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def cut_off(self, why: str) -> None:
+        """Count a client that was sent away."""
+
+
+class Connection(asyncio.Protocol):
+    """Speaks HTTP/1.1 with one client."""
+
+    def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
+        self._hub = hub
+        self._loop = loop
+        self._limits = hub.limits
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._parser = httptools.HttpRequestParser(self)
+        self._peer = ""
+        self._certificate: Any = None
+        self._header_bytes = self._header_size = 0
+        self._in_headers = False
+        self._incoming: Request | None = None
+        self._waiting: deque[Request] = deque()
+        self._current: Request | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._paused = False
+        self._expects = False
+        self._body_began = 0.0
+        self._lost = False
+        self._discarding = False
+        self._writable: asyncio.Future[None] | None = None
+        self._unread: Undelivered | None = None
+        self.deadline: float | None = None
+        self.why = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self._current is not None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        address = transport.get_extra_info("peername")
+        self._peer = address[0] if isinstance(address, tuple) else "local"
+        if transport.get_extra_info("ssl_object") is not None:
+            self._certificate = transport.get_extra_info("peercert") or {}
+        self._expect("header", self._limits.header_s)
+        if not self._hub.opened(self):
+            refused = Refused("there are too many connections; try again later", status=503)
+            refused.headers = (("retry-after", "1"),)
+            self._refuse(refused)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost = True
+        self._hub.closed(self)
+        if self._incoming is not None:
+            self._incoming.lose()
+        unread, self._unread = self._unread, None
+        if unread is not None:
+            self._loop.create_task(_tell(unread))  # noqa: RUF006  it keeps itself by what it waits for
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_exception(ConnectionResetError("the client is gone"))
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarding:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._current is not None:
+                self._current.keep_alive = False  # and what comes behind is not for us
+            self._discarding = True
+        except httptools.HttpParserError as error:
+            # An error of ours, raised by one of the calls below, comes inside one of the parser's.
+            inner = error.__context__
+            refused = inner if isinstance(inner, Refused) else Refused(f"this is no HTTP/1.1: {error}", status=400)
+            self._refuse(refused)
+            return
+        if self._in_headers:  # all of it, with no end in sight; one that ended is counted below
+            self._header_bytes += len(data)
+            if self._header_bytes > self._limits.header_bytes:
+                self._refuse(_large_head(self._limits))
+
+    def eof_received(self) -> None:
+        return None
+
+    def pause_writing(self) -> None:
+        self._writable = self._loop.create_future()
+        self._expect("write", self._limits.write_s)
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        self.deadline = None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    # What the parser tells.
+
+    def on_message_begin(self) -> None:
+        self._unread = None  # who asks again has read the answer before
+        self._in_headers = True
+        self._header_bytes = self._header_size = 0
+        self._incoming = Request(self, self._peer, self._certificate)
+        if self._current is None:
+            self._expect("header", self._limits.header_s)
+
+    def on_url(self, url: bytes) -> None:
+        assert self._incoming is not None
+        self._incoming.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        assert self._incoming is not None
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self._header_size += len(name) + len(value) + 4
+        if self._header_size > self._limits.header_bytes:
+            raise _large_head(self._limits)
+        headers = self._incoming.headers
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+
+    def on_headers_complete(self) -> None:
+        request = self._incoming
+        assert request is not None
+        self._in_headers = False
+        if len(request.target) > self._limits.header_bytes:
+            raise _large_head(self._limits)
+        request.method = self._parser.get_method().decode("latin-1")
+        request.keep_alive = self._parser.should_keep_alive()
+        path, _, query = request.target.decode("latin-1").partition("?")
+        request.path, request.query = path, query.partition("#")[0]
+        if "%" in path:
+            request.path = _unquoted(path)
+        length = request.headers.get("content-length")
+        size = int(length) if length is not None and length.isdigit() else 0
+        if size > self._limits.body_bytes:
+            raise Refused(
+                f"the request's body would have {size} bytes, the limit is {self._limits.body_bytes}; nothing was done",
+                status=413,
+            )
+        self._expects = request.header("expect").lower() == "100-continue"
+        self._body_began = self._loop.time()
+        if size or "transfer-encoding" in request.headers:
+            self._expect("body", self._limits.body_grace_s)
+        if size > _WAIT_FOR_BYTES or self._expects or "transfer-encoding" in request.headers:
+            self._begin(request)
+
+    def on_body(self, content: bytes) -> None:
+        request = self._incoming
+        assert request is not None
+        request.feed(content)
+        if request.received > self._limits.body_bytes:
+            raise Refused(
+                f"the request's body has more than {self._limits.body_bytes} bytes, which is the limit; nothing was done",
+                status=413,
+            )
+        if request.is_full and request is self._current:
+            self._pause()
+        elif self.why == "body":
+            # Whoever sends steadily has the time that it takes.
+            rate = self._limits.body_bytes_per_s
+            more = request.received / rate if rate else self._loop.time() - self._body_began
+            self.deadline = self._body_began + self._limits.body_grace_s + more
+
+    def on_message_complete(self) -> None:
+        request, self._incoming = self._incoming, None
+        assert request is not None
+        if self.why == "body":
+            self.deadline = None
+        request.end()
+        if request is not self._current and request not in self._waiting:
+            self._begin(request)
+
+    # What a request asks of its connection.
+
+    def go_on(self) -> None:
+        if self._paused and not self._lost:
+            self._paused = False
+            self._transport.resume_reading()
+            if self._incoming is not None:
+                self._expect("body", self._limits.body_grace_s)
+
+    def expect(self) -> None:
+        if self._expects and not self._lost:
+            self._expects = False
+            self._transport.write(CONTINUE)
+
+    def _pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self.deadline = None  # now it is we who are slow
+            self._transport.pause_reading()
+
+    def _expect(self, why: str, seconds: float) -> None:
+        self.why = why
+        self.deadline = self._loop.time() + seconds
+
+    def _begin(self, request: Request) -> None:
+        if self._current is not None:
+            self._waiting.append(request)
+            if len(self._waiting) >= _MOST_WAITING:
+                self._pause()
+            return
+        self._current = request
+        if request.complete:
+            self.deadline = None
+        self._task = self._loop.create_task(self._run(request))
+
+    async def _run(self, request: Request) -> None:
+        answer = await self._hub.handle(request)
+        try:
+            if isinstance(answer, Response):
+                await self._answer(request, answer)
+            else:
+                await self._stream(request, answer)
+        except ConnectionError:
+            return
+        except Exception:
+            logger.exception("an answer could not be sent", extra={"path": request.path})
+            self._transport.abort()
+            return
+        self._next(request)
+
+    async def _answer(self, request: Request, answer: Response) -> None:
+        if self._lost or self._transport.is_closing():
+            if answer.undelivered is not None:
+                await answer.undelivered()
+            return
+        body = b"" if request.method == "HEAD" else answer.body
+        keep_alive = request.keep_alive and request.complete
+        self._unread = answer.undelivered
+        self._transport.write(
+            head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=keep_alive) + body
+        )
+        if self._writable is not None:
+            await self._writable
+        elif answer.undelivered is not None and not self._transport.get_write_buffer_size():
+            self._unread = None  # the system has it
+
+    async def _stream(self, request: Request, answer: StreamResponse) -> None:
+        chunked = answer.length is None
+        keep_alive = request.keep_alive and request.complete
+        try:
+            if self._lost:
+                return
+            self._transport.write(
+                head(answer.status, answer.media, answer.headers, length=answer.length, keep_alive=keep_alive)
+            )
+            if request.method != "HEAD":
+                async for content in answer.chunks:
+                    if self._lost:
+                        return
+                    self._transport.write(chunk(content) if chunked else content)
+                    if self._writable is not None:
+                        await self._writable
+            if chunked:
+                self._transport.write(LAST_CHUNK)
+        finally:
+            close = getattr(answer.chunks, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _next(self, request: Request) -> None:
+        """The answer is out: close, go on with the next request, or wait for one."""
+        self._current = self._task = None
+        if self._lost:
+            return
+        if not request.complete:
+            self._linger()
+        elif not request.keep_alive:
+            self._transport.close()
+        elif self._waiting:
+            self._begin(self._waiting.popleft())
+            self.go_on()
+        elif self._incoming is None:
+            self._expect("idle", self._limits.idle_s)
+
+    def _refuse(self, refused: Refused) -> None:
+        """Say why, once, and end the connection."""
+        if self._lost or self._discarding:
+            return
+        self._hub.cut_off(str(refused.status))
+        if self._task is not None:
+            self._discarding = True
+            if self._incoming is not None and self._incoming is self._current:
+                self._incoming.fail(refused)  # whoever reads it will say so
+            else:  # an answer to another request may be half written: nothing can be said any more
+                self._transport.abort()
+            return
+        answer = self._hub.refuse(refused)
+        self._transport.write(
+            head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=False) + answer.body
+        )
+        self._linger()
+
+    def _linger(self) -> None:
+        """End the connection so that the client can still read the answer: closed at once, it would be lost."""
+        self._discarding = True
+        self._expect("linger", _LINGER_S)
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def overdue(self) -> None:
+        """A deadline has passed: tell a client that may still listen, and end it."""
+        self.deadline = None
+        if self.why == "linger":
+            self._transport.abort()
+        elif self.why == "idle":
+            self._transport.close()
+        elif self.why == "write":
+            self._hub.cut_off("slow reader")
+            self._transport.abort()
+        else:
+            self._hub.cut_off(f"slow {self.why}")
+            if self.why == "header" and self._incoming is None:
+                self._transport.close()  # it has not said a word
+            else:
+                self._refuse(Refused(f"the request's {self.why} took too long; the connection is closed", status=408))
+
+    def leave(self) -> None:
+        """The server goes: end it as soon as nothing is under way."""
+        if self._current is None:
+            self._transport.close()
+        else:
+            self._current.keep_alive = False
+            self._waiting.clear()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._transport.abort()
+
+
+def _unquoted(path: str) -> str:
+    """The path with its escapes undone; an escaped slash stays one, so that it is no end of a name."""
+    parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
+    return "/".join(parts)
+
+
+def _large_head(limits: Limits) -> Refused:
+    return Refused(f"the request's headers have more than {limits.header_bytes} bytes, which is the limit", status=431)
+
+
+async def _tell(undelivered: Undelivered) -> None:
+    await undelivered()

@@ -1,0 +1,123 @@
+"""All connections of one server: where it listens, whom it cuts off, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+from holdfast.server.http.connection import Answer, Connection
+from holdfast.server.http.limits import Limits
+from holdfast.server.http.messages import Request, Response
+from holdfast.server.http.refused import Refused
+
+_LOOK_EVERY_S: Final = 0.5
+_BACKLOG: Final = 1024
+
+
+class Counts(Protocol):
+    """Who is told of connections."""
+
+    def connection_opened(self) -> None: ...
+
+    def connection_closed(self) -> None: ...
+
+    def connection_refused(self, reason: str) -> None: ...
+
+
+class HttpServer:
+    """Listens, and hands each request to `handle`."""
+
+    def __init__(
+        self,
+        handle: Callable[[Request], Awaitable[Answer]],
+        refuse: Callable[[Refused], Response],
+        limits: Limits,
+        counts: Counts,
+    ) -> None:
+        self.handle = handle
+        self.refuse = refuse
+        self.limits = limits
+        self.connections: set[Connection] = set()
+        self._counts = counts
+        self._servers: list[asyncio.Server] = []
+        self._watch: asyncio.Task[None] | None = None
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
+        """Listen at an address; answers with the addresses, which tell a port that was chosen."""
+        server = await self._loop.create_server(
+            self._connect,
+            host,
+            port,
+            ssl=tls,
+            backlog=_BACKLOG,
+            ssl_handshake_timeout=None if tls is None else self.limits.header_s,
+        )
+        self._add(server)
+        return [socket.getsockname()[:2] for socket in server.sockets]
+
+    async def listen_at(self, path: str) -> None:
+        """Listen at a Unix socket."""
+        self._add(await self._loop.create_unix_server(self._connect, path, backlog=_BACKLOG))
+
+    async def listen_on(self, listening: object) -> None:
+        """Listen at a Unix socket that is open already."""
+        self._add(await self._loop.create_unix_server(self._connect, sock=listening, backlog=_BACKLOG))  # type: ignore[arg-type]
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
+
+    def _connect(self) -> Connection:
+        return Connection(self, self._loop)
+
+    def _add(self, server: asyncio.Server) -> None:
+        self._servers.append(server)
+        if self._watch is None:
+            self._watch = self._loop.create_task(self._cut_off_overdue())
+
+    async def _cut_off_overdue(self) -> None:
+        """One look at all of them now and then costs less than a timer for each request."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            now = self._loop.time()
+            for connection in list(self.connections):
+                if connection.deadline is not None and connection.deadline < now:
+                    connection.overdue()
+
+    def opened(self, connection: Connection) -> bool:
+        self.connections.add(connection)
+        self._counts.connection_opened()
+        return len(self.connections) <= self.limits.connections
+
+    def closed(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        self._counts.connection_closed()
+
+    def cut_off(self, why: str) -> None:
+        self._counts.connection_refused(why)
+
+    def stop_listening(self) -> None:
+        """Take no new connections; those that rest are closed, the others after the request that is under way."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for connection in list(self.connections):
+            connection.leave()
+
+    async def close(self, limit_s: float) -> bool:
+        """End, when all that is under way is answered or the time is over; answers whether all of it was."""
+        self.stop_listening()
+        until = self._loop.time() + limit_s
+        while any(connection.busy for connection in self.connections) and self._loop.time() < until:
+            await asyncio.sleep(0.01)
+        unfinished = [connection for connection in self.connections if connection.busy]
+        for connection in list(self.connections):
+            connection.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+        return not unfinished

@@ -1,0 +1,46 @@
+"""The first lines of an answer, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+_NO_BODY: Final = frozenset({204, 304})
+
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def head(
+    status: int,
+    media: str,
+    headers: Sequence[tuple[str, str]],
+    *,
+    length: int | None,
+    keep_alive: bool,
+) -> bytes:
+    """Status line and headers; without a length the body comes in chunks."""
+    lines = [_STATUS_LINES[status]]
+    if media:
+        lines.append(f"content-type: {media}\r\n")
+    if length is None:
+        lines.append("transfer-encoding: chunked\r\n")
+    elif status not in _NO_BODY:
+        lines.append(f"content-length: {length}\r\n")
+    if not keep_alive:
+        lines.append("connection: close\r\n")
+    for name, value in headers:
+        if "\r" in value or "\n" in value:
+            raise ValueError(f"the header {name} would have ended early: {value!r}")
+        lines.append(f"{name}: {value}\r\n")
+    lines.append("\r\n")
+    return "".join(lines).encode("latin-1", "replace")
+
+
+def chunk(content: bytes) -> bytes:
+    """One piece of a body that comes in chunks."""
+    return b"%x\r\n%b\r\n" % (len(content), content)
+
+
+LAST_CHUNK: Final = b"0\r\n\r\n"

@@ -1,0 +1,89 @@
+"""What is counted and timed of HTTP: plain numbers while calls are served, families when somebody asks.
+
+They are changed by the loop that serves, with no lock; a look from another thread meanwhile may miss the last call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.metrics_core import Metric
+
+from holdfast.broker.metrics import Histogram
+from holdfast.server.families import FAST, Buckets, counter, gauge, times
+
+# Any other word is a client's invention, and would be one more label each time.
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER: Final = "other"
+UNKNOWN_ROUTE: Final = "unknown"
+
+_BUCKETS: Final = Buckets(FAST)
+
+
+class HttpMetrics:
+    """The numbers of one server's calls and connections."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, str, str]] = Counter()
+        self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._opened = self._closed = 0
+        self._streams: Counter[str] = Counter()
+
+    def request_done(
+        self, route: str | None, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None:
+        """A call was answered; `route` is its pattern, never its path, and None where no route fits."""
+        route = route or UNKNOWN_ROUTE
+        if method not in _METHODS:
+            method = OTHER
+        self._requests[route, method, str(status)] += 1
+        self._seconds[route, method].observe_ns(int(seconds * 1e9))
+        self._received[route] += bytes_in
+        self._sent[route] += bytes_out
+
+    def connection_opened(self) -> None:
+        self._opened += 1
+
+    def connection_closed(self) -> None:
+        self._closed += 1
+
+    def connection_refused(self, reason: str) -> None:
+        """A connection was not let in, or cut off; `reason` is one of a few fixed words."""
+        self._refused[reason] += 1
+
+    def stream_opened(self, kind: str) -> None:
+        """An answer has begun that lasts: `subscribe`, `watch`, a live tail."""
+        self._streams[kind] += 1
+
+    def stream_closed(self, kind: str) -> None:
+        self._streams[kind] -= 1
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them, as Prometheus knows them."""
+        requests = counter("http_requests", "Calls answered.", "route", "method", "status")
+        for labels, count in list(self._requests.items()):
+            requests.add_metric(labels, count)
+        seconds = times("http_request_seconds", "From a call's first byte to its answer's last.", "route", "method")
+        for of, histogram in list(self._seconds.items()):
+            _BUCKETS.add(seconds, of, histogram)
+        received = counter("http_received_bytes", "Bytes of the bodies of calls.", "route")
+        sent = counter("http_sent_bytes", "Bytes of the bodies of answers.", "route")
+        for route, size in list(self._received.items()):
+            received.add_metric([route], size)
+            sent.add_metric([route], self._sent[route])
+        opened = counter("http_connections", "Connections accepted.")
+        opened.add_metric([], self._opened)
+        still = gauge("http_open_connections", "Connections that are open now.")
+        still.add_metric([], self._opened - self._closed)
+        refused = counter("http_refused_connections", "Connections refused or cut off.", "reason")
+        for reason, count in list(self._refused.items()):
+            refused.add_metric([reason], count)
+        streams = gauge("http_streams", "Answers that last, open now.", "kind")
+        for kind, count in list(self._streams.items()):
+            streams.add_metric([kind], count)
+        yield from (requests, seconds, received, sent, opened, still, refused, streams)

@@ -1,0 +1,135 @@
+"""The table of routes: what can be asked, of whom, with what, and what it answers. OpenAPI is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.errors import NotFound
+from holdfast.server.http.refused import Refused
+from holdfast.server.tokens import Action
+
+if TYPE_CHECKING:
+    from holdfast.server.calls import Call
+
+Needed: TypeAlias = Action | Literal["open"]
+Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
+
+Scope: TypeAlias = Literal["any", "all"]
+
+_NAMES: Final = ("queue", "topic", "name")  # the parts of a path that name a topic, or a lock
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can be asked.
+
+    `body` and `query` are structs that the request is held to, `answers` the struct of the answer.
+    `takes` and `gives` name other media types than JSON and MessagePack. An act is written to the audit log.
+    The caller must be allowed the action on what the path names; or, where it names nothing, on `all` there is, or
+    on `any` of it: then the handler looks at each topic that it answers with.
+    """
+
+    method: str
+    pattern: str
+    action: Needed
+    handler: Handler
+    summary: str
+    body: Any = None
+    query: Any = None
+    answers: Any = None
+    status: int = 200
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    act: bool = False
+    scope: Scope = "all"
+    tag: str = ""
+    hidden: bool = False  # from OpenAPI: pages for people
+
+    @property
+    def named(self) -> str | None:
+        """Which part of the path names what the caller must be allowed to touch."""
+        return next((name for name in _NAMES if f"{{{name}}}" in self.pattern), None)
+
+
+class Routes:
+    """Some routes that belong together."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.all: list[Route] = []
+
+    def add(
+        self, method: str, pattern: str, *, action: Needed, summary: str = "", **facts: Any
+    ) -> Callable[[Handler], Handler]:
+        """Make the function the handler of a route; its docstring is the summary."""
+
+        def made(handler: Handler) -> Handler:
+            told = summary or (handler.__doc__ or "").strip().partition("\n")[0]
+            self.all.append(
+                Route(
+                    method=method, pattern=pattern, action=action, handler=handler, summary=told, tag=self.tag, **facts
+                )
+            )
+            return handler
+
+        return made
+
+
+class _Node:
+    """What may follow a part of a path."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, _Node] = {}
+        self.any: _Node | None = None
+        self.variable = ""
+        self.methods: dict[str, Route] = {}
+
+
+class Router:
+    """Finds the route for a path."""
+
+    def __init__(self) -> None:
+        self.routes: list[Route] = []
+        self._root = _Node()
+
+    def include(self, routes: Routes) -> None:
+        for route in routes.all:
+            self._add(route)
+
+    def _add(self, route: Route) -> None:
+        node = self._root
+        for part in route.pattern.strip("/").split("/"):
+            if part.startswith("{"):
+                node.any = node.any or _Node()
+                node = node.any
+                assert node.variable in ("", part[1:-1]), f"two names for one part of {route.pattern}"
+                node.variable = part[1:-1]
+            else:
+                node = node.named.setdefault(part, _Node())
+        assert route.method not in node.methods, f"{route.method} {route.pattern} is there twice"
+        node.methods[route.method] = route
+        self.routes.append(route)
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """The route and the parts of the path that it names."""
+        node, found = self._root, {}
+        for part in path.strip("/").split("/"):
+            following = node.named.get(part)
+            if following is None:
+                following = node.any
+                if following is None or not part:
+                    raise NotFound(f"there is nothing at {path}; /docs lists what there is")
+                found[following.variable] = part
+            node = following
+        route = node.methods.get(method) or (node.methods.get("GET") if method == "HEAD" else None)
+        if route is None:
+            if not node.methods:
+                raise NotFound(f"there is nothing at {path}; /docs lists what there is")
+            allowed = ", ".join(sorted({*node.methods, *(["HEAD"] if "GET" in node.methods else [])}))
+            raise Refused(
+                f"{method} is not possible at {path}, but {allowed}", status=405, headers=(("allow", allowed),)
+            )
+        return route, found

@@ -1,0 +1,179 @@
+"""A group in queue mode as a server sees it: messages go out and come back by their receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+
+from holdfast.broker.hands import Delivered
+from holdfast.broker.layout import parse_receipt, receipt_text
+from holdfast.broker.marks import TEXT_KEY, TOMBSTONE
+from holdfast.broker.station import Pending, Station
+from holdfast.delivery.commands import DEFERRED, Command, Nack, Receipt, Reject, Save
+from holdfast.delivery.commands import Extend as ExtendLease
+from holdfast.embedded.aio_group import AsyncGroup
+from holdfast.embedded.message import Contents, Home
+from holdfast.embedded.times import duration_ms
+from holdfast.errors import InvalidRequest, LeaseLost
+from holdfast.model import Durability, Record
+from holdfast.protocol.messages import Delivery, Header, Said, State
+
+Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
+
+
+class ServedGroup(AsyncGroup[bytes]):
+    """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
+
+    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
+        """What is ready now, leased to the owner."""
+        return self._take(self._wanted(count, 0, lease_s, owner, renew=False, detached=True))
+
+    async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
+        """The same, after a wait in line."""
+        return await self._await(self._wanted(count, wait_s, lease_s, owner, renew=False, detached=True))
+
+    async def give_back(self, taken: Taken) -> None:
+        """They did not reach the one who asked: ready again at once, as if they had not been touched."""
+        for station, delivered in taken:
+            commands = [Nack(each.receipt, 0, why=DEFERRED, counted=False) for each in delivered]
+            try:
+                await station.wait_async(station.settle_all(commands))
+            except LeaseLost:
+                continue  # somebody has them by now, or they are done
+
+    def parse(self, receipts: Iterable[str]) -> list[tuple[Station, list[Receipt]]]:
+        """Receipts by partition; InvalidRequest for one that is none of this topic's."""
+        found: dict[int, list[Receipt]] = {}
+        for text in dict.fromkeys(receipts):
+            number, receipt = parse_receipt(text, self.topic)
+            found.setdefault(number, []).append(receipt)
+        return [(self._group.station(number), own) for number, own in found.items()]
+
+    async def ack(self, receipts: Sequence[str], durability: Durability | None) -> None:
+        self._check_open()
+        await self._all([(station, own, station.ack(own, durability)) for station, own in self.parse(receipts)])
+
+    async def nack(self, receipts: Sequence[str], delay_s: float | None, error: str | None) -> None:
+        delay_ms = None if delay_s is None else duration_ms(delay_s, "delay")
+        text = self._error_text(error)
+        count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, text))
+        self._group.metrics.nacked.add(count)
+
+    async def defer(self, receipts: Sequence[str], delay_s: float | None) -> None:
+        delay_ms = duration_ms(delay_s or 0, "delay")
+        count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DEFERRED, counted=False))
+        self._group.metrics.deferred.add(count)
+
+    async def reject(self, receipts: Sequence[str], reason: str | None) -> None:
+        text = self._error_text(reason)
+        count = await self._settle(receipts, lambda receipt: Reject(receipt, text))
+        self._group.metrics.rejected.add(count)
+
+    async def extend(self, receipts: Sequence[str], lease_s: float | None) -> None:
+        lease_ms = self.settings.lease_ms if lease_s is None else duration_ms(lease_s, "lease", minimum_ms=1)
+        await self._settle(receipts, lambda receipt: ExtendLease([receipt], lease_ms))
+
+    async def _settle(self, receipts: Sequence[str], command: Callable[[Receipt], Command]) -> int:
+        self._check_open()
+        parsed = self.parse(receipts)
+        await self._all([(station, own, station.settle_all(list(map(command, own)))) for station, own in parsed])
+        return sum(len(own) for _, own in parsed)
+
+    async def _all(self, settled: Sequence[tuple[Station, list[Receipt], Pending]]) -> None:
+        """Wait for what was decided in each partition; the error names every receipt that was not good any more."""
+        refused: LeaseLost | None = None
+        lost: list[str] = []
+        for station, receipts, pending in settled:
+            try:
+                await station.wait_async(pending)
+            except LeaseLost as error:
+                refused = error
+                gone = set(error.offsets) or {receipt.offset for receipt in receipts}
+                lost += [
+                    receipt_text(self.topic, station.number, receipt) for receipt in receipts if receipt.offset in gone
+                ]
+        if refused is not None:
+            refused.receipts = tuple(lost)
+            raise refused
+
+    def state(self, receipt: str) -> State:
+        """The document that goes with a message in hand."""
+        station, parsed = self._held(receipt)
+        return self.state_at(station, parsed.offset)
+
+    def state_at(self, station: Station, offset: int) -> State:
+        """The document of a message."""
+        document = station.delivery.group.documents.get(offset)
+        if document is None:
+            return State()
+        return State(value=msgspec.json.decode(document.content), version=document.version)
+
+    async def save_state(self, receipt: str, version: int, value: Any, durability: Durability | None) -> State:
+        """Keep a document with a message in hand, if the version is still that one; None drops it."""
+        station, parsed = self._held(receipt)
+        content = None if value is None else msgspec.json.encode(value)
+        await station.wait_async(station.settle(Save(parsed, version, content), durability))
+        return State(value=value, version=0 if content is None else version + 1)
+
+    def _held(self, receipt: str) -> tuple[Station, Receipt]:
+        self._check_open()
+        ((station, (parsed,)),) = self.parse([receipt])
+        if not station.delivery.holds(parsed):
+            raise station.delivery.refusal(parsed)
+        return station, parsed
+
+    def holds(self, station: Station, receipt: Receipt) -> bool:
+        return not self._ended and station.delivery.holds(receipt)
+
+    def delivery(self, station: Station, delivered: Delivered, *, state: bool = False) -> Delivery:
+        """A message in somebody's hands, as it is told."""
+        record, lease = delivered.record, delivered.lease
+        contents: Contents[bytes] = Contents(station, self._bodies, record)
+        return Delivery(
+            **_said(contents, record),
+            receipt=receipt_text(station.topic, station.number, delivered.receipt),
+            fence=lease.fence,
+            attempt=delivered.attempt,
+            holder=lease.holder,
+            lease_ms=lease.lease_ms,
+            state=self.state_at(station, record.offset) if state else None,
+        )
+
+
+def said(home: Home, record: Record) -> Said:
+    """A message as it is told, whoever has it."""
+    return Said(**_said(Contents(home, None, record), record))  # type: ignore[arg-type]  # its bytes are all we tell
+
+
+def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "id": contents.id,
+        "topic": contents.topic,
+        "partition": contents.partition,
+        "offset": record.offset,
+        "timestamp_ns": record.timestamp_ns,
+        "body": record.value,
+        "size": len(record.value),
+        "priority": record.priority,
+        "expires_at_ms": record.expires_at_ms,
+        "due_at_ms": record.due_at_ms,
+        "correlation_id": contents.correlation_id,
+    }
+    if record.key is not None:
+        facts["key" if record.flags & TEXT_KEY else "key_data"] = contents.key
+    if record.headers:
+        facts["headers"] = [
+            Header(name=name, value=value) if isinstance(value, str) else Header(name=name, data=value)
+            for name, value in contents.headers.pairs
+        ]
+    if record.flags & TOMBSTONE:
+        facts["tombstone"] = True
+    return facts
+
+
+def check_one(values: Sequence[object], names: str) -> None:
+    """Refuse more than one of what excludes each other."""
+    if sum(value is not None for value in values) > 1:
+        raise InvalidRequest(f"only one of {names} may be given")

@@ -1,0 +1,98 @@
+"""A server: a broker, the routes to it, and the sockets where it listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.env import World
+from holdfast.server.access import Access
+from holdfast.server.api import enqueue, health, queues, streams
+from holdfast.server.app import App, Auditor, Meter
+from holdfast.server.http.limits import Limits
+from holdfast.server.http.server import Counts, HttpServer
+from holdfast.server.meters import NoMeter
+from holdfast.server.routing import Routes
+from holdfast.server.service import Service
+from holdfast.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+# What every server offers; metrics and pages come on top where they are wanted.
+API: Sequence[Routes] = (enqueue.routes, queues.routes, streams.routes, health.routes)
+
+
+class MeterAndCounts(Meter, Counts, Protocol):
+    """Who is told of answers and connections."""
+
+
+class Server:
+    """Serves one broker. `start` and `close` it from the loop that it runs on."""
+
+    def __init__(
+        self,
+        world: World,
+        broker: AsyncBroker,
+        settings: ServerSettings,
+        *,
+        processors: int = 1,
+        meter: MeterAndCounts | None = None,
+        auditor: Auditor | None = None,
+        more: Sequence[Routes] = (),
+    ) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.service = Service(world, broker, settings, processors=processors)
+        self.access = Access(settings, world)
+        self._meter = meter or NoMeter()
+        self.app = App(self.service, self.access, [*API, *more], self._meter, auditor)
+        self.http = HttpServer(self.app.handle, self.app.refuse, limits_of(settings), self._meter)
+
+    async def listen(self, tls: ssl.SSLContext | None = None) -> list[str]:
+        """Listen where the settings say; answers with the addresses for people."""
+        scheme = "http" if tls is None else "https"
+        found = []
+        for host, port in await self.http.listen(self.settings.host, self.settings.port, tls):
+            found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+        if self.settings.socket is not None:
+            await self.http.listen_at(self.settings.socket)
+            found.append(f"unix:{self.settings.socket}")
+        return found
+
+    async def drain(self) -> bool:
+        """Take no more calls, let nobody wait, finish what is under way; answers whether all of it was."""
+        self.service.leave()
+        return await self.http.close(self.settings.drain_ms / 1000)
+
+    async def close(self) -> bool:
+        """Drain, then sync and let go of the folder."""
+        finished = await self.drain()
+        await self.broker.close()
+        return finished
+
+
+def limits_of(settings: ServerSettings) -> Limits:
+    """What a connection is held to."""
+    return Limits(
+        header_bytes=settings.max_header_bytes,
+        body_bytes=settings.max_request_bytes,
+        header_s=settings.header_timeout_ms / 1000,
+        body_grace_s=settings.body_timeout_ms / 1000,
+        body_bytes_per_s=settings.min_body_bytes_per_s,
+        idle_s=settings.idle_timeout_ms / 1000,
+        write_s=settings.write_timeout_ms / 1000,
+        connections=settings.max_connections,
+    )
+
+
+def event_loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    """The fastest loop there is: uvloop's, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop

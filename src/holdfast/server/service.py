@@ -1,0 +1,85 @@
+"""What all handlers of a server work with: the broker, its groups, who waits, who holds what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.env import World
+from holdfast.server.flow import WaitLimit, Windows
+from holdfast.server.served import ServedGroup
+from holdfast.settings import ServerSettings
+
+_Found = TypeVar("_Found")
+
+_KEPT_GROUPS: Final = 1_000  # open at a time; what is behind is opened again when it is asked for
+
+
+class Service:
+    """One data folder, served."""
+
+    def __init__(self, world: World, broker: AsyncBroker, settings: ServerSettings, *, processors: int) -> None:
+        self.world = world
+        self.broker = broker
+        self.settings = settings
+        self.waits = WaitLimit(settings.waiters(processors))
+        self.windows = Windows()
+        self.leaving = False
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._groups: OrderedDict[tuple[str, str], ServedGroup] = OrderedDict()
+
+    @property
+    def folder(self) -> str:
+        return self.broker.folder
+
+    def known_group(self, topic: str, name: str) -> ServedGroup | None:
+        """The group, if it is open."""
+        group = self._groups.get((topic, name))
+        if group is not None and group.closed:
+            del self._groups[topic, name]
+            return None
+        return group
+
+    async def group(self, topic: str, name: str | None = None) -> ServedGroup:
+        """The group in queue mode, made where there is none."""
+        name = name or DEFAULT_GROUP
+        group = self.known_group(topic, name)
+        if group is None:
+            group = await self.broker._served_group(ServedGroup, topic, name)
+            raced = self.known_group(topic, name)
+            if raced is not None:
+                await group.close()
+                return raced
+            self._groups[topic, name] = group
+            while len(self._groups) > _KEPT_GROUPS:
+                _, oldest = self._groups.popitem(last=False)
+                await oldest.close()
+        else:
+            self._groups.move_to_end((topic, name))
+        return group
+
+    async def wait(self, waiting: Awaitable[list[_Found]]) -> list[_Found]:
+        """What a call waits for; nothing, as soon as the server goes. A cap holds for all who wait."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self.waits.one_more():
+            self._waiting.add(task)
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                if not self.leaving or task not in self._waiting:
+                    raise  # the client went away
+                task.uncancel()
+                return []
+            finally:
+                self._waiting.discard(task)
+
+    def leave(self) -> None:
+        """The server goes: let nobody wait for messages any more."""
+        self.leaving = True
+        for task in self._waiting:
+            task.cancel()

@@ -1,0 +1,187 @@
+"""The queues of a worker, whatever face they have: embedded or remote, for threads or for tasks.
+
+A face is known by its methods only: `receive_many`, `closed`, and the verbs of its messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from os import PathLike, fspath
+from typing import Any, Final
+
+from holdfast.embedded.drafts import Seconds
+from holdfast.errors import InvalidRequest
+from holdfast.worker.bridge import Bridge
+from holdfast.worker.outcomes import Settlement
+
+_DEFAULT_GROUP: Final = "default"
+
+
+class Source:
+    """An open queue, as the threads of a worker and the tasks of its handlers see it."""
+
+    def __init__(self, face: Any, bridge: Bridge) -> None:
+        self.face = face
+        self._bridge = bridge
+        self._for_tasks = inspect.iscoroutinefunction(face.receive_many)
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.face.closed)
+
+    def take(self, count: int, *, timeout_s: float, lease: Seconds | None) -> list[Any]:
+        """Messages, whose leases renew themselves for as long as they are in hand; for threads."""
+        answer = self.face.receive_many(count, timeout=timeout_s, lease=lease, renew=True)
+        taken: list[Any] = self._bridge.wait(answer)
+        return taken
+
+    def settle(self, message: Any, settlement: Settlement) -> None:
+        """The last thing with a message; for threads."""
+        self._bridge.wait(settlement.on(message))
+
+    async def settle_async(self, message: Any, settlement: Settlement) -> None:
+        """The same for tasks: the loop never waits for a disk."""
+        if self._for_tasks:
+            await settlement.on(message)
+        else:
+            await asyncio.to_thread(settlement.on, message)
+
+
+class Origin:
+    """Where a queue comes from."""
+
+    given = False  # whether it was open when we got it: then it is not ours to close, or to open again
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open(self, bridge: Bridge) -> Source:
+        """The open queue; called again when it has closed."""
+        raise NotImplementedError
+
+    def close(self, bridge: Bridge) -> None:
+        """Let go of what was opened."""
+
+
+class Given(Origin):
+    """A queue that was open when we got it."""
+
+    given = True
+
+    def __init__(self, face: Any) -> None:
+        super().__init__(str(getattr(face, "name", face)))
+        self._face = face
+
+    def open(self, bridge: Bridge) -> Source:
+        return Source(self._face, bridge)
+
+
+class Opened(Origin):
+    """A queue that we open: a folder, or the URL of a queue."""
+
+    def __init__(self, name: str, open_it: Callable[[], Any]) -> None:
+        super().__init__(name)
+        self._open = open_it
+        self._face: Any = None
+
+    def open(self, bridge: Bridge) -> Source:
+        self._face = bridge.wait(self._open())
+        return Source(self._face, bridge)
+
+    def close(self, bridge: Bridge) -> None:
+        if self._face is not None:
+            bridge.wait(self._face.close())
+
+
+class Data:
+    """A data folder or a server that several queues of a worker lie in: opened once for all of them."""
+
+    def __init__(self, open_it: Callable[[], Any]) -> None:
+        self._open = open_it
+        self._lock = threading.Lock()
+        self._broker: Any = None
+
+    def broker(self, bridge: Bridge) -> Any:
+        with self._lock:
+            if self._broker is None or self._broker.closed:
+                self._broker = bridge.wait(self._open())
+            return self._broker
+
+    def close(self, bridge: Bridge) -> None:
+        with self._lock:
+            if self._broker is not None:
+                bridge.wait(self._broker.close())
+
+
+class Named(Origin):
+    """A queue by its name, in a data folder or at a server."""
+
+    def __init__(self, name: str, data: Data, group: str, body_type: Any) -> None:
+        super().__init__(name)
+        self._data = data
+        self._group = group
+        self._body_type = body_type
+
+    def open(self, bridge: Bridge) -> Source:
+        broker = self._data.broker(bridge)
+        return Source(bridge.wait(broker.group(self.name, self._group, body_type=self._body_type)), bridge)
+
+    def close(self, bridge: Bridge) -> None:
+        self._data.close(bridge)
+
+
+def origins_of(queue: object, *, at: object, group: str | None, body_type: Any, for_tasks: bool) -> list[Origin]:
+    """The queues that a worker was given: open faces, folders, URLs, or names of queues `at` a place."""
+    wanted = list(queue) if isinstance(queue, (list, tuple)) else [queue]
+    if not wanted:
+        raise InvalidRequest("the list of queues is empty: give at least one")
+    opener = _Opener(body_type, for_tasks=for_tasks)
+    if at is not None:
+        place = _path(at, "at")
+        data = Data(lambda: opener.broker(place))
+        found: list[Origin] = [Named(_path(name, "queue"), data, group or _DEFAULT_GROUP, body_type) for name in wanted]
+    elif group is not None:
+        raise InvalidRequest(f"group={group!r} is for queues by name: say where they are with at=...")
+    else:
+        found = [_origin(each, opener) for each in wanted]
+    names = [origin.name for origin in found if not origin.given]
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"a queue is named twice: {', '.join(names)}")
+    return found
+
+
+def _origin(queue: object, opener: _Opener) -> Origin:
+    if hasattr(queue, "receive_many"):
+        return Given(queue)
+    path = _path(queue, "queue")
+    return Opened(path, lambda: opener.queue(path))
+
+
+def _path(value: object, name: str) -> str:
+    if isinstance(value, (str, PathLike)):
+        path = fspath(value)
+        if isinstance(path, str) and path:
+            return path
+    raise InvalidRequest(f"{name}={value!r} cannot be used: give an open queue, a folder, a URL, or a list of them")
+
+
+class _Opener:
+    """Opens folders and URLs with the face that suits the handler."""
+
+    def __init__(self, body_type: Any, *, for_tasks: bool) -> None:
+        self._options = {} if body_type is None else {"body_type": body_type}
+        self._package = "holdfast.aio" if for_tasks else "holdfast"
+
+    def queue(self, place: str) -> Any:
+        faces = import_module(self._package)
+        return (faces.connect if "://" in place else faces.open)(place, **self._options)
+
+    def broker(self, place: str) -> Any:
+        faces = import_module(self._package)
+        if "://" in place:
+            return faces.connect(place, **self._options)
+        return faces.open_broker(place, create=False, **self._options)

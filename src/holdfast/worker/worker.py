@@ -1,0 +1,164 @@
+"""The worker as its users see it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from queue import SimpleQueue
+from typing import Any, Self
+
+from holdfast.embedded.drafts import Seconds
+from holdfast.embedded.times import duration_ms
+from holdfast.env import World, real_world
+from holdfast.env.signals import first_signal
+from holdfast.errors import Closed, InvalidRequest
+from holdfast.worker.bridge import Bridge
+from holdfast.worker.control import Control
+from holdfast.worker.health import WorkerHealth
+from holdfast.worker.health_page import HealthPage
+from holdfast.worker.options import Options, checked_concurrency, checked_hook, is_async, optional_seconds, seconds
+from holdfast.worker.sources import origins_of
+
+
+class Worker:
+    """Gives the messages of queues to a handler: ack when it returns, nack with the error when it raises.
+
+    `queue` is an open queue or group, a folder, a URL, or a list of them; with `at`, a data folder or the URL of a
+    server, it is the name of a queue there. A worker runs once.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Any], Any],
+        *,
+        queue: Any,
+        at: Any = None,
+        group: str | None = None,
+        body_type: Any = None,
+        concurrency: int = 8,
+        lease: Seconds | None = None,
+        time_limit: Seconds | None = None,
+        drain: Seconds = 25,
+        poll: Seconds = 1,
+        silence: Seconds = 60,
+        exit_after_silence: Seconds | None = None,
+        on_start: Callable[[], Any] | None = None,
+        on_stop: Callable[[], Any] | None = None,
+        on_error: Callable[[BaseException, Any], Any] | None = None,
+        health_port: int | None = None,
+        world: World | None = None,
+    ) -> None:
+        for_tasks = is_async(handler)
+        origins = origins_of(queue, at=at, group=group, body_type=body_type, for_tasks=for_tasks)
+        self._options = Options(
+            handler=handler,
+            is_async=for_tasks,
+            origins=origins,
+            concurrency=checked_concurrency(concurrency, len(origins)),
+            lease=None if lease is None else seconds(lease, "lease", minimum_ms=1),
+            time_limit_ms=None if time_limit is None else duration_ms(time_limit, "time_limit", minimum_ms=1),
+            drain_s=seconds(drain, "drain"),
+            poll_s=seconds(poll, "poll", minimum_ms=1),
+            silence_s=seconds(silence, "silence", minimum_ms=1),
+            exit_after_silence_s=optional_seconds(exit_after_silence, "exit_after_silence"),
+            on_start=checked_hook(on_start, "on_start"),
+            on_stop=checked_hook(on_stop, "on_stop"),
+            on_error=checked_hook(on_error, "on_error"),
+            world=world or real_world(),
+        )
+        self._health_port = health_port
+        self._lock = threading.Lock()
+        self._control: Control | None = None
+        self._page: HealthPage | None = None
+        self._over = threading.Event()
+
+    def run(self, *, signals: bool = True) -> int:
+        """Work until `stop`, SIGTERM or SIGINT; answers with an exit code: 0 if everything taken was finished.
+
+        A second signal ends the process at once. `signals=False`, or another thread than the main one: only `stop`.
+        """
+        # A signal may come at any point of this thread, also in the middle of something that holds a lock.
+        told: SimpleQueue[int | None] = SimpleQueue()
+        with first_signal(told.put) if signals else nullcontext():
+            control = self._begin(Bridge(), lambda: told.put(None))
+            try:
+                while told.get() is not None:
+                    control.stop()
+            except BaseException:  # a KeyboardInterrupt, where signals are not ours
+                control.stop()
+                self._over.wait()
+                raise
+        return control.result()
+
+    async def run_async(self, *, signals: bool = True) -> int:
+        """The same in this event loop, which async handlers run in, too."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+
+        def tell(call: Callable[[], object]) -> None:
+            loop.call_soon_threadsafe(call)
+
+        with first_signal(lambda _: tell(self.stop)) if signals else nullcontext():
+            control = self._begin(Bridge(loop), lambda: tell(over.set))
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                control.stop()
+                await over.wait()
+                raise
+        return control.result()
+
+    def start(self) -> None:
+        """Work in the background; then `stop` and `wait`."""
+        self._begin(Bridge(), lambda: None)
+
+    def stop(self) -> None:
+        """Take nothing more, and end when what runs has finished, or after `drain`. Returns at once."""
+        if self._control is not None:
+            self._control.stop()
+
+    def wait(self, timeout: Seconds | None = None) -> int | None:
+        """The exit code when it has ended; None if it has not after that time. Raises what ended it."""
+        if self._control is None:
+            raise InvalidRequest("the worker was not started")
+        if not self._over.wait(optional_seconds(timeout, "timeout")):
+            return None
+        return self._control.result()
+
+    def health(self) -> WorkerHealth:
+        """How it is, in numbers."""
+        control = self._control
+        return (control or Control(self._options, Bridge())).health()
+
+    @property
+    def health_port(self) -> int | None:
+        """The port of the health page, once it is there."""
+        return None if self._page is None else self._page.port
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        self.wait()
+
+    def _begin(self, bridge: Bridge, over: Callable[[], None]) -> Control:
+        with self._lock:
+            if self._control is not None:
+                raise Closed("a worker runs once: make a new one")
+            control = Control(self._options, bridge)
+            if self._health_port is not None:
+                self._page = HealthPage(control.health, self._health_port)
+            self._control = control
+
+        def ended() -> None:
+            if self._page is not None:
+                self._page.close()
+            self._over.set()
+            over()
+
+        threading.Thread(target=control.run, args=(ended,), name="holdfast-worker", daemon=True).start()
+        return control
