@@ -17,6 +17,7 @@ from holdfast.errors import (
     HoldfastError,
     InvalidRequest,
     LeaseLost,
+    LockHeld,
     MessageTooLarge,
     NotAQueue,
     OffsetOutOfRange,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from holdfast.embedded.feeds import StreamMessage
     from holdfast.embedded.group import Group, Message
     from holdfast.embedded.listed import DeadLetter
+    from holdfast.embedded.locking import Document, Lock, LockInfo
     from holdfast.embedded.producer import Producer
     from holdfast.embedded.publisher import Stored
     from holdfast.embedded.queue import Queue
@@ -65,6 +67,7 @@ __all__ = [
     "DeadLetter",
     "DiskFailed",
     "DiskFull",
+    "Document",
     "Empty",
     "Fenced",
     "Group",
@@ -72,6 +75,9 @@ __all__ = [
     "HoldfastError",
     "InvalidRequest",
     "LeaseLost",
+    "Lock",
+    "LockHeld",
+    "LockInfo",
     "Message",
     "MessageTooLarge",
     "NewMessage",
@@ -110,8 +116,11 @@ _LATER = {
     "Consumer": "holdfast.embedded.consumer",
     "DeadGroup": "holdfast.embedded.dead",
     "DeadLetter": "holdfast.embedded.listed",
+    "Document": "holdfast.embedded.locking",
     "Group": "holdfast.embedded.group",
     "GroupInfo": "holdfast.embedded.topics",
+    "Lock": "holdfast.embedded.locking",
+    "LockInfo": "holdfast.embedded.locking",
     "Message": "holdfast.embedded.group",
     "NewMessage": "holdfast.embedded.drafts",
     "Observer": "holdfast.broker.metrics",

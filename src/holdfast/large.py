@@ -22,12 +22,16 @@ _STEP: Final = 1 << 20
 class LargeValue:
     """The bytes [start, end) of a part of a file of which the checksum is known.
 
-    `behind` stands for what the checksum covers besides, at its end.
+    `behind` stands for what the checksum covers besides, at its end. `home` is the file of a value that is on its way
+    into a log, and alone there.
     """
 
-    __slots__ = ("_behind", "_checked", "_crc", "_end", "_start")
+    __slots__ = ("_behind", "_checked", "_crc", "_end", "_start", "home")
 
-    def __init__(self, checked: memoryview, start: int, end: int, crc: int, behind: bytes = b"") -> None:
+    def __init__(
+        self, checked: memoryview, start: int, end: int, crc: int, behind: bytes = b"", home: object = None
+    ) -> None:
+        self.home = home
         self._checked = checked
         self._start = start
         self._end = end

@@ -184,5 +184,5 @@ def test_no_secret_and_no_body_is_written_down():
 def test_a_log_that_can_never_be_written_stops_the_server_at_its_start():
     place = Place()
     place.audit().prepare()
-    with pytest.raises(BadSettings, match="the audit log /nowhere/audit.jsonl cannot be written"):
+    with pytest.raises(BadSettings, match=r"the audit log /nowhere/audit\.jsonl cannot be written"):
         Audit(place.world, "/nowhere/audit.jsonl").prepare()

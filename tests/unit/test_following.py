@@ -368,16 +368,6 @@ def test_a_kernel_that_gives_no_more_watches_is_a_refusal_that_names_the_limit(t
     watch.close()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_reader_that_may_not_write_is_told_nothing_and_looks(tmp_path):
-    with Log.open(tmp_path / "log", SETTINGS) as log:
-        log.append_one(b"x")
-        (tmp_path / "log" / "state").chmod(0o400)
-        reader = LogReader(tmp_path / "log")
-        assert not reader.ask_for_sign()
-        assert [record.value for record in reader.records(0)] == [b"x"]
-
-
 def test_a_state_file_that_may_not_be_written_is_read_all_the_same():
     place = Place()
     place.log.append_one(b"x")

@@ -8,6 +8,7 @@ import gc
 import queue
 import threading
 from datetime import timedelta
+from functools import wraps
 
 import pytest
 
@@ -16,7 +17,6 @@ from holdfast import (
     Closed,
     Conflict,
     CorruptData,
-    DiskFull,
     HoldfastError,
     InvalidRequest,
     LeaseLost,
@@ -43,6 +43,16 @@ def alone():
     place = Place()
     yield place
     place.close()
+
+
+def in_a_loop(test):
+    """A test that is a task."""
+
+    @wraps(test)
+    def run(*args, **options):
+        asyncio.run(test(*args, **options))
+
+    return run
 
 
 def test_a_lock_says_who_holds_it_and_until_when(place):
@@ -134,8 +144,12 @@ def test_no_name_that_could_be_a_path_is_taken(place, name):
 
 @pytest.mark.parametrize(
     "options",
-    [{"lease": 0}, {"lease": -1}, {"lease": "1"}, {"lease": 31 * 86400}, {"wait": -1}, {"owner": ""}]
-    + [{"owner": "x" * 201}, {"owner": "a\nb"}, {"owner": 5}, {"if_not_exists": 1}],
+    [
+        *({"lease": lease} for lease in (0, -1, "1", 31 * 86400)),
+        *({"owner": owner} for owner in ("", "x" * 201, "a\nb", 5)),
+        {"wait": -1},
+        {"if_not_exists": 1},
+    ],
 )
 def test_arguments_that_make_no_sense_are_refused(place, options):
     with pytest.raises(InvalidRequest):
@@ -277,7 +291,7 @@ def test_everything_is_refused_after_closing(place):
         lambda: place.broker.locks.acquire("report"),
         lambda: place.broker.locks.keepalive(lock),
         lambda: place.broker.locks.release(lock),
-        lambda: place.broker.locks.list(),
+        place.broker.locks.list,
         lambda: place.broker.documents.get("plan"),
         lambda: place.broker.documents.update("plan", 1),
     ):
@@ -332,6 +346,7 @@ def test_a_block_that_was_not_entered_has_no_fence(alone):
         _ = alone.broker.locks.hold("report").fence
 
 
+@in_a_loop
 async def test_a_block_of_a_task_holds_its_lock():
     place = Place(tasks=False)
     place.broker.close()
@@ -421,6 +436,7 @@ def test_whoever_goes_away_gives_back_what_was_granted_meanwhile(alone):
     assert not alone.broker.locks.describe("report").held
 
 
+@in_a_loop
 async def test_a_task_that_is_cancelled_while_it_waits_leaves_the_line(tmp_path):
     async with holdfast.aio.open_broker(tmp_path / "data") as broker:
         first = await broker.locks.acquire("report")
@@ -437,6 +453,7 @@ async def test_a_task_that_is_cancelled_while_it_waits_leaves_the_line(tmp_path)
         assert (await tasks[1]).owner == "t1"
 
 
+@in_a_loop
 async def test_a_task_that_is_cancelled_when_the_lock_was_just_granted_gives_it_back(tmp_path):
     async with holdfast.aio.open_broker(tmp_path / "data") as broker:
         first = await broker.locks.acquire("report")
@@ -515,7 +532,8 @@ def test_snapshots_keep_the_journal_short_and_everything_as_it_was(alone, monkey
     monkeypatch.setattr("holdfast.broker.locks_journal._SNAPSHOT_EVENTS", 50)
     lock = alone.broker.locks.acquire("report", lease=10_000)
     document = alone.broker.documents.update("plan", {"a": 1})
-    alone.broker.locks.release(alone.broker.locks.acquire("other"))
+    other = alone.broker.locks.acquire("other")
+    alone.broker.locks.release(other)
     for _ in range(200):
         lock = alone.broker.locks.keepalive(lock)
         alone.engine.tick()
@@ -525,7 +543,7 @@ def test_snapshots_keep_the_journal_short_and_everything_as_it_was(alone, monkey
     assert alone.broker.locks.describe("report").lease_id == lock.lease_id
     assert alone.broker.documents.get("plan") == document
     with pytest.raises(LeaseLost, match="it was released"):
-        alone.broker.locks.release(alone.broker.locks.list()[0].lease_id.replace("report", "other"))
+        alone.broker.locks.release(other)
 
 
 def test_two_damaged_snapshots_are_reported_with_what_to_do(alone, monkeypatch):

@@ -21,7 +21,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import holdfast.otel
 from holdfast.broker.traces import TraceStep
 from holdfast.embedded.trace_spans import SpanMaker
-from holdfast.server.otel import start_export, trace_of_call, with_trace
+from holdfast.server.otel import start_export
 from tests.unit import queues
 from tests.unit.brokers import Place
 
@@ -377,26 +377,3 @@ def test_without_the_package_a_setting_is_refused_and_a_variable_passed_over(
 def test_an_endpoint_that_is_no_url_is_refused(place: Place):
     with pytest.raises(holdfast.BadSettings, match="give a URL"):
         holdfast.otel.export(place.broker, endpoint="localhost:4318")
-
-
-@pytest.mark.parametrize(
-    ("call", "message", "expected"),
-    [
-        ({}, (), ()),
-        ({"traceparent": "nonsense"}, (), ()),
-        ({"tracestate": "a=1"}, (), ()),
-        ({"traceparent": PARENT}, (), (("traceparent", PARENT.encode()),)),
-        (
-            {"traceparent": PARENT, "tracestate": "a=1, b=2"},
-            (("color", b"red"),),
-            (("color", b"red"), ("traceparent", PARENT.encode()), ("tracestate", b"a=1,b=2")),
-        ),
-        ({"traceparent": PARENT, "tracestate": "=broken"}, (), (("traceparent", PARENT.encode()),)),
-        ({"traceparent": PARENT}, (("Traceparent", b"its own"),), (("Traceparent", b"its own"),)),
-        ({"traceparent": PARENT}, (("tracestate", b"orphan=1"),), (("traceparent", PARENT.encode()),)),
-    ],
-)
-def test_a_message_takes_on_the_trace_of_its_call_where_it_has_none(
-    call: dict[str, str], message: tuple[tuple[str, bytes], ...], expected: tuple[tuple[str, bytes], ...]
-):
-    assert tuple(with_trace(message, trace_of_call(call))) == expected

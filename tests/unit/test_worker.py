@@ -188,7 +188,7 @@ def test_a_lease_that_was_lost_shows_in_the_handler_and_is_told_of(place: Place)
 
     def handler(message: Any) -> None:
         if not lost:
-            place.q.seek("start")  # an operator takes it away
+            place.q.resume(message.receipt).defer()  # an operator takes it away
         lost.append(message.lost)
 
     with place.worker(handler, concurrency=1) as worker:

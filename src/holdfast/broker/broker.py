@@ -73,6 +73,7 @@ class BrokerEngine:
         self._producers: Producers | None = None
         self._locks: Locks | None = None
         self._all_at_ns = 0
+        self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
         self.queries = Queries(world, folder)
         close_in_children(self)
@@ -160,7 +161,7 @@ class BrokerEngine:
             self.check_open()
             if self._locks is None:
                 self.world.disk.make_folder(join(self.folder, TOPICS))  # as for the producers
-                self._locks = Locks.open(self.world, self.folder, self.check_open)
+                self._locks = Locks.open(self.world, self.folder, self.check_open, self._began_ns // 1_000_000)
                 self._locks.on_attention = self._locks.journal.log.on_attention = self._attention
             return self._locks
 

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.marks import DEDUP_ID, DELAYED_ID, MOVED, column, mark, moved_batch
-from holdfast.codec.columns import HEADERS
+from holdfast.codec.columns import HEADERS, encode_head
 from holdfast.large import Value
 from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, Record
 from holdfast.storage.log import Log
@@ -74,6 +74,14 @@ def batch_of(drafts: Sequence[Draft]) -> Batch:
         expires_at_ms=column([draft.expires_at_ms for draft in drafts], 0),
         flags=column([draft.flags for draft in drafts], 0),
     )
+
+
+def head_bytes(draft: Draft) -> int:
+    """How many bytes will stand before the value in the frame of a message that is alone in it."""
+    batch = batch_of([draft])
+    if draft.due_at_ms:
+        batch = msgspec.structs.replace(batch, due_at_ms=[draft.due_at_ms])
+    return sum(map(len, encode_head(batch)[1]))
 
 
 def released_batch(due: Sequence[Delayed]) -> Batch:

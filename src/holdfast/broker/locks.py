@@ -84,7 +84,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 class Locks:
     """The locks and documents of a data folder. Safe to use from any thread; calls are short, only waits wait."""
 
-    def __init__(self, world: World, folder: str, check_open: Callable[[], None], settings: LogSettings) -> None:
+    def __init__(self, world: World, folder: str, check_open: Callable[[], None], began_ms: int) -> None:
         self._clock = world.clock
         self._check_open = check_open
         self._lock = threading.Lock()
@@ -96,21 +96,25 @@ class Locks:
         self._told = ""
         self._closed = False
         self.on_attention: Callable[[], None] = lambda: None
-        self.journal = LocksJournal(world, folder, settings)
+        self.journal = LocksJournal(world, folder, LogSettings())
         self.table = self.journal.load()
         try:
             # Not synced: the first answer that matters to anybody is, and all before it with it.
-            self._commit(decide(self.table, Open(world.ids.boot_id(), self.journal.lost_events), self.moment()))
+            began = Moment(self.moment().wall_ms, began_ms)
+            self._commit(decide(self.table, Open(world.ids.boot_id(), self.journal.lost_events), began))
         except BaseException:
             self.journal.close()
             raise
 
     @staticmethod
-    def open(world: World, root: str, check_open: Callable[[], None], settings: LogSettings | None = None) -> Locks:
-        """Those of the data folder, with their journal, which is made where there is none."""
+    def open(world: World, root: str, check_open: Callable[[], None], began_ms: int) -> Locks:
+        """Those of the data folder, with their journal, which is made where there is none.
+
+        `began_ms` is the monotonic time at which the folder's owner began: from then on leases count after a boot.
+        """
         folder = join(root, LOCKS)
         with translated(folder):
-            return Locks(world, folder, check_open, settings or LogSettings())
+            return Locks(world, folder, check_open, began_ms)
 
     def moment(self) -> Moment:
         return Moment(self._clock.now_ns() // 1_000_000, self._clock.monotonic_ns() // 1_000_000)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
-PORTION_BYTES: Final = 64 << 20
+PORTION_BYTES: Final = 16 << 20
 
 _Item = TypeVar("_Item")
 

@@ -25,6 +25,7 @@ from holdfast.cli import (
     produce,
     put,
     repair,
+    serve,
     settings,
     settle,
     stats,
@@ -32,6 +33,7 @@ from holdfast.cli import (
     token,
     topic,
     trace,
+    worker,
 )
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 
@@ -52,6 +54,7 @@ app.command("defer")(settle.defer_command)
 app.command("extend")(settle.extend_command)
 app.command("produce")(produce.produce_command)
 app.command("consume")(consume.consume_command)
+app.command("worker")(worker.worker_command)
 app.command("peek")(look.peek_command)
 app.command("tail")(tail.tail_command)
 app.command("list")(look.list_command)
@@ -69,6 +72,7 @@ app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(token.app, name="token")
 app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")
+app.command("serve")(serve.serve_command)
 app.command("check")(check.check_command)
 app.command("repair")(repair.repair_command)
 app.command("doctor")(doctor.doctor_command)

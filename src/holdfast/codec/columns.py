@@ -26,7 +26,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from struct import Struct, unpack
-from typing import Final
+from typing import Final, cast
 
 from holdfast.errors import CorruptData
 from holdfast.large import Value
@@ -60,10 +60,14 @@ def padding(length: int) -> bytes:
 
 
 def encode_columns(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[bytes]]:
-    """Which columns the batch uses, and the body but for the values as parts to be joined.
+    """Which columns the batch uses, and the body as parts to be joined; `removed` marks what only keeps its place."""
+    columns, parts = encode_head(batch, removed)
+    parts += cast("Sequence[bytes]", batch.values)  # a large one has a frame of its own, and is not joined
+    return columns, parts
 
-    `removed` marks what only keeps its place.
-    """
+
+def encode_head(batch: Batch, removed: Sequence[bool] = ()) -> tuple[int, list[bytes]]:
+    """The same without the values, which come last."""
     columns = 0
     parts = _padded(_ends(batch.values))
     if batch.times_ns is not None:

@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from struct import Struct
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
-from holdfast.codec.columns import encode_columns, padding
+from holdfast.codec.columns import encode_columns, encode_head, padding
 from holdfast.codec.compression import Codec, compress
 from holdfast.codec.frame import CHECKED_HEADER, HEADER_BYTES, MAGIC, Kind, frame_bytes, seal_header
 from holdfast.errors import InvalidRequest
@@ -55,6 +55,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
     max_time_ns: int
     crc: int
     kind: int = Kind.DATA
+    home: object = None  # the file of a large value that is on its way into the log
 
     @property
     def frame_bytes(self) -> int:
@@ -141,12 +142,12 @@ def gap_body(length: int, count: int, max_time_ns: int) -> Body:
 
 def encode_body(batch: Batch, now_ns: int, packing: Packing, kind: Kind, removed: Sequence[bool] = ()) -> Body:
     """The batch as one body; `removed` marks the messages that only keep their places."""
-    columns, parts = encode_columns(batch, removed)
     max_time_ns = now_ns if batch.times_ns is None else max(batch.times_ns)
-    values = batch.values
-    if len(values) == 1 and isinstance(values[0], LargeValue):
-        return _large_body(b"".join(parts), values[0], columns, max_time_ns, kind)
-    parts += cast("Sequence[bytes]", values)  # large ones were given frames of their own
+    value = batch.values[0] if len(batch.values) == 1 else None
+    if isinstance(value, LargeValue):
+        columns, parts = encode_head(batch, removed)
+        return _large_body(b"".join(parts), value, columns, max_time_ns, kind)
+    columns, parts = encode_columns(batch, removed)
     return _pack(b"".join(parts), len(batch.values), columns, max_time_ns, packing, kind)
 
 
@@ -158,7 +159,9 @@ def _large_body(head: bytes, value: LargeValue, columns: int, max_time_ns: int, 
     body_bytes = len(head) + len(value)
     behind = padding(body_bytes)
     parts: list[bytes | memoryview] = [head, value.view, behind]
-    return Body(parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(behind, checksum), kind)
+    return Body(
+        parts, body_bytes, body_bytes, 1, columns, Codec.NONE, max_time_ns, crc32c(behind, checksum), kind, value.home
+    )
 
 
 def _pack(body: bytes, count: int, columns: int, max_time_ns: int, packing: Packing, kind: Kind) -> Body:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias
 
+from holdfast.broker.drafts import head_bytes
 from holdfast.embedded.drafts import NewMessage
 from holdfast.embedded.publisher import Part, Publisher, Stored
 from holdfast.env import World
@@ -32,9 +33,10 @@ class Upload:
         self._publisher = publisher
         self._options = options
         self._began_ns = world.clock.monotonic_ns()
-        self._number = publisher.route(publisher.draft(options, b""), partition)
-        log = publisher.log(self._number)
-        self._spool = Spool(world, log.folder, log.settings, size_hint)
+        draft = publisher.draft(options, b"")
+        self._number = publisher.route(draft, partition)
+        log = self._log = publisher.log(self._number)
+        self._spool = Spool(world, log.folder, log.settings, head_bytes=head_bytes(draft), size_hint=size_hint)
 
     def run(self, stream: Stream, durability: Durability | None) -> Stored:
         """Take all of the stream, and store it."""
@@ -65,6 +67,8 @@ class Upload:
     def _store(self, durability: Durability | None) -> list[Part]:
         # Once more: a delay, or a time to live, begins now.
         draft = self._publisher.draft(self._options, self._spool.value())
+        if (durability or self._log.settings.durability) == "fsync":
+            self._spool.sync()  # before anybody waits for us
         return self._publisher.write_one(self._number, draft, durability)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import select
 from struct import Struct
@@ -25,6 +26,7 @@ _IGNORED: Final = 0x8000
 
 _EVENT: Final = Struct("iIII")
 _BUFFER_BYTES: Final = 64 << 10
+_MOST_MS: Final = 2**31 - 1
 
 # File systems whose files others may change without this kernel's knowledge.
 _REMOTE: Final = frozenset(
@@ -89,7 +91,7 @@ class InotifyWatch:
         self._add(path, _CREATED | _MOVED_TO | _SELF_GONE | _FOLDERS_ONLY)
 
     def wait(self, timeout_s: float) -> bool:
-        if not self._ready.poll(max(0, round(timeout_s * 1000))):
+        if not self._ready.poll(min(math.ceil(max(timeout_s, 0) * 1000), _MOST_MS)):
             return False
         self._drain()
         return True

@@ -1,4 +1,4 @@
-"""How values travel: JSON for people, MessagePack for programs. Bytes are base64 in the one and themselves in the other."""
+"""How values travel: JSON for people, where bytes are base64; MessagePack for programs, where they are themselves."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A value that the server answers: what a client does not know, it passes over."""
 
 
-class Header(Wire, frozen=True, kw_only=True):
+class Header(Wire, kw_only=True):
     """A header of a message: its value is text, or bytes."""
 
     name: Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -71,7 +71,7 @@ class Batch(Wire, kw_only=True):
     messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=100_000)]
 
 
-class Stored(Told, frozen=True, kw_only=True):
+class Stored(Told, kw_only=True):
     """Where a message is now, and what it survives; a duplicate's id is that of the first one."""
 
     id: str

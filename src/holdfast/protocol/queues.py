@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.protocol.messages import Name, Number, PartitionNumber, Said, Told, Wire
@@ -84,7 +85,7 @@ class CreateQueue(Wire, kw_only=True):
     """A queue's settings by name, such as {"max_attempts": 3}; and how many partitions it has."""
 
     partitions: Annotated[int, Meta(ge=1, le=10_000)] | None = None
-    settings: Settings = {}
+    settings: Settings = msgspec.field(default_factory=dict)
 
 
 class Compacted(Told, kw_only=True):

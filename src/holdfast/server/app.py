@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, Final, Protocol
@@ -36,12 +36,18 @@ class Meter(Protocol):
         self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
     ) -> None: ...
 
+    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The pieces of an answer, which are counted as they go out."""
+
 
 class Auditor(Protocol):
     """Who writes down what administrators do."""
 
-    async def told(self, call: Call, status: int, error: HoldfastError | None) -> None:
-        """An act was done, or refused."""
+    async def begin(self, call: Call) -> None:
+        """An act is about to be done; an error where it cannot be written down, and must not be done."""
+
+    async def end(self, call: Call, error: HoldfastError | None, *, failed: bool = False) -> None:
+        """It was done, or refused, or failed in a way that nobody foresaw."""
 
 
 class App:
@@ -71,6 +77,7 @@ class App:
         route: Route | None = None
         call: Call | None = None
         error: HoldfastError | None = None
+        failed = False
         answer: Answer
         try:
             route, path = self.router.find(request.method, request.path)
@@ -83,9 +90,12 @@ class App:
             logger.exception("call failed", extra={"path": request.path, "correlation_id": correlation_id})
             fault = Fault(code="internal", message=_INTERNAL, retryable=False, correlation_id=correlation_id)
             answer = _answer(request, 500, fault)
-        if call is not None and call.principal is not None and route is not None and route.act and self._auditor:
-            await self._auditor.told(call, answer.status, error)
+            failed = True
+        if call is not None and call.route.act and self._auditor is not None:
+            await self._auditor.end(call, error, failed=failed)
         self._tell(answer, call, correlation_id)
+        if isinstance(answer, StreamResponse) and route is not None:
+            answer.chunks = self._meter.counted(route.pattern, answer.chunks)
         self._meter.request_done(
             "" if route is None else route.pattern,
             request.method,
@@ -110,6 +120,8 @@ class App:
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
+        if route.act and self._auditor is not None:
+            await self._auditor.begin(call)
         found = await route.handler(call)
         if isinstance(found, Response | StreamResponse):
             return found

@@ -18,6 +18,7 @@ from holdfast.server.service import Service
 
 if TYPE_CHECKING:
     from holdfast.codec.tracecontext import TraceContext
+    from holdfast.server.audit import Act
 
 
 _CURL: Final = "application/x-www-form-urlencoded"  # what curl says of whatever it is given with -d
@@ -27,9 +28,11 @@ class Call:
     """What a handler is given."""
 
     __slots__ = (
+        "act",
         "body",
         "confirm",
         "correlation_id",
+        "count",
         "path",
         "principal",
         "query",
@@ -54,6 +57,8 @@ class Call:
         self.query: Any = None
         self.body: Any = None
         self.target = ""  # what an act was about, for the audit log, where the path does not say it
+        self.count: int | None = None  # and how many messages, or other things, it concerned
+        self.act: Act | None = None  # as it was noted before it was done
 
     @property
     def media(self) -> str:

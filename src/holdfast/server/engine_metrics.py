@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -122,7 +123,8 @@ class EngineMetrics:
         families.open_partitions.add_metric([], sum(len(topic.partitions) for topic in topics))
         families.left_out.add_metric([], left_out)
         families.failed.add_metric([], failed)
-        families.free.add_metric([], engine.world.disk.free_bytes(engine.folder))
+        with suppress(OSError):
+            families.free.add_metric([], engine.world.disk.free_bytes(engine.folder))
         families.steps_lost.add_metric([], engine.traces.log.lost)
         return iter(families)
 

@@ -20,14 +20,18 @@ class WaitLimit:
         self.most = most
         self.waiting = 0
 
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Stand in line, if there is room for one more."""
+    def check(self) -> None:
+        """Refuse one more, where there is no room for it."""
         if self.waiting >= self.most:
             raise TooManyWaiters(
                 f"{self.waiting} calls wait already, which is the limit (max_waiters); nothing was taken. Try again "
                 "in a second, or wait with fewer calls at a time"
             )
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Stand in line, if there is room for one more."""
+        self.check()
         self.waiting += 1
         try:
             yield

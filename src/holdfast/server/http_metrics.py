@@ -6,7 +6,7 @@ They are changed by the loop that serves, with no lock; a look from another thre
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
@@ -56,26 +56,35 @@ class HttpMetrics:
         """A connection was not let in, or cut off; `reason` is one of a few fixed words."""
         self._refused[reason] += 1
 
-    def stream_opened(self, kind: str) -> None:
-        """An answer has begun that lasts: `subscribe`, `watch`, a live tail."""
-        self._streams[kind] += 1
-
-    def stream_closed(self, kind: str) -> None:
-        self._streams[kind] -= 1
+    async def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """An answer that lasts, or is large, as it goes out; its bytes are counted as they do."""
+        self._streams[route] += 1
+        try:
+            async for chunk in chunks:
+                self._sent[route] += len(chunk)
+                yield chunk
+        finally:
+            self._streams[route] -= 1
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
 
     def collect(self) -> Iterator[Metric]:
         """All of them, as Prometheus knows them."""
         requests = counter("http_requests", "Calls answered.", "route", "method", "status")
         for labels, count in list(self._requests.items()):
             requests.add_metric(labels, count)
-        seconds = times("http_request_seconds", "From a call's first byte to its answer's last.", "route", "method")
+        seconds = times(
+            "http_request_seconds", "From a call to its answer; of a stream: to its beginning.", "route", "method"
+        )
         for of, histogram in list(self._seconds.items()):
             _BUCKETS.add(seconds, of, histogram)
         received = counter("http_received_bytes", "Bytes of the bodies of calls.", "route")
         sent = counter("http_sent_bytes", "Bytes of the bodies of answers.", "route")
         for route, size in list(self._received.items()):
             received.add_metric([route], size)
-            sent.add_metric([route], self._sent[route])
+        for route, size in list(self._sent.items()):
+            sent.add_metric([route], size)
         opened = counter("http_connections", "Connections accepted.")
         opened.add_metric([], self._opened)
         still = gauge("http_open_connections", "Connections that are open now.")
@@ -83,7 +92,7 @@ class HttpMetrics:
         refused = counter("http_refused_connections", "Connections refused or cut off.", "reason")
         for reason, count in list(self._refused.items()):
             refused.add_metric([reason], count)
-        streams = gauge("http_streams", "Answers that last, open now.", "kind")
-        for kind, count in list(self._streams.items()):
-            streams.add_metric([kind], count)
+        streams = gauge("http_streams", "Answers that are going out in pieces now.", "route")
+        for route, count in list(self._streams.items()):
+            streams.add_metric([route], count)
         yield from (requests, seconds, received, sent, opened, still, refused, streams)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 
 class NoMeter:
     """Is told of everything, and keeps nothing."""
@@ -15,3 +17,6 @@ class NoMeter:
     def connection_closed(self) -> None: ...
 
     def connection_refused(self, reason: str) -> None: ...
+
+    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        return chunks

@@ -1,4 +1,4 @@
-"""Traces of the server: out to OpenTelemetry where that is asked for, and along with the calls."""
+"""Traces of a server to OpenTelemetry, where a setting or a variable asks for it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from holdfast.broker.broker import BrokerEngine
-from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, format_tracestate, parse_traceparent, parse_tracestate
 from holdfast.embedded.otel import ENDPOINT, TRACES_ENDPOINT, export
 from holdfast.embedded.trace_export import TraceExport
 from holdfast.errors import BadSettings
-from holdfast.model import HeaderPairs
 
 logger = logging.getLogger(__name__)
 
@@ -33,24 +31,3 @@ def start_export(engine: BrokerEngine, endpoint: str | None, environment: Mappin
     except BadSettings as error:
         logger.warning("traces are not exported", extra={"error": str(error)})
         return None
-
-
-def trace_of_call(headers: Mapping[str, str]) -> HeaderPairs:
-    """The trace that a call belongs to, as headers for messages and for the answer; empty where it names none.
-
-    `headers` are those of the request, with names in small letters. What is not valid is no trace.
-    """
-    parent = headers.get(TRACEPARENT)
-    context = None if parent is None else parse_traceparent(parent)
-    if context is None:
-        return ()
-    state = format_tracestate(parse_tracestate(headers.get(TRACESTATE, "")) or ())
-    found = ((TRACEPARENT, context.traceparent.encode()),)
-    return (*found, (TRACESTATE, state.encode())) if state else found
-
-
-def with_trace(headers: HeaderPairs, trace: HeaderPairs) -> HeaderPairs:
-    """The headers of a message that a call publishes: with the call's trace, where they name none themselves."""
-    if not trace or any(name.lower() == TRACEPARENT for name, _ in headers):
-        return headers
-    return (*[pair for pair in headers if pair[0].lower() != TRACESTATE], *trace)

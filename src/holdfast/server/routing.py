@@ -9,12 +9,11 @@ import msgspec
 
 from holdfast.errors import NotFound
 from holdfast.server.http.refused import Refused
-from holdfast.server.tokens import Action
 
 if TYPE_CHECKING:
     from holdfast.server.calls import Call
 
-Needed: TypeAlias = Action | Literal["open"]
+Action: TypeAlias = Literal["open", "publish", "consume", "read", "admin", "lock"]
 Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
 
 Scope: TypeAlias = Literal["any", "all"]
@@ -33,7 +32,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
     method: str
     pattern: str
-    action: Needed
+    action: Action
     handler: Handler
     summary: str
     body: Any = None
@@ -62,7 +61,7 @@ class Routes:
         self.all: list[Route] = []
 
     def add(
-        self, method: str, pattern: str, *, action: Needed, summary: str = "", **facts: Any
+        self, method: str, pattern: str, *, action: Action, summary: str = "", **facts: Any
     ) -> Callable[[Handler], Handler]:
         """Make the function the handler of a route; its docstring is the summary."""
 

@@ -62,24 +62,25 @@ class Service:
             self._groups.move_to_end((topic, name))
         return group
 
-    async def wait(self, waiting: Awaitable[list[_Found]]) -> list[_Found]:
-        """What a call waits for; nothing, as soon as the server goes. A cap holds for all who wait."""
+    async def wait(self, waiting: Awaitable[_Found], nothing: _Found) -> _Found:
+        """What a call waits for; nothing, as soon as the server goes."""
         task = asyncio.current_task()
         assert task is not None
-        with self.waits.one_more():
-            self._waiting.add(task)
-            try:
-                return await waiting
-            except asyncio.CancelledError:
-                if not self.leaving or task not in self._waiting:
-                    raise  # the client went away
-                task.uncancel()
-                return []
-            finally:
-                self._waiting.discard(task)
+        self._waiting.add(task)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if task in self._waiting:
+                raise  # the client went away
+            task.uncancel()
+            return nothing
+        finally:
+            self._waiting.discard(task)
 
     def leave(self) -> None:
         """The server goes: let nobody wait for messages any more."""
         self.leaving = True
-        for task in self._waiting:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for task in waiting:
             task.cancel()

@@ -54,7 +54,9 @@ class Arrivals:
         self._settings = settings or FollowSettings()
         self._watch: FolderWatch | None = None
         self._refused = not self._settings.watch
-        self._checked_ns = world.clock.monotonic_ns()
+        self._now_ns = world.clock.monotonic_ns
+        self._safety_ns = self._settings.safety_poll_ms * 1_000_000
+        self._checked_ns = self._now_ns()
         self.looks = 0
 
     @property
@@ -75,17 +77,20 @@ class Arrivals:
         `folders` are those in which a new name would be news.
         """
         logs, folders = list(logs), list(folders)
-        stop_s = math.inf if timeout_s is None else self._now_s() + timeout_s
+        stop_ns = None if timeout_s is None or timeout_s == math.inf else self._now_ns() + round(timeout_s * 1e9)
         while True:
             # In this order: whatever changes after the look is told.
             will_be_told = self._expect(logs, folders)
             self.looks += 1
             if news():
                 return True
-            left_s = stop_s - self._now_s()
-            if left_s <= 0:
-                return False
-            woken = self._pause(min(left_s, self._until_look_s(will_be_told=will_be_told)))
+            pause_ns = self._until_look_ns(will_be_told=will_be_told)
+            if stop_ns is not None:
+                left_ns = stop_ns - self._now_ns()
+                if left_ns <= 0:
+                    return False
+                pause_ns = min(pause_ns, left_ns)
+            woken = self._pause(pause_ns)
             self._check(logs, woken=woken, news=news)
 
     def close(self) -> None:
@@ -130,32 +135,31 @@ class Arrivals:
             if is_remote(kind):
                 raise WatchRefused(f"{folder} is on {kind}, where other machines may write")
 
-    def _pause(self, most_s: float) -> bool:
+    def _pause(self, most_ns: int) -> bool:
         """Sleep until something is told, at most so long; answers whether something was."""
         if self._watch is not None:
             try:
-                return self._watch.wait(most_s)
+                return self._watch.wait(most_ns / 1e9)
             except OSError as error:
                 self._fall_back(error)
                 return False
-        stop_s = self._now_s() + most_s
-        while (left_s := stop_s - self._now_s()) > 0:
-            self._world.clock.wait(threading.Event(), left_s)
+        stop_ns = self._now_ns() + most_ns
+        while (left_ns := stop_ns - self._now_ns()) > 0:
+            self._world.clock.wait(threading.Event(), left_ns / 1e9)
         return False
 
-    def _until_look_s(self, *, will_be_told: bool) -> float:
-        settings = self._settings
-        safety_s = settings.safety_poll_ms / 1000 - (self._world.clock.monotonic_ns() - self._checked_ns) / 1e9
+    def _until_look_ns(self, *, will_be_told: bool) -> int:
+        safety_ns = max(self._safety_ns - (self._now_ns() - self._checked_ns), 0)
         if will_be_told:
-            return max(safety_s, 0.0)
-        jitter_ms = settings.poll_jitter_ms * self._world.ids.random_u32() / 2**32
-        return max(min(safety_s, (settings.poll_interval_ms + jitter_ms) / 1000), 0.0)
+            return safety_ns
+        jitter_ns = self._settings.poll_jitter_ms * 1_000_000 * self._world.ids.random_u32() >> 32
+        return min(safety_ns, self._settings.poll_interval_ms * 1_000_000 + jitter_ns)
 
     def _check(self, logs: list[Followed], *, woken: bool, news: Callable[[], bool]) -> None:
         """Open all anew where it is time for that, or where something changed that is no news."""
-        overdue = self._now_s() - self._checked_ns / 1e9 >= self._settings.safety_poll_ms / 1000
+        overdue = self._now_ns() - self._checked_ns >= self._safety_ns
         if overdue:
-            self._checked_ns = self._world.clock.monotonic_ns()
+            self._checked_ns = self._now_ns()
         if overdue or (woken and not news()):
             for log in logs:
                 log.look_anew()
@@ -167,6 +171,3 @@ class Arrivals:
             "watching refused: looking from time to time instead",
             extra={"error": str(error), "poll_interval_ms": self._settings.poll_interval_ms},
         )
-
-    def _now_s(self) -> float:
-        return self._world.clock.monotonic_ns() / 1e9

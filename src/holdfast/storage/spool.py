@@ -1,5 +1,8 @@
 """Where a large message waits until all of it is there: a temporary file beside the log, void until it is appended.
 
+The value stands in the file where it will stand in a segment, behind room for a header and for what else the message
+has. So the file itself can become a segment, by its name, and nothing is copied.
+
 Whatever happens on the way, the log knows nothing of it. The file goes when the spool is closed; one that a dead
 process left behind goes at the next opening, like every temporary file.
 """
@@ -8,11 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from crc32c import crc32c
 
+from holdfast.codec.encode import Body
+from holdfast.codec.frame import HEADER_BYTES
 from holdfast.env import File, World
+from holdfast.env.disk import BytesLike
 from holdfast.errors import Closed, DiskFull, InvalidRequest, MessageTooLarge, Unavailable
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.settings import LogSettings
@@ -22,26 +29,81 @@ _GATHER_BYTES: Final = 1 << 20
 _LOOK_EVERY_BYTES: Final = 16 << 20
 
 
-class Spool:
-    """Takes one value in, piece by piece; for one caller at a time, who may change threads."""
+class LaidOut:
+    """A temporary file with a frame that lacks its header; `take` gives it a name in a log, `close` removes it."""
 
-    def __init__(self, world: World, folder: str, settings: LogSettings, size_hint: int | None = None) -> None:
+    def __init__(self, world: World, folder: str) -> None:
         self._world = world
+        self._path = join(folder, f"spool-{world.ids.random_u32():08x}{world.ids.random_u32():08x}.tmp")
+        self._lock = threading.Lock()  # a task that is cancelled closes while a thread still writes for it
+        self._file: File | None = None  # only when there is something to write
+        self._closed = False
+
+    def write(self, position: int, parts: Sequence[BytesLike]) -> None:
+        """Put bytes in their place; OSError where the disk does not take them."""
+        with self._lock:
+            if self._closed:
+                raise Closed("a large message was given up while it was stored")
+            if self._file is None:
+                self._file = self._world.disk.open(self._path, write=True, create=True)
+            write_fully(self._file, position, parts)
+
+    def sync(self) -> None:
+        """Return when it is on disk, but for its name."""
+        with self._lock:
+            if self._file is not None and not self._closed:
+                self._file.sync()
+
+    def view(self, position: int, length: int) -> memoryview:
+        """Bytes of it, which stay readable whatever becomes of the file."""
+        with self._lock:
+            if self._closed or self._file is None:
+                raise Closed("a large message was given up while it was stored")
+            return self._file.view(position, length)
+
+    def take(self, path: str) -> None:
+        """Give it this name."""
+        with self._lock:
+            self._world.disk.rename(self._path, path)
+            self._path = path
+            self._let_go()
+
+    def close(self) -> None:
+        """Remove the file, unless it was taken; what is still read of it stays readable."""
+        with self._lock:
+            if not self._closed and self._file is not None:
+                with contextlib.suppress(OSError):  # then the next opening removes it
+                    self._world.disk.remove(self._path)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._closed = True
+        if self._file is not None:
+            self._file.close()
+
+
+class Spool(LaidOut):
+    """Takes one value in, piece by piece; for one caller at a time, who may change threads.
+
+    `head_bytes` is how much will stand between the frame's header and the value.
+    """
+
+    def __init__(
+        self, world: World, folder: str, settings: LogSettings, *, head_bytes: int = 0, size_hint: int | None = None
+    ) -> None:
+        super().__init__(world, folder)
         self._folder = folder
         self._settings = settings
-        self._path = join(folder, f"spool-{world.ids.random_u32():08x}{world.ids.random_u32():08x}.tmp")
+        self.head_bytes = head_bytes
+        self._start = HEADER_BYTES + head_bytes
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._written = 0
         self._sum = 0
         self._look_at = 0
-        self._lock = threading.Lock()  # a task that is cancelled closes while a thread still writes for it
-        self._file: File | None = None  # only for what is large
-        self._closed = False
         if size_hint is not None:
             self._check_size(size_hint)
-            # As much again is needed in the log, before the file can go.
-            self._check_free(2 * size_hint)
+            self._check_free(size_hint)
 
     def add(self, piece: object) -> bool:
         """Take the next piece; True when enough are gathered for `flush`."""
@@ -54,44 +116,32 @@ class Spool:
         return self._gathered_bytes >= _GATHER_BYTES
 
     def flush(self) -> None:
-        """Write what is gathered; the only call that waits for the disk, besides `value`."""
-        with self._lock:
-            if self._closed or not self._gathered_bytes:
-                return
-            content, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
-            if self._written >= self._look_at:
-                self._check_free(self._written + len(content))
-                self._look_at = self._written + _LOOK_EVERY_BYTES
-            try:
-                if self._file is None:
-                    self._file = self._world.disk.open(self._path, write=True, create=True)
-                write_fully(self._file, self._written, [content])
-            except OSError as error:
-                raise self._refusal(error) from error
-            self._sum = crc32c(content, self._sum)
-            self._written += len(content)
+        """Write what is gathered."""
+        content, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
+        if not content:
+            return
+        if self._written >= self._look_at:
+            self._check_free(len(content))
+            self._look_at = self._written + _LOOK_EVERY_BYTES
+        try:
+            self.write(self._start + self._written, [content])
+        except OSError as error:
+            raise self._refusal(error) from error
+        self._sum = crc32c(content, self._sum)
+        self._written += len(content)
 
     def value(self) -> Value:
         """All that came: in memory where it is small, else in the file, with the checksum of what was given."""
         if not self._written and self._gathered_bytes <= LARGE_BYTES:
             return b"".join(self._gathered)
         self.flush()
-        with self._lock:
-            if self._closed or self._file is None:
-                raise Closed("a large message was given up while it was stored")
-            return LargeValue(self._file.view(0, self._written), 0, self._written, self._sum)
+        return LargeValue(self.view(self._start, self._written), 0, self._written, self._sum, home=self)
 
-    def close(self) -> None:
-        """Remove the file; a value that is still read stays readable."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._file is None:
-                return
-            self._file.close()
-            with contextlib.suppress(OSError):  # then the next opening removes it
-                self._world.disk.remove(self._path)
+    def sync(self) -> None:
+        try:
+            super().sync()
+        except OSError as error:
+            raise self._refusal(error) from error
 
     def __enter__(self) -> Spool:
         return self
@@ -125,3 +175,20 @@ class Spool:
             f"no room for a large message in {self._folder}: {why}. Nothing of it was kept; reading goes on. "
             "Free some space and try again"
         )
+
+
+def lay_out(world: World, folder: str, body: Body) -> LaidOut:
+    """A file with the frame of this body, but for its header: the one that its value came in, or a copy."""
+    home = body.home
+    if isinstance(home, Spool) and len(body.parts[0]) == home.head_bytes:
+        head, value, behind = body.parts
+        home.write(HEADER_BYTES, [head])
+        home.write(HEADER_BYTES + len(head) + len(value), [behind])
+        return home
+    copy = LaidOut(world, folder)
+    try:
+        copy.write(HEADER_BYTES, body.parts)
+    except BaseException:
+        copy.close()
+        raise
+    return copy

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import Final
 
@@ -24,10 +25,11 @@ from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Message
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.epochs import Epochs
-from holdfast.storage.files import FULL_DISK
+from holdfast.storage.files import FULL_DISK, join, segment_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.spool import LaidOut, lay_out
 from holdfast.storage.state import ASKED, READABLE
 
 logger = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 _MOST_SEGMENT_BYTES: Final = 2**32 - 1  # positions are stored in 32 bits
 _NO_LIMIT: Final = 2**63
 _MOST_UNSYNCED: Final = 16
+# A message of so many bytes gets a segment of its own: others would have to wait while it is written.
+_APART_BYTES: Final = 16 << 20
 
 # The header of a frame with one plain message, its constant fields taken together.
 _ONE_STRUCT: Final = Struct("<8sIII12sQqQ8s16sI")
@@ -74,6 +78,7 @@ class Writer:
         self.readable_end = recovered.end
         self.synced_end = recovered.end
         self.failure: HoldfastError | None = None
+        self.apart_bytes = _APART_BYTES
         self.on_segment: Callable[[], None] = lambda: None
         self.on_readable: Callable[[int], None] = lambda count: None
         self.on_synced: Callable[[int], None] = lambda ns: None
@@ -141,6 +146,10 @@ class Writer:
 
     def append(self, bodies: Sequence[Body], now_ns: int, *, producer: Producer, hold: bool) -> tuple[int, int]:
         """Append a batch, wholly or not at all; answers its first offset and the one behind its last."""
+        if len(bodies) == 1 and bodies[0].body_bytes >= self.apart_bytes:
+            placed = self._append_apart(bodies[0], producer, hold=hold)
+            if placed is not None:
+                return placed
         total = sum([body.frame_bytes for body in bodies])
         with self.lock:
             segment = self.active
@@ -165,6 +174,50 @@ class Writer:
             self._add_to_index(segment, bodies, start, base)
             self._hold(base, hold=hold)
             return base, offset
+
+    def _append_apart(self, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int] | None:
+        """Append a large frame as a segment of its own, filled while others append; None where that cannot be.
+
+        Only its header and its name are given while they wait, whatever its size is.
+        """
+        with self.lock:
+            self.check_usable()
+            if body.home is None:
+                self._check_free(body.frame_bytes)
+        laid_out = None
+        try:
+            laid_out = lay_out(self._world, self._folder, body)
+            if hold:
+                laid_out.sync()  # or the next sync, for which others wait, would have all of it to do
+            with self.lock:
+                self.check_usable()
+                if self.active is not None and self.active.position == 0:
+                    return None  # an empty segment has the name that it would need
+                return self._take_apart(laid_out, body, producer, hold=hold)
+        except OSError as error:
+            raise self._refusal("a large message could not be written", error) from error
+        finally:
+            if laid_out is not None:
+                laid_out.close()
+
+    def _take_apart(self, laid_out: LaidOut, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int]:
+        offset = self.end
+        place = Place(self.log_id, self.epoch, 0, offset, self.synced_end)
+        laid_out.write(0, [header_for(body, place, batch_remaining=0, producer=producer)])
+        index = SegmentIndex(offset, self._limits.index_bytes)
+        index.add(0, body.frame_bytes, offset, offset + 1, body.max_time_ns)
+        path = join(self._folder, segment_name(offset))
+        try:
+            laid_out.take(path)
+            self._begin_segment(index)
+            self.end = offset + 1
+        except BaseException:  # also a signal: what nobody was told of must not stand where another will
+            if self.end == offset and (self.active is None or self.active.base_offset < offset):
+                with suppress(OSError):
+                    self._world.disk.remove(path)
+            raise
+        self._hold(offset, hold=hold)
+        return offset, offset + 1
 
     def sync(self) -> int:
         """Make all that is written durable and answer its end; raises DiskFailed, and then for ever."""
@@ -312,14 +365,9 @@ class Writer:
             or now_ns - segment.created_ns >= (self._settings.segment_ms or _NO_LIMIT) * 1_000_000
         )
 
-    def _begin_segment(self) -> ActiveSegment:
-        segment = open_segment(
-            self._world,
-            self._folder,
-            self._limits,
-            self.log_id,
-            SegmentIndex(self.end, self._limits.index_bytes),
-        )
+    def _begin_segment(self, index: SegmentIndex | None = None) -> ActiveSegment:
+        index = SegmentIndex(self.end, self._limits.index_bytes) if index is None else index
+        segment = open_segment(self._world, self._folder, self._limits, self.log_id, index)
         if self.active is None:
             # Nothing else tells where a log begins: were this name lost, a later segment would seem to be the first.
             self._world.disk.sync_folder(self._folder)

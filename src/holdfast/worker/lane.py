@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.embedded.drafts import Seconds
 from holdfast.env import World
-from holdfast.errors import Closed, InvalidRequest
+from holdfast.errors import Closed, HoldfastError
 from holdfast.worker.backoff import Backoff
 from holdfast.worker.bridge import Bridge
 from holdfast.worker.runs import Run
@@ -134,7 +134,7 @@ class Lane:
     def _is_final(self, error: Exception) -> bool:
         """Whether no later try can go better: a mistake in the call, or a queue that somebody else has closed."""
         if self._source is None:
-            return isinstance(error, InvalidRequest)
+            return not (isinstance(error, OSError) or (isinstance(error, HoldfastError) and error.retryable))
         return self._origin.given and isinstance(error, Closed) and self._source.closed
 
     def _wait_after(self, error: Exception) -> None:

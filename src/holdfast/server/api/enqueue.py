@@ -52,7 +52,7 @@ class EnqueueQuery(Placing, kw_only=True):
     """The options of one message, behind the '?'; a header is name:value, and may be there more than once."""
 
     key: Annotated[str, Meta(max_length=10_000)] | None = None
-    header: Annotated[list[str], Meta(max_length=_MOST_HEADERS)] = []
+    header: Annotated[list[str], Meta(max_length=_MOST_HEADERS)] = msgspec.field(default_factory=list)
     priority: Priority = 0
     delay: Seconds | None = None
     at: datetime | None = None
@@ -96,7 +96,7 @@ async def enqueue(call: Call) -> Response:
     errors=("unknown_topic", "message_too_large", "disk_full"),
 )
 async def enqueue_batch(call: Call) -> Response:
-    """Store many messages: those of one partition all or not at all. As JSON, MessagePack, or one JSON object a line."""
+    """Store many messages: those of one partition all or not at all. JSON, MessagePack, or one object a line."""
     stored = await publish(call, call.path["queue"], await drafts(call), call.query)
     return call.answer(StoredBatch(stored=stored))
 

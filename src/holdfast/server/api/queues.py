@@ -22,7 +22,6 @@ from holdfast.protocol.messages import (
     Delivery,
     Extend,
     Nack,
-    Name,
     Receipt,
     Receipts,
     Reject,
@@ -30,7 +29,6 @@ from holdfast.protocol.messages import (
     Settled,
     State,
     Take,
-    Wire,
 )
 from holdfast.protocol.queues import (
     Cancelled,
@@ -104,7 +102,8 @@ async def take(call: Call, *, state: bool) -> Response:
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
         wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
-        found = await service.wait(group.take(wanted.count, wait_s, wanted.lease, owner))
+        with service.waits.one_more():
+            found = await service.wait(group.take(wanted.count, wait_s, wanted.lease, owner), [])
     undelivered = partial(group.give_back, found) if found else None
     deliveries = [
         group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken

@@ -28,6 +28,7 @@ _KEEP_ALIVE: Final = b": \n\n"
 async def _subscribed(call: Call, *, state: bool) -> StreamResponse:
     wanted: Subscribe = call.body
     group = await group_of(call, wanted.group)
+    call.service.waits.check()
     accepted = call.request.headers.get("accept", "")
     media = FRAMES if FRAMES in accepted or MSGPACK in accepted else LINES
     return StreamResponse(_deliveries(call, group, wanted, media, state=state or wanted.state), media)
@@ -39,17 +40,18 @@ async def _deliveries(
     """Messages as there is room for them; now and then nothing, so that both ends know of each other."""
     service = call.service
     owner = wanted.owner or call.principal.name
-    with service.windows.one_more(group, wanted.prefetch) as window:
+    with service.windows.one_more(group, wanted.prefetch) as window, service.waits.one_more():
         yield framed({}, media)  # it has begun
         while not service.leaving and not group.closed:
             try:
-                if not await window.wait_for_room(wanted.heartbeat):
+                if not await service.wait(window.wait_for_room(wanted.heartbeat), nothing=False):
                     call.confirm()
                     yield framed({}, media)
                     continue
                 found: Taken = group.take_now(window.free, wanted.lease, owner)
                 if not found:
-                    found = await service.wait(group.take(window.free, wanted.heartbeat, wanted.lease, owner))
+                    waiting = group.take(window.free, wanted.heartbeat, wanted.lease, owner)
+                    found = await service.wait(waiting, [])
                 call.confirm()
             except HoldfastError as error:
                 yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), media)
@@ -104,6 +106,7 @@ async def watch(call: Call) -> StreamResponse:
     """Server-sent events of what comes into the queue, without taking it: `message`, and `stats` now and then."""
     query: WatchQuery = call.query
     group = await existing_group(call, query.group)
+    call.service.waits.check()
     return StreamResponse(_events(call, group, query), EVENTS, headers=[("cache-control", "no-store")])
 
 
@@ -119,7 +122,7 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
             with line.in_line(waiter):
                 fresh = await group._aside(_fresh, group, places, query.bodies)
                 if not fresh:
-                    await waiter.wait(min(query.stats or 15, 15))
+                    await service.wait(waiter.wait(min(query.stats or 15, 15)), None)
             for message in fresh:
                 yield _event("message", message)
             if query.stats and loop.time() - told >= query.stats:

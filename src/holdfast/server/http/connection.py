@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
             self._incoming.lose()
         unread, self._unread = self._unread, None
         if unread is not None:
-            self._loop.create_task(_tell(unread))  # noqa: RUF006  it keeps itself by what it waits for
+            self._loop.create_task(_tell(unread))
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(ConnectionResetError("the client is gone"))
         if self._task is not None:
@@ -186,10 +186,8 @@ class Connection(asyncio.Protocol):
         assert request is not None
         request.feed(content)
         if request.received > self._limits.body_bytes:
-            raise Refused(
-                f"the request's body has more than {self._limits.body_bytes} bytes, which is the limit; nothing was done",
-                status=413,
-            )
+            most = self._limits.body_bytes
+            raise Refused(f"the body has more than {most} bytes, which is the limit; nothing was done", status=413)
         if request.is_full and request is self._current:
             self._pause()
         elif self.why == "body":
@@ -284,7 +282,7 @@ class Connection(asyncio.Protocol):
             )
             if request.method != "HEAD":
                 async for content in answer.chunks:
-                    if self._lost:
+                    if self._transport.is_closing():
                         return
                     self._transport.write(chunk(content) if chunked else content)
                     if self._writable is not None:

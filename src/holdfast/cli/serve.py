@@ -1,0 +1,126 @@
+"""`holdfast serve`: one process that owns a data folder and answers over HTTP until it is told to go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+
+from holdfast.cli.output import DAMAGED, OK, command
+from holdfast.embedded.effective import Effective
+from holdfast.embedded.settings_file import read_settings
+from holdfast.embedded.times import parse_duration
+from holdfast.env import real_world
+from holdfast.env.environ import environment
+from holdfast.errors import InvalidRequest, NotInstalled
+from holdfast.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@command
+def serve_command(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[DIR]", help="The data folder; data_dir of the settings by default.")
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="A settings file; HOLDFAST_CONFIG by default.")
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to listen; 127.0.0.1.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", min=0, max=65_535, help="7700; with 0 a free one.")
+    ] = None,
+    socket: Annotated[str | None, typer.Option("--socket", metavar="PATH", help="A Unix socket as well.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="FILE", help="Who may call; `holdfast token new` makes it.")
+    ] = None,
+    allow_anonymous_network: Annotated[
+        bool,
+        typer.Option(
+            "--allow-anonymous-network", help="Listen on other addresses than loopback, and ask nobody who they are."
+        ),
+    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show, and change nothing.")] = False,
+    no_console: Annotated[bool, typer.Option("--no-console", help="No pages at /ui.")] = False,
+    drain: Annotated[
+        str | None, typer.Option("--drain", metavar="TIME", help="How long calls may take after SIGTERM; 30s.")
+    ] = None,
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", metavar="text|json", help="How the log is written, to stderr.")
+    ] = None,
+) -> int:
+    """Serve a data folder over HTTP, with the console at /ui. SIGTERM lets it finish what it has begun."""
+    effective = read_settings(real_world(), environment(), config)
+    changes: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "socket": socket,
+        "tokens_file": tokens,
+        "allow_anonymous_network": True if allow_anonymous_network else None,
+        "read_only": True if read_only else None,
+        "console": False if no_console else None,
+        "drain_ms": None if drain is None else round(parse_duration(drain, "--drain") * 1000),
+        "log_format": log_format,
+    }
+    given = {name: value for name, value in changes.items() if value is not None}
+    settings = msgspec.structs.replace(effective.server, **given)
+    return run(folder or effective.data_dir, effective, settings)
+
+
+def run(folder: str | None, effective: Effective, settings: ServerSettings) -> int:
+    """Serve until a signal comes; a second one ends it at once."""
+    if folder is None:
+        raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
+    try:
+        from holdfast.server.json_logs import start_logging
+        from holdfast.server.process import serve
+        from holdfast.server.server import event_loop
+    except ImportError as error:
+        raise NotInstalled(
+            f"the server needs a package that is not installed ({error.name}); run: pip install 'holdfast[server]'"
+        ) from None
+
+    start_logging(settings.log_format, sys.stderr)
+
+    async def until_told() -> bool:
+        loop = asyncio.get_running_loop()
+        told_to_go = asyncio.Event()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, _go, told_to_go, loop)
+        return await serve(
+            real_world(),
+            folder,
+            effective.broker,
+            settings,
+            processors=os.cpu_count() or 1,
+            ready=lambda addresses: _say(folder, addresses, settings),
+            told_to_go=told_to_go.wait(),
+        )
+
+    with asyncio.Runner(loop_factory=event_loop()) as runner:
+        return OK if runner.run(until_told()) else DAMAGED
+
+
+def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    told_to_go.set()
+    for number in _SIGNALS:  # the next one means it
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> None:
+    """Where it listens, for people and for whoever started it."""
+    lines = [f"Holdfast serves {folder} at {', '.join(addresses)}"]
+    if settings.console:
+        lines.append(f"Console: {addresses[0]}/ui  API: {addresses[0]}/docs")
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""The faces of a broker that lives elsewhere: behind a server's address, or in another process on this machine."""

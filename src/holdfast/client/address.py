@@ -1,0 +1,65 @@
+"""Where a server is, as people write it: http://host:port, https://host:port, unix:/path; with a queue behind it."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from holdfast.errors import InvalidRequest
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """One server; `queue` is what the text named behind it."""
+
+    text: str
+    host: str = ""
+    port: int = 0
+    secure: bool = False
+    socket: str | None = None
+    queue: str | None = None
+
+    @property
+    def authority(self) -> str:
+        """What the Host header says."""
+        if self.socket is not None:
+            return "localhost"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS["https" if self.secure else "http"] else f"{host}:{self.port}"
+
+
+def is_address(place: object) -> bool:
+    """Whether the text names a server and not a folder."""
+    return isinstance(place, str) and place.startswith(("http://", "https://", "unix:"))
+
+
+def parse_address(text: object) -> Address:
+    """The address that the text stands for."""
+    if not isinstance(text, str) or not is_address(text):
+        raise InvalidRequest(f"{text!r} is no address: give http://host:port, https://host:port or unix:/path")
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        path = path.removeprefix("//") if path.startswith("///") else path
+        if not path.startswith("/"):
+            raise InvalidRequest(f"{text!r} is no address: a socket has an absolute path, such as unix:/run/holdfast")
+        return Address(text=text, socket=path)
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidRequest(f"{text!r} is no address: {error}") from None
+    if not parts.hostname or parts.query or parts.fragment or parts.username is not None:
+        raise InvalidRequest(f"{text!r} is no address: give http://host:port, and a token by itself")
+    queue = unquote(parts.path.strip("/")).removeprefix("v1/queues/")
+    if "/" in queue:
+        raise InvalidRequest(f"{text!r} is no address of a queue: give http://host:port/queue")
+    return Address(
+        text=text.rstrip("/") if not queue else text[: text.index("/", text.index("//") + 2)],
+        host=parts.hostname,
+        port=port or _PORTS[parts.scheme],
+        secure=parts.scheme == "https",
+        queue=queue or None,
+    )

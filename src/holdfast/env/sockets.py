@@ -1,0 +1,79 @@
+"""Connections to servers over TCP, TLS and Unix sockets: the one door to them."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+_PATH_BYTES: Final = 107  # what a Unix socket's name may have, without the zero byte behind it
+
+
+def connect_tcp(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """A connection to a server; small messages go out at once."""
+    made = socket.create_connection((host, port), timeout_s)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is None:
+        return made
+    try:
+        return tls.wrap_socket(made, server_hostname=host)
+    except BaseException:
+        made.close()
+        raise
+
+
+def connect_unix(path: str, timeout_s: float) -> socket.socket:
+    """A connection to a server on this machine."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(timeout_s)
+        with short_name(path) as name:
+            made.connect(name)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def listen_unix(path: str) -> socket.socket:
+    """Listen at a Unix socket that only this user may connect to; one that a dead process left is replaced."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with short_name(path) as name:
+            Path(name).unlink(missing_ok=True)
+            os.fchmod(made.fileno(), 0o600)  # before it has a name: at no time others may connect
+            made.bind(name)
+        made.listen(128)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+@contextmanager
+def short_name(path: str) -> Iterator[str]:
+    """A name for the path that is short enough for a socket: by way of its folder, opened, where it is too long."""
+    if len(os.fsencode(path)) <= _PATH_BYTES:
+        yield path
+        return
+    folder, name = os.path.split(path)
+    opened = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{opened}/{name}"
+    finally:
+        os.close(opened)
+
+
+def has_ended(connection: socket.socket) -> bool:
+    """Whether a connection that rests is of no use any more: the other end has closed it, or said something."""
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLIN | select.POLLHUP | select.POLLERR)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):
+        return True

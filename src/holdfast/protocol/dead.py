@@ -1,0 +1,86 @@
+"""Dead letters and delayed messages on the wire."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from holdfast.delivery.group import Failure
+from holdfast.embedded.dead import DeadGroup
+from holdfast.protocol.messages import Told, Wire
+from holdfast.protocol.queues import InGroup, Limit, Listed, Where
+
+LetterId = Annotated[str, Meta(min_length=1, max_length=300)]
+
+
+class DeadQuery(InGroup, kw_only=True):
+    """Which dead letters to show."""
+
+    where: Where | None = None
+    limit: Limit = 100
+    bodies: bool = True
+
+
+class DeadGroupsQuery(InGroup, kw_only=True):
+    """Which dead letters to group."""
+
+    where: Where | None = None
+    limit: Limit = 100
+
+
+class Letter(Listed, kw_only=True):
+    """A message that died: as it was, with every error, the reason and its original place."""
+
+    original_id: str
+    original_offset: int
+    original_timestamp: datetime
+    dead_at: datetime
+    failures: list[Failure] = []
+    first_delivery: datetime | None = None
+    last_delivery: datetime | None = None
+    state: Any = None
+
+
+class Letters(Told, kw_only=True):
+    """Dead letters, oldest first."""
+
+    letters: list[Letter]
+
+
+class DeadGroups(Told, kw_only=True):
+    """Dead letters by reason and kind of error, the most frequent first."""
+
+    groups: list[DeadGroup]
+
+
+class Purge(InGroup, kw_only=True):
+    """Which dead letters to drop for good: by id, by a condition, or all; with `dry_run` only say which."""
+
+    ids: Annotated[list[LetterId], Meta(max_length=100_000)] | None = None
+    where: Where | None = None
+    limit: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    dry_run: bool = False
+
+
+class Redrive(Purge, kw_only=True):
+    """Which dead letters to put back, and how many a second."""
+
+    rate: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
+
+
+class RedriveTold(Told, kw_only=True):
+    """What a redrive or a purge found and did; in a stream, how far it is, and `ended` in the last line."""
+
+    matched: int
+    done: int
+    ids: list[str] = []
+    ended: bool = True
+
+
+class DelayedQuery(Wire, kw_only=True):
+    """How many delayed messages to show, and whether with their bodies."""
+
+    limit: Limit = 100
+    bodies: bool = True

@@ -1,0 +1,152 @@
+"""Topics on the wire: how they are made and changed, read by offset, and written by producers that send again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, UnsetType
+
+from holdfast.embedded.topics import TopicInfo
+from holdfast.protocol.messages import Codec, Durability, Name, Number, Said, Told, Wait, Wire
+from holdfast.protocol.queues import Limit, Settings
+
+Partitions = Annotated[int, Meta(ge=1, le=10_000)]
+ProducerNumber = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]  # has 63 bits, which not every JSON can hold
+Epoch = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Sequence = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class TopicsQuery(Wire, kw_only=True):
+    """Which topics to tell of: so many, behind that name."""
+
+    limit: Limit = 1_000
+    after: Name | None = None
+
+
+class Topics(Told, kw_only=True):
+    """The topics that the caller may see, by name; `more` says that there are more behind the last of them."""
+
+    topics: list[TopicInfo]
+    more: bool = False
+
+
+class CreateTopic(Wire, kw_only=True):
+    """A topic's name, how many partitions it has, and its settings, such as {"retention_hours": 168}."""
+
+    name: Name
+    partitions: Partitions | None = None
+    settings: Settings = {}
+    exist_ok: bool = False
+
+
+class AlterTopic(Wire, kw_only=True):
+    """Settings to be changed; they count at once, and are kept."""
+
+    settings: Annotated[Settings, Meta(min_length=1)]
+
+
+class AddPartitions(Wire, kw_only=True):
+    """How many partitions are to be added."""
+
+    count: Partitions
+
+
+class CreateGroup(Wire, kw_only=True):
+    """A group in queue mode: where a new one begins, and what it does in another way than its topic."""
+
+    start: Literal["earliest", "latest"] = "earliest"
+    settings: Settings = {}
+
+
+class GroupSettings(Told, kw_only=True):
+    """A group in queue mode, and the settings that it follows."""
+
+    name: str
+    topic: str
+    settings: Settings
+
+
+class ReadQuery(Wire, kw_only=True):
+    """From where to read (the start, where nothing is said), how much, and how long to wait for something there."""
+
+    offset: Number | None = None
+    limit: Limit = 100
+    wait: Wait = 0
+    bodies: bool = True
+
+
+class ReadMessages(Told, kw_only=True):
+    """Messages of a partition, where to read on, and what the partition holds."""
+
+    messages: list[Said]
+    next_offset: int
+    start: int
+    end: int
+
+
+class BeginProducer(Wire, kw_only=True):
+    """A producer begins; one with a name fences those of that name before it. `resume`: it counts on from them."""
+
+    name: Name | None = None
+    resume: bool = False
+
+
+class ProducerBegun(Told, kw_only=True):
+    """Who the producer is. `since` is the epoch from which its sequences count."""
+
+    id: ProducerNumber
+    epoch: int = 0
+    since: int = 0
+
+
+class AppendQuery(Wire, kw_only=True):
+    """Who sends the messages, and which number the first of them has among all it sent to this partition."""
+
+    producer: ProducerNumber
+    sequence: Sequence
+    epoch: Epoch = 0
+    durability: Durability | None = None
+    codec: Codec | None = None
+
+
+class Written(Told, kw_only=True):
+    """Where the messages are, in their order; empty where they were stored too long ago to say."""
+
+    offsets: list[int]
+    durability: Durability
+    duplicate: bool = False
+
+
+class SequenceQuery(Wire, kw_only=True):
+    """The producer, and the epoch from which its sequences count."""
+
+    producer: ProducerNumber
+    since: Epoch = 0
+
+
+class NextSequence(Told, kw_only=True):
+    """The number that the producer's next message for this partition must have."""
+
+    sequence: int
+
+
+class TopicSettingsQuery(Wire, kw_only=True):
+    """Whether to tell of all settings, or only of those that were given to this topic."""
+
+    all: bool = True
+
+
+class SettingTold(Told, kw_only=True):
+    """A setting in force, and where it comes from: "default", a file, a variable, or the folder itself."""
+
+    name: str
+    value: object
+    origin: str
+    kind: Literal["default", "file", "environment", "folder"] = "default"
+
+
+class SettingsTold(Told, kw_only=True):
+    """Settings in force."""
+
+    settings: list[SettingTold]
+    path: str | UnsetType = UNSET

@@ -1,0 +1,39 @@
+"""Traces on the wire."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta
+
+from holdfast.broker.traces import TraceStep
+from holdfast.protocol.messages import Name, Told, Wire
+from holdfast.protocol.queues import Limit
+
+Words = Annotated[str, Meta(min_length=1, max_length=1_000)]
+
+
+class StatsQuery(Wire, kw_only=True):
+    """Of which topic, and of which time."""
+
+    topic: Name | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class TracesQuery(StatsQuery, kw_only=True):
+    """Which steps to find: the first ones that fit, or the last."""
+
+    group: Name | None = None
+    event: Words | None = None
+    holder: Words | None = None
+    error: Words | None = None
+    limit: Limit = 100
+    last: bool = False
+
+
+class Steps(Told, kw_only=True):
+    """Steps of messages, oldest first."""
+
+    steps: list[TraceStep]

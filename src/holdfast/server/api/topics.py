@@ -1,0 +1,252 @@
+"""Topics: made, changed and taken away; messages in, and out again by their offsets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from holdfast.broker.partition import Partition
+from holdfast.broker.waiters import TaskWaiter, Waiters
+from holdfast.embedded.message import Contents
+from holdfast.embedded.topics import TopicInfo
+from holdfast.errors import InvalidRequest, UnknownTopic
+from holdfast.protocol.media import JSON, LINES, MSGPACK
+from holdfast.protocol.messages import Said, StoredBatch
+from holdfast.protocol.topics import (
+    AddPartitions,
+    AlterTopic,
+    CreateGroup,
+    CreateTopic,
+    GroupSettings,
+    ReadMessages,
+    ReadQuery,
+    Topics,
+    TopicsQuery,
+)
+from holdfast.server.api.enqueue import Placing, drafts, publish
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import Response
+from holdfast.server.routing import Routes
+from holdfast.server.served import said
+from holdfast.settings import differing_settings
+from holdfast.storage.compaction import KeysCompacted
+
+routes = Routes("topics")
+
+_MOST_BYTES: Final = 16 * 1024 * 1024  # in one answer, unless a single message is larger
+
+
+@routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery, answers=Topics)
+async def list_topics(call: Call) -> Topics:
+    """The topics that the caller may see, by name."""
+    query: TopicsQuery = call.query
+    broker, after = call.service.broker, query.after or ""
+    names = [name for name in sorted(await broker.topics()) if name > after and call.principal.sees(name)]
+    found = []
+    for name in names[: query.limit]:
+        try:
+            found.append(await broker.describe_topic(name))
+        except UnknownTopic:
+            continue  # deleted meanwhile
+    return Topics(topics=found, more=len(names) > query.limit)
+
+
+@routes.add(
+    "POST",
+    "/v1/topics",
+    action="admin",
+    scope="any",
+    body=CreateTopic,
+    answers=TopicInfo,
+    status=201,
+    act=True,
+    errors=("topic_exists", "bad_settings"),
+)
+async def create_topic(call: Call) -> TopicInfo:
+    """Make a topic."""
+    wanted: CreateTopic = call.body
+    call.target = wanted.name
+    call.principal.check("admin", wanted.name)
+    return await call.service.broker.create_topic(
+        wanted.name, partitions=wanted.partitions, exist_ok=wanted.exist_ok, **_names(wanted.settings)
+    )
+
+
+@routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo, errors=("unknown_topic",))
+async def describe_topic(call: Call) -> TopicInfo:
+    """What a topic is and holds."""
+    return await call.service.broker.describe_topic(call.path["topic"])
+
+
+@routes.add(
+    "PATCH",
+    "/v1/topics/{topic}",
+    action="admin",
+    body=AlterTopic,
+    answers=TopicInfo,
+    act=True,
+    errors=("unknown_topic", "bad_settings"),
+)
+async def alter_topic(call: Call) -> TopicInfo:
+    """Change settings of a topic; they count at once, and are kept."""
+    given: AlterTopic = call.body
+    return await call.service.broker.alter_topic(call.path["topic"], **_names(given.settings))
+
+
+@routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True, errors=("unknown_topic",))
+async def delete_topic(call: Call) -> None:
+    """Take a topic away, with all its messages, groups and dead letters."""
+    await call.service.broker.delete_topic(call.path["topic"])
+
+
+@routes.add(
+    "POST",
+    "/v1/topics/{topic}/partitions",
+    action="admin",
+    body=AddPartitions,
+    answers=TopicInfo,
+    act=True,
+    errors=("unknown_topic", "bad_settings"),
+)
+async def add_partitions(call: Call) -> TopicInfo:
+    """Give a topic more partitions. From now on keys may go to other partitions than before."""
+    given: AddPartitions = call.body
+    return await call.service.broker.add_partitions(call.path["topic"], given.count)
+
+
+@routes.add(
+    "POST", "/v1/topics/{topic}/compact", action="admin", answers=KeysCompacted, act=True, errors=("unknown_topic",)
+)
+async def compact_topic(call: Call) -> KeysCompacted:
+    """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
+    return await call.service.broker.compact_topic(call.path["topic"])
+
+
+@routes.add(
+    "PUT",
+    "/v1/topics/{topic}/groups/{group}",
+    action="admin",
+    body=CreateGroup,
+    answers=GroupSettings,
+    act=True,
+    errors=("unknown_topic", "bad_settings"),
+)
+async def create_group(call: Call) -> GroupSettings:
+    """Make a group in queue mode, or change the settings of one that is there."""
+    wanted: CreateGroup = call.body
+    topic, name = call.path["topic"], call.path["group"]
+    changes = _names(wanted.settings)
+    async with await call.service.broker.group(topic, name, start=wanted.start, **changes) as group:
+        return GroupSettings(name=name, topic=topic, settings=differing_settings(group.settings))
+
+
+@routes.add(
+    "POST",
+    "/v1/topics/{topic}/messages",
+    action="publish",
+    query=Placing,
+    answers=StoredBatch,
+    status=201,
+    takes=(JSON, MSGPACK, LINES),
+    errors=("unknown_topic", "message_too_large", "queue_full", "disk_full"),
+)
+async def publish_messages(call: Call) -> Response:
+    """Store messages: those of one partition all or not at all. As JSON, MessagePack, or one JSON object a line."""
+    stored = await publish(call, call.path["topic"], await drafts(call), call.query)
+    return call.answer(StoredBatch(stored=stored))
+
+
+@routes.add(
+    "GET",
+    "/v1/topics/{topic}/partitions/{partition}/messages",
+    action="read",
+    query=ReadQuery,
+    answers=ReadMessages,
+    errors=("unknown_topic", "offset_out_of_range", "too_many_waiters"),
+)
+async def read_messages(call: Call) -> ReadMessages:
+    """Messages of a partition from an offset on, whoever has them; `wait` until there are any."""
+    query: ReadQuery = call.query
+    service, engine = call.service, call.service.broker._engine
+    topic, number = call.path["topic"], partition_of(call)
+    if not engine.is_open(topic):
+        await asyncio.to_thread(engine.topic, topic)
+    with engine.using(topic) as opened:
+        partition = opened.partition(number)
+        log = partition.log
+        offset = log.start if query.offset is None else query.offset
+        found = await _read(call, offset, query.limit)
+        if not found and query.wait and offset == log.end and not service.leaving:
+            most_s = service.settings.max_wait_ms / 1000
+            wait_s = most_s if query.wait < 0 else min(query.wait, most_s)
+            found = await service.wait(_arrived(call, partition, offset, wait_s))
+        messages = _within(found, bodies=query.bodies)
+        # What was looked at and is gone, or damaged, is passed over.
+        next_offset = messages[-1].offset + 1 if messages else max(offset, log.end)
+        return ReadMessages(messages=messages, next_offset=next_offset, start=log.start, end=log.end)
+
+
+async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
+    return await call.service.broker.read(call.path["topic"], partition=partition_of(call), offset=offset, limit=limit)
+
+
+async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:
+    """What comes to the end of a partition, in time."""
+    query: ReadQuery = call.query
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait_s
+    waiter = TaskWaiter(call.service.world.clock)
+    with listening(partition) as line:
+        while True:
+            with line.in_line(waiter):
+                found = await _read(call, offset, query.limit)  # what came before we stood in line would wake nobody
+                left_s = until - loop.time()
+                if found or left_s <= 0:
+                    return found
+                await waiter.wait(left_s)
+
+
+@contextmanager
+def listening(*partitions: Partition) -> Iterator[Waiters]:
+    """A line that arrivals in the partitions wake, besides those of the consumers."""
+    line = Waiters()
+    for partition in partitions:
+        partition.lines.append(line)
+    try:
+        yield line
+    finally:
+        for partition in partitions:
+            partition.lines.remove(line)
+
+
+def _within(found: list[Contents[bytes]], *, bodies: bool) -> list[Said]:
+    """As many of the messages as one answer should hold."""
+    messages: list[Said] = []
+    size = 0
+    for each in found:
+        message = said(each._home, each._record)
+        if not bodies:
+            message.body, message.omitted = b"", True
+        size += len(message.body)
+        if messages and size > _MOST_BYTES:
+            break
+        messages.append(message)
+    return messages
+
+
+def partition_of(call: Call) -> int:
+    """The partition that the path names."""
+    text = call.path["partition"]
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise InvalidRequest(f"{text!r} is no number of a partition")
+    return int(text)
+
+
+def _names(settings: dict[str, object]) -> dict[str, object]:
+    """Settings as arguments; those that are no settings must not become other arguments."""
+    for name in ("name", "topic", "partitions", "exist_ok", "start", "body_type"):
+        if name in settings and name != "partitions":
+            raise InvalidRequest(f"there is no setting {name}; see the settings of topics")
+    return settings

@@ -1,0 +1,76 @@
+"""The life of a server process: own the folder, listen, say so, serve until told to go, drain, let go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from holdfast.embedded.aio_broker import AsyncBroker, open_broker
+from holdfast.env import World
+from holdfast.env.environ import environment
+from holdfast.server.access import check_listening
+from holdfast.server.api.health import metrics_routes
+from holdfast.server.metrics import ServerMetrics
+from holdfast.server.otel import start_export
+from holdfast.server.server import Server
+from holdfast.server.tls import tls_context
+from holdfast.settings import BrokerSettings, ServerSettings
+
+logger = logging.getLogger(__name__)
+
+
+async def serve(
+    world: World,
+    folder: str,
+    broker_settings: BrokerSettings,
+    settings: ServerSettings,
+    *,
+    processors: int,
+    ready: Callable[[Sequence[str]], None],
+    told_to_go: Awaitable[object],
+) -> bool:
+    """Serve a folder until told to go; answers whether all that was under way then was finished."""
+    for warning in check_listening(settings):
+        logger.warning(warning)
+    tls = tls_context(settings, world.clock)
+    broker = await open_broker(folder, settings=broker_settings)
+    try:
+        server = make_server(world, broker, settings, processors=processors)
+        addresses = await server.listen(tls)
+    except BaseException:
+        await broker.close()
+        raise
+    ready(addresses)
+    try:
+        await told_to_go
+        logger.info(
+            "going", extra={"connections": len(server.http.connections), "waiting": server.service.waits.waiting}
+        )
+        finished = await server.drain()
+    finally:
+        await broker.close()
+    if not finished:
+        logger.warning("calls were cut off", extra={"drain_ms": settings.drain_ms})
+    return finished
+
+
+def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, processors: int) -> Server:
+    """A server with everything: the API, the metrics, the pages."""
+    metrics = ServerMetrics(broker._engine, most_groups=settings.metrics_groups)
+    metrics.trace_export = start_export(broker._engine, settings.otlp_endpoint, environment())
+    server = Server(
+        world,
+        broker,
+        settings,
+        processors=processors,
+        meter=metrics,
+        more=[metrics_routes(metrics.render, asks=settings.metrics_auth)],
+    )
+    service = server.service
+    metrics.gauge("http_waiting", "Calls that wait for messages.", lambda: service.waits.waiting)
+    metrics.gauge(
+        "http_windows_unsettled",
+        "Messages that streams have sent and nobody has settled.",
+        lambda: len(service.windows),
+    )
+    return server
