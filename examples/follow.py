@@ -2,7 +2,8 @@
 
     python examples/follow.py
 
-Readers take no lock and need no server: they open the same folder and see what the owner has published.
+Readers take no lock and need no server: they open the same folder, see what the owner has published, and are woken
+when there is more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import sys
 import tempfile
 import time
 
-from holdfast.errors import NotALog
 from holdfast.storage import LogReader, open_log
 
 MESSAGES = 50
@@ -26,23 +26,17 @@ def own(folder: str) -> None:
             time.sleep(0.01)
 
 
-def follow(folder: str, owner: subprocess.Popen[bytes]) -> None:
-    """Print messages as they come, until the last one, or until the owner is gone."""
-    reader, offset, alive = None, 0, True
-    while offset < MESSAGES and alive:
-        alive = owner.poll() is None
-        try:
-            reader = reader or LogReader(folder)
-        except NotALog:  # its owner has not made it yet
-            time.sleep(0.01)
-            continue
-        for record in reader.records(offset):
-            if record.offset % 10 == 0:
-                late_ms = (time.time_ns() - record.timestamp_ns) / 1e6
-                print(f"offset {record.offset}: {record.value.decode()!r}, seen {late_ms:.1f} ms after its append")
-            offset = record.offset + 1
-        time.sleep(0.002)  # nothing new: look again soon
-    print(f"the reader has seen {offset} messages; the owner appended {MESSAGES}")
+def follow(folder: str) -> None:
+    """Print messages as they come, until the last one, or until none has come for a while."""
+    seen = 0
+    for record in LogReader(folder).follow(0, timeout=30):
+        seen += 1
+        if record.offset % 10 == 0:
+            late_ms = (time.time_ns() - record.timestamp_ns) / 1e6
+            print(f"offset {record.offset}: {record.value.decode()!r}, seen {late_ms:.1f} ms after its append")
+        if seen == MESSAGES:
+            break
+    print(f"the reader has seen {seen} messages; the owner appended {MESSAGES}")
 
 
 if __name__ == "__main__":
@@ -50,9 +44,11 @@ if __name__ == "__main__":
         own(sys.argv[1])
     else:
         with tempfile.TemporaryDirectory() as temporary:
-            child = subprocess.Popen([sys.executable, __file__, f"{temporary}/followed"])
+            folder = f"{temporary}/followed"
+            open_log(folder).close()  # so that there is something to read
+            child = subprocess.Popen([sys.executable, __file__, folder])
             try:
-                follow(f"{temporary}/followed", child)
+                follow(folder)
                 sys.exit(child.wait(timeout=30))
             finally:
                 child.kill()  # no effect on a process that has ended

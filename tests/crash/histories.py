@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import InvalidRequest, TailLost
+from holdfast.large import Value
 from holdfast.model import Batch, LogPosition
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
+from holdfast.storage.spool import Spool
 
 FOLDER = "data/log"
 
@@ -52,8 +54,18 @@ class History:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.rng.choices(
-                [self.append, self.append_many, self.sync, self.trim, self.truncate, self.reopen, self.kill, self.tick],
-                [10, 4, 2, 1, 1, 1, 1, 1],
+                [
+                    self.append,
+                    self.append_many,
+                    self.append_large,
+                    self.sync,
+                    self.trim,
+                    self.truncate,
+                    self.reopen,
+                    self.kill,
+                    self.tick,
+                ],
+                [10, 4, 2, 2, 1, 1, 1, 1, 1],
             )[0]()
         self.log.close()
 
@@ -63,6 +75,19 @@ class History:
     def append_many(self) -> None:
         """A batch of several frames."""
         self._append([self.rng.randbytes(self.rng.randint(300, 700)) for _ in range(self.rng.randint(2, 5))])
+
+    def append_large(self) -> None:
+        """One that comes in pieces, and then gets a segment of its own: the file that it came in, or a copy."""
+        value, log = self.rng.randbytes(self.rng.randint(300, 5000)), self.log
+        log._writer.apart_bytes = 200
+        head_bytes = self.rng.choice([8, 8, 0])
+        world = World(clock=self.clock, disk=self.disk, ids=self.ids)
+        with Spool(world, log.folder, log.settings, head_bytes=head_bytes, file_bytes=250) as spool:
+            for at in range(0, len(value), 500):
+                if spool.add(value[at : at + 500]):
+                    spool.flush()
+            self._note_and(value, spool.value())
+        log._writer.apart_bytes = 1 << 40
 
     def sync(self) -> None:
         self.log.sync()
@@ -128,6 +153,17 @@ class History:
             self._all_durable()
         if self.rng.random() < 0.3:
             self.hold_position()
+
+    def _note_and(self, value: bytes, large: Value) -> None:
+        durability = self.rng.choice(["fsync", "os", "interval"])
+        first, epoch = self.log.written_end, self.log.epoch
+        self.told.written[epoch, first] = value
+        self.told.batches.append((epoch, first, first + 1))
+        appended = self.log.append(Batch(values=[large]), durability=durability)
+        assert (appended.offset, appended.next_offset) == (first, first + 1)
+        self.told.acknowledged[first] = (epoch, value)
+        if durability == "fsync":
+            self._all_durable()
 
     def _value(self) -> bytes:
         return self.rng.randbytes(self.rng.choice([0, 1, 7, 8, 50, 200, 900]))

@@ -12,7 +12,9 @@ import pytest
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Unavailable
+from holdfast.model import Batch
 from holdfast.storage.log import Log
+from holdfast.storage.spool import Spool
 from tests.crash.histories import FOLDER, small_settings
 
 FAULTS = ["EIO", "ENOSPC", "EDQUOT", "short write"]
@@ -66,6 +68,25 @@ def roll(run: Run) -> None:
     run.attempt(run.log.tick)
 
 
+def apart(run: Run) -> None:
+    """Messages that get a segment of their own: out of memory, and out of the file that they came in."""
+    run.log._writer.apart_bytes = 1000
+    run.attempt(lambda: run.append([b"a" * 1500], "fsync"))
+    run.attempt(lambda: run.append([b"small"], "os"))
+    run.attempt(lambda: stream(run, b"b" * 6000, "fsync"))
+    run.attempt(lambda: stream(run, b"c" * 1200, "os"))
+    assert not [name for name in run.disk.names(FOLDER) if name.startswith("spool")] or run.disk.faults.fired
+
+
+def stream(run: Run, value: bytes, durability: str) -> None:
+    with Spool(run.world(), FOLDER, small_settings(), head_bytes=8, file_bytes=500) as spool:
+        for at in range(0, len(value), 700):
+            if spool.add(value[at : at + 700]):
+                spool.flush()
+        appended = run.log.append(Batch(values=[spool.value()]), durability=durability)
+    run.acknowledged[appended.offset] = (value, durability)
+
+
 def trim(run: Run) -> None:
     run.attempt(lambda: run.log.trim(run.log.end))
     run.attempt(lambda: run.append([b"after trim"], "fsync"))
@@ -86,7 +107,7 @@ def recovery(run: Run) -> None:
     run.attempt(run.open)
 
 
-OPERATIONS = [publish, sync, roll, trim, truncate, close, recovery]
+OPERATIONS = [publish, sync, roll, apart, trim, truncate, close, recovery]
 
 
 def used_disk(*, maps: bool) -> SimulatedDisk:

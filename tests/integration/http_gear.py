@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import ssl
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -96,6 +97,7 @@ def serving(
     more: Callable[[], Sequence[Routes]] = tuple,
     meter: MeterAndCounts | None = None,
     auditor: Auditor | None = None,
+    tls: ssl.SSLContext | None = None,
     **settings: Any,
 ) -> Iterator[Serving]:
     """A server of the folder; `settings` are those of ServerSettings, on a free port of 127.0.0.1."""
@@ -108,7 +110,7 @@ def serving(
         ending = asyncio.Event()
         async with aio.open_broker(folder) as broker:
             server = Server(real_world(), broker, chosen, meter=meter, auditor=auditor, more=more())
-            addresses = await server.listen()
+            addresses = await server.listen(tls)
             loop = asyncio.get_running_loop()
             made = Serving(server, loop, addresses[0])
             endings.append(lambda: loop.call_soon_threadsafe(ending.set))

@@ -42,6 +42,7 @@ with open_log(sys.argv[1], LogSettings(durability="os")) as log:
             log.append_one(b"%d" % sent)
             sent += 1
         time.sleep(chance.choice([0, 0, 0.00005, 0.0003, 0.001]))
+    sys.stdin.read()  # closing would be a sign, too
 """
 
 

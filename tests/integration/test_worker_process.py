@@ -108,7 +108,7 @@ class Place:
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+                process.communicate()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from holdfast.env import ManualClock, RealDisk, SeededIds, World, real_world
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
-from holdfast.errors import NotALog, OffsetOutOfRange
+from holdfast.errors import InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader
 from holdfast.storage.files import join
@@ -176,7 +176,7 @@ def test_the_safety_look_finds_what_nobody_told():
     reader = LogReader(FOLDER, world=place.world)
 
     def replace_the_state_file() -> None:
-        place.log.close()
+        place.log._lock.release()  # as if it was killed: the old file is as it was
         place.disk.remove(join(FOLDER, "state"))
         with Log.open(FOLDER, SETTINGS, place.world) as log:
             log.append_one(b"in another file")
@@ -238,6 +238,18 @@ def test_whoever_wants_no_watch_gets_none_and_no_warning(caplog):
         arrivals.wait([reader], no_news, timeout_s=10)
     assert (place.watches, arrivals.looks, caplog.records) == ([], 11, [])
     assert place.asked() == 0
+
+
+def test_whoever_wants_no_safety_look_sleeps_for_good():
+    place = Place()
+    place.arrivals(safety_poll_ms=0).wait([LogReader(FOLDER, world=place.world)], no_news, timeout_s=10_000)
+    assert place.sleeps == [10_000]
+
+
+@pytest.mark.parametrize("wrong", [{"poll_interval_ms": 0}, {"poll_jitter_ms": -1}, {"safety_poll_ms": -1}])
+def test_settings_that_would_never_rest_are_refused(wrong):
+    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+        FollowSettings(**wrong)
 
 
 def test_without_an_owner_nobody_is_relied_upon_until_there_is_one_again():

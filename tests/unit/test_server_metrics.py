@@ -18,7 +18,7 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.queries import QueryLease
 from holdfast.env import SeededIds, World
 from holdfast.errors import LeaseLost
-from holdfast.server.engine_metrics import OF_GROUP, OF_TOPIC, TIMES_OF_GROUP, TIMES_OF_TOPIC
+from holdfast.server.engine_metrics import OF_GROUP, OF_TOPIC, TIMES_OF_GROUP, TIMES_OF_TOPIC, sync_times
 from holdfast.server.families import PREFIX
 from holdfast.server.http_metrics import HttpMetrics
 from holdfast.server.metrics import ServerMetrics
@@ -363,6 +363,14 @@ def test_the_age_is_read_once_for_as_long_as_the_first_message_stays(stage: Stag
     stage.clock.advance(seconds=1)
     stage.take().ack()
     assert stage.value("lag_seconds", **GROUP, mode="queue") == 1
+
+
+def test_the_syncs_of_all_open_topics_can_be_had_together(stage: Stage):
+    stage.broker.create_topic("more")
+    before = sync_times(stage.engine).count
+    stage.put()
+    stage.broker.publish("more", b"x")
+    assert sync_times(stage.engine).count == before + 2
 
 
 def test_no_topic_is_opened_for_a_look():

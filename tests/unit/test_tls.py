@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.env import ManualClock
 from holdfast.errors import BadSettings
+from holdfast.server.server import event_loop
 from holdfast.server.tls import names_in, tls_context
 from holdfast.settings import ServerSettings
 from tests.unit.certificates import Issuer
@@ -75,6 +76,12 @@ async def served(place: Place, *, mutual: bool = False) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
+def run(story: Coroutine[Any, Any, None]) -> None:
+    """On the loop that servers have."""
+    with asyncio.Runner(loop_factory=event_loop()) as runner:
+        runner.run(story)
+
+
 async def greeted(port: int, context: ssl.SSLContext) -> str:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
@@ -100,7 +107,7 @@ def test_a_client_that_trusts_the_issuer_is_served(place: Place):
             with pytest.raises(ssl.SSLError):
                 await greeted(port, place.trusting(OTHERS))
 
-    asyncio.run(story())
+    run(story())
 
 
 def test_nothing_older_than_tls_1_2_is_spoken(place: Place):
@@ -132,7 +139,7 @@ def test_new_connections_have_the_new_certificate_and_a_broken_one_is_not_used(
             place.clock.advance(seconds=1)
             assert await greeted(port, place.trusting(OURS)) == "hello"
 
-    asyncio.run(story())
+    run(story())
 
 
 def test_a_client_is_known_by_the_names_in_its_certificate(place: Place, tmp_path: Path):
@@ -147,7 +154,7 @@ def test_a_client_is_known_by_the_names_in_its_certificate(place: Place, tmp_pat
             for context in (place.trusting(OURS), place.trusting(OURS, client=stranger)):
                 assert await answer_or_refusal(port, context) == ""
 
-    asyncio.run(story())
+    run(story())
 
 
 async def answer_or_refusal(port: int, context: ssl.SSLContext) -> str:
@@ -174,7 +181,7 @@ def test_an_issuer_that_is_taken_out_is_trusted_no_more(place: Place, tmp_path: 
             place.clock.advance(seconds=1)
             assert [await answer_or_refusal(port, context) for context in contexts] == ["", "hello new"]
 
-    asyncio.run(story())
+    run(story())
 
 
 def test_mistakes_in_the_files_are_told(place: Place, tmp_path: Path):

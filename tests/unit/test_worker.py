@@ -157,9 +157,9 @@ def test_leaving_by_sys_exit_is_a_failure_and_no_way_out(place: Place):
 def test_a_plain_function_that_returns_a_coroutine_has_handled_nothing(place: Place):
     place.q.put(b"a")
 
-    async def work(message: Any) -> None: ...
+    async def work(message: Any, factor: int) -> None: ...
 
-    with place.worker(lambda message: work(message)):
+    with place.worker(lambda message: work(message, 2)):
         assert place.told.wait(PATIENCE_S)
     assert "make it async def" in str(place.errors[0][0])
     assert place.q.stats().ready == 1

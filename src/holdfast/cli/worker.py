@@ -63,9 +63,9 @@ def worker_command(
     """
     from holdfast.server.json_logs import start_logging
 
-    names = list(queue or ())
+    names = queue or []
     if "://" not in at:
-        names = [chosen_topic(at, name) for name in names or [None]]
+        names = [chosen_topic(at, name) for name in names] or [chosen_topic(at, None)]
     elif not names:
         raise InvalidRequest("say which queue with --queue")
     worker = holdfast.Worker(

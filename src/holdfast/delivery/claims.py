@@ -45,6 +45,7 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
             f"message {offset} is no longer yours: {lease.holder or 'another consumer'} has it since "
             f"{_time(lease.at_ms)} (attempt {attempt}), {_ending(group, offset)}. Nothing was changed by this call; "
             "what you did with the message may be done twice",
+            offsets=(offset,),
             holder=lease.holder,
             since_ms=lease.at_ms,
             why=_ending(group, offset),
@@ -58,7 +59,12 @@ def lost(group: Group, receipt: Claim) -> LeaseLost:
         last = history.failures[-1]
         why = f"{last.why} at {_time(last.at_ms)} (held by {last.holder or 'you'}); it is {phase.value} now"
         since_ms = last.at_ms
-    return LeaseLost(f"message {offset} is no longer yours: {why}. Nothing was changed", since_ms=since_ms, why=why)
+    return LeaseLost(
+        f"message {offset} is no longer yours: {why}. Nothing was changed",
+        offsets=(offset,),
+        since_ms=since_ms,
+        why=why,
+    )
 
 
 def _ending(group: Group, offset: int) -> str:

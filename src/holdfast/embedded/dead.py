@@ -83,16 +83,16 @@ class DeadLetters(Generic[Body]):
         """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):
             raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
-        letters = self._chosen(ids, where, limit)
-        # In the order in which they were published: those of one key must not overtake each other.
-        letters.sort(key=lambda letter: (letter.original_offset, letter.offset))
+        letters = self.to_redrive(ids, where, limit)
         if dry_run:
             return _result(letters, 0)
-        done = 0
-        for batch in self._paced(letters, rate):
-            for station, letters_there in _by_station(batch):
-                done += station.graves().redrive(letters_there)
-        return _result(letters, done)
+        return _result(letters, sum(map(put_back, self._paced(letters, rate))))
+
+    def to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
+        """Those that are meant, in the order in which they were published: those of one key must not overtake."""
+        letters = self._chosen(ids, where, limit)
+        letters.sort(key=lambda letter: (letter.original_offset, letter.offset))
+        return letters
 
     def purge(
         self,
@@ -121,7 +121,7 @@ class DeadLetters(Generic[Body]):
         return [self.show(letter_id) for letter_id in wanted][:limit]
 
     def _paced(self, letters: list_[DeadLetter[Body]], rate: float | None) -> Iterator[list_[DeadLetter[Body]]]:
-        size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+        size = at_once(rate)
         clock, never = self._face._engine.world.clock, threading.Event()
         for i in range(0, len(letters), size):
             if i and rate is not None:
@@ -149,6 +149,16 @@ def grouped(letters: Iterable[DeadLetter[Any]]) -> list_[DeadGroup]:
         for (reason, error), alike in found.items()
     ]
     return sorted(groups, key=lambda group: (-group.count, group.error))
+
+
+def at_once(rate: float | None) -> int:
+    """How many letters to put back in one go, at so many a second."""
+    return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+
+
+def put_back(letters: Iterable[DeadLetter[Any]]) -> int:
+    """Let these letters be messages again; answers how many were still there."""
+    return sum(station.graves().redrive(letters_there) for station, letters_there in _by_station(letters))
 
 
 def no_letter(letter_id: str) -> InvalidRequest:

@@ -1,9 +1,8 @@
-"""The server itself on the wire: how it does, who waits, what administrators did."""
+"""The server itself on the wire: how it does, and who waits."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
 from holdfast.protocol.messages import Told, Wire
 from holdfast.protocol.queues import Limit
@@ -47,25 +46,3 @@ class WaitersTold(Told, kw_only=True):
     waiting: int
     max_waiters: int
     lines: list[WaitersAt]
-
-
-class ActTold(Told, kw_only=True):
-    """One act of an administrator. `outcome` is "begun", "done" or the code of an error."""
-
-    time: datetime
-    id: str
-    principal: str
-    peer: str
-    action: str
-    route: str
-    target: str
-    parameters: dict[str, Any]
-    correlation_id: str
-    outcome: str
-    count: int | None = None
-
-
-class Acts(Told, kw_only=True):
-    """What administrators did, the newest first."""
-
-    acts: list[ActTold]

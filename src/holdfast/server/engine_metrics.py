@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.metrics import Counter, Metrics
+from holdfast.broker.metrics import Counter, Histogram, Metrics, Times
 from holdfast.broker.positions import lag_of
 from holdfast.broker.query_pins import query_gauges
 from holdfast.broker.topic import Topic
@@ -56,6 +56,14 @@ TIMES_OF_GROUP: Final = {
     "wait_seconds": ("From published, or come due, to delivered.", _SLOW),
     "handle_seconds": ("From delivered to acked.", _SLOW),
 }
+
+
+def sync_times(engine: BrokerEngine) -> Times:
+    """How long syncs of the disk took, of all topics that are open, since each was opened."""
+    total = Histogram()
+    for topic in engine.open_topics():
+        total.merge(topic.metrics.sync_seconds)
+    return total.snapshot()
 
 
 class _Families:

@@ -11,6 +11,7 @@ from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
 from holdfast.server.flow import WaitLimit, Windows
+from holdfast.server.members import ServedMembers
 from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
 
@@ -28,6 +29,7 @@ class Service:
         self.settings = settings
         self.waits = WaitLimit(settings.waiters(processors))
         self.windows = Windows()
+        self.members = ServedMembers(broker)
         self.leaving = False
         self._waiting: set[asyncio.Task[Any]] = set()
         self._groups: OrderedDict[tuple[str, str], ServedGroup] = OrderedDict()

@@ -1,8 +1,9 @@
 """The segmented log: what it acknowledged it never lets go of."""
 
+from holdfast.storage.following import FollowSettings
 from holdfast.storage.keeper import open_log
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader
 from holdfast.storage.recovery import OpenReport
 
-__all__ = ["Log", "LogReader", "OpenReport", "open_log"]
+__all__ = ["FollowSettings", "Log", "LogReader", "OpenReport", "open_log"]

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.codec.encode import Body, Packing, encode_batch, encode_values, message_sizes
 from holdfast.codec.frame import Kind
 from holdfast.errors import InvalidRequest, MessageTooLarge
-from holdfast.large import LargeValue
+from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import NO_PRODUCER, Batch, CodecName, Producer
 from holdfast.settings import LogSettings
 
@@ -107,6 +107,11 @@ class Encoder:
             )
             self._packings[codec] = packing
         return packing
+
+
+def most_plain_bytes(settings: LogSettings) -> int:
+    """Up to how many bytes a single value goes the short way."""
+    return min(settings.max_message_bytes, LARGE_BYTES) if settings.codec == "none" else -1
 
 
 def check_origin(kind: Kind, producer: Producer) -> None:

@@ -12,13 +12,16 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from holdfast.env import FolderWatch, WatchRefused, World, is_remote
+from holdfast.errors import InvalidRequest
 
 logger = logging.getLogger(__name__)
+
+_NEVER_NS: Final = 2**62
 
 
 class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +30,13 @@ class FollowSettings(msgspec.Struct, frozen=True, kw_only=True):
     watch: bool = True
     poll_interval_ms: int = 3_000
     poll_jitter_ms: int = 500
-    safety_poll_ms: int = 300_000
+    safety_poll_ms: int = 300_000  # 0: never
+
+    def __post_init__(self) -> None:
+        if self.poll_interval_ms < 1 or self.poll_jitter_ms < 0 or self.safety_poll_ms < 0:
+            raise InvalidRequest(
+                f"cannot follow with {self}: poll_interval_ms is 1 or more, poll_jitter_ms and safety_poll_ms 0 or more"
+            )
 
 
 class Followed(Protocol):
@@ -55,7 +64,7 @@ class Arrivals:
         self._watch: FolderWatch | None = None
         self._refused = not self._settings.watch
         self._now_ns = world.clock.monotonic_ns
-        self._safety_ns = self._settings.safety_poll_ms * 1_000_000
+        self._safety_ns = self._settings.safety_poll_ms * 1_000_000 or _NEVER_NS
         self._checked_ns = self._now_ns()
         self.looks = 0
 

@@ -21,7 +21,7 @@ from holdfast.env import FolderLock, World, close_in_children, real_world
 from holdfast.errors import Closed, InvalidRequest, OffsetOutOfRange
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
 from holdfast.settings import LogSettings
-from holdfast.storage.batches import Encoder, check_origin
+from holdfast.storage.batches import Encoder, check_origin, most_plain_bytes
 from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progress, compact_keys
 from holdfast.storage.follower import Follower
 from holdfast.storage.gate import SyncGate
@@ -78,7 +78,7 @@ class Log:
         self._encoder = Encoder(settings)
         self._now_ns = world.clock.now_ns
         self._default_durability: Durability = settings.durability
-        self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
+        self._most_plain_bytes = most_plain_bytes(settings)
         self._pins: dict[str, int] = {}
         self._compacting = threading.RLock()
         self._unsynced_since_ns: int | None = None
@@ -153,7 +153,7 @@ class Log:
         self._writer.change(settings)
         self._encoder = Encoder(settings)
         self._default_durability = settings.durability
-        self._most_plain_bytes = settings.max_message_bytes if settings.codec == "none" else -1
+        self._most_plain_bytes = most_plain_bytes(settings)
 
     def segments(self) -> list[SegmentFacts]:
         """The segments, oldest first; the last one is the active one."""

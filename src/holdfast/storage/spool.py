@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from crc32c import crc32c
@@ -25,7 +25,6 @@ from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, join, write_fully
 
-_GATHER_BYTES: Final = 1 << 20
 _LOOK_EVERY_BYTES: Final = 16 << 20
 
 
@@ -71,7 +70,9 @@ class LaidOut:
     def close(self) -> None:
         """Remove the file, unless it was taken; what is still read of it stays readable."""
         with self._lock:
-            if not self._closed and self._file is not None:
+            if self._closed:
+                return
+            if self._file is not None:
                 with contextlib.suppress(OSError):  # then the next opening removes it
                     self._world.disk.remove(self._path)
             self._let_go()
@@ -85,17 +86,26 @@ class LaidOut:
 class Spool(LaidOut):
     """Takes one value in, piece by piece; for one caller at a time, who may change threads.
 
-    `head_bytes` is how much will stand between the frame's header and the value.
+    `head_bytes` is how much will stand between the frame's header and the value. What has fewer than `file_bytes`
+    needs no file.
     """
 
     def __init__(
-        self, world: World, folder: str, settings: LogSettings, *, head_bytes: int = 0, size_hint: int | None = None
+        self,
+        world: World,
+        folder: str,
+        settings: LogSettings,
+        *,
+        head_bytes: int = 0,
+        size_hint: int | None = None,
+        file_bytes: int = LARGE_BYTES,
     ) -> None:
         super().__init__(world, folder)
         self._folder = folder
         self._settings = settings
         self.head_bytes = head_bytes
         self._start = HEADER_BYTES + head_bytes
+        self._file_bytes = file_bytes
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._written = 0
@@ -113,7 +123,7 @@ class Spool(LaidOut):
         self._check_size(self._written + self._gathered_bytes + len(content))
         self._gathered.append(content)
         self._gathered_bytes += len(content)
-        return self._gathered_bytes >= _GATHER_BYTES
+        return self._gathered_bytes >= self._file_bytes
 
     def flush(self) -> None:
         """Write what is gathered."""
@@ -123,25 +133,23 @@ class Spool(LaidOut):
         if self._written >= self._look_at:
             self._check_free(len(content))
             self._look_at = self._written + _LOOK_EVERY_BYTES
-        try:
+        with self._naming_errors():
             self.write(self._start + self._written, [content])
-        except OSError as error:
-            raise self._refusal(error) from error
         self._sum = crc32c(content, self._sum)
         self._written += len(content)
 
     def value(self) -> Value:
         """All that came: in memory where it is small, else in the file, with the checksum of what was given."""
-        if not self._written and self._gathered_bytes <= LARGE_BYTES:
+        if not self._written and self._gathered_bytes < self._file_bytes:
             return b"".join(self._gathered)
         self.flush()
-        return LargeValue(self.view(self._start, self._written), 0, self._written, self._sum, home=self)
+        with self._naming_errors():
+            view = self.view(self._start, self._written)
+        return LargeValue(view, 0, self._written, self._sum, home=self)
 
     def sync(self) -> None:
-        try:
+        with self._naming_errors():
             super().sync()
-        except OSError as error:
-            raise self._refusal(error) from error
 
     def __enter__(self) -> Spool:
         return self
@@ -158,17 +166,23 @@ class Spool(LaidOut):
             )
 
     def _check_free(self, more: int) -> None:
-        free, keep = self._world.disk.free_bytes(self._folder), self._settings.min_free_bytes
+        keep = self._settings.min_free_bytes
+        with self._naming_errors():
+            free = self._world.disk.free_bytes(self._folder)
         if free - more < keep:
             raise self._full(f"{free:,} bytes are free, {more:,} are needed, {keep:,} must stay free")
 
-    def _refusal(self, error: OSError) -> Unavailable:
-        if error.errno in FULL_DISK:
-            return self._full(error.strerror or "no room")
-        return Unavailable(
-            f"a large message could not be written in {self._folder}: {error.strerror or error}. Nothing of it was "
-            "kept; look at the disk, then try again"
-        )
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL_DISK:
+                raise self._full(error.strerror or "no room") from error
+            raise Unavailable(
+                f"a large message could not be written in {self._folder}: {error.strerror or error}. Nothing of it "
+                "was kept; look at the disk, then try again"
+            ) from error
 
     def _full(self, why: str) -> DiskFull:
         return DiskFull(

@@ -180,12 +180,12 @@ class Writer:
 
         Only its header and its name are given while they wait, whatever its size is.
         """
-        with self.lock:
-            self.check_usable()
-            if body.home is None:
-                self._check_free(body.frame_bytes)
         laid_out = None
         try:
+            with self.lock:
+                self.check_usable()
+                if body.home is None:
+                    self._check_free(body.frame_bytes)
             laid_out = lay_out(self._world, self._folder, body)
             if hold:
                 laid_out.sync()  # or the next sync, for which others wait, would have all of it to do

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable
 from typing import Any, Final
 
-_PATIENCE_S: Final = 2.0
+_PATIENCE_S: Final = 1.0
 
 
 class Bridge:

@@ -28,6 +28,7 @@ SILENT: Final = 4
 
 # For what should take no time, but may hang: a disk, a server, an event loop.
 _PATIENCE_S: Final = 5.0
+_CLOSING_S: Final = 15.0
 
 
 class Control:
@@ -154,9 +155,9 @@ class Control:
         return True
 
     def _pause(self, seconds: float) -> None:
-        until_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
-        while not self._stopping and (left_ns := until_ns - self._clock.monotonic_ns()) > 0:
-            self._clock.wait(self._look, left_ns / 1e9)
+        until_ns = self._until_ns(seconds)
+        while not self._stopping and (left_s := self._left_s(until_ns)):
+            self._clock.wait(self._look, left_s)
 
     def _watch(self) -> None:
         limit_s = self._options.exit_after_silence_s
@@ -217,28 +218,42 @@ class Control:
         finished = self._drain(self._options.drain_s)
         if not finished:
             self._cut_off()
-        for lane in self._lanes:
-            if lane.given:
-                lane.join(self._options.poll_s + _PATIENCE_S)
-        finished = self._drain(_PATIENCE_S) and finished  # what was just being taken is given back
-        for thread in self._asides:
-            thread.join(_PATIENCE_S)
-        stopped = self._hooks.stop(self._bridge)
-        closed = self._close()
+        in_order = self._let_go() and finished
         self._crew.end()
         self._bridge.end()
-        if self._code == OK and not (finished and stopped and closed):
+        if self._code == OK and not in_order:
             self._code = UNFINISHED
         logger.info("worker ended", extra={"code": self._code, "handled": self.counts["handled"]})
 
+    def _let_go(self) -> bool:
+        """Give back what is left, say good-bye, close what is ours; answers whether all of that went well."""
+        until_ns = self._until_ns(self._options.poll_s + _PATIENCE_S)
+        for lane in self._lanes:
+            if lane.given:
+                lane.join(self._left_s(until_ns))
+        finished = self._drain(self._left_s(until_ns))  # what was just being taken is given back
+        for thread in self._asides:
+            thread.join(self._left_s(until_ns))
+            finished = finished and not thread.is_alive()
+        stopped: list[bool] = []
+        self._aside(lambda: stopped.append(self._hooks.stop(self._bridge))).join(self._options.drain_s + _PATIENCE_S)
+        in_order = finished and stopped == [True]
+        return self._close(_CLOSING_S if in_order else 1.0) and in_order
+
+    def _until_ns(self, seconds: float) -> int:
+        return self._clock.monotonic_ns() + round(seconds * 1e9)
+
+    def _left_s(self, until_ns: int) -> float:
+        return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
+
     def _drain(self, seconds: float) -> bool:
         """Wait until nothing runs any more, but not for ever; answers whether that is so."""
-        until_ns = self._clock.monotonic_ns() + round(seconds * 1e9)
+        until_ns = self._until_ns(seconds)
         while self._runs:
             self._look.clear()
             self._check_time_limits()
-            left_s = (until_ns - self._clock.monotonic_ns()) / 1e9
-            if left_s <= 0:
+            left_s = self._left_s(until_ns)
+            if not left_s:
                 return not self._runs
             if self._runs:
                 next_s = self._runs.next_s()
@@ -255,7 +270,7 @@ class Control:
             reason = f"shutdown: the worker ended, and waited {self._options.drain_s:g} s for its handler"
             self._give_up(run, Settlement("nack", reason))
 
-    def _close(self) -> bool:
+    def _close(self, seconds: float) -> bool:
         """Let go of the queues that are ours; that also wakes those who still wait for a message."""
         failures: list[Exception] = []
 
@@ -267,10 +282,11 @@ class Control:
                     failures.append(error)
                     logger.error("queue could not be closed", extra={"queue": str(lane)}, exc_info=error)
 
+        until_ns = self._until_ns(seconds)
         thread = self._aside(close)
-        thread.join(_PATIENCE_S)
+        thread.join(self._left_s(until_ns))
         for lane in self._lanes:
-            lane.join(_PATIENCE_S)
+            lane.join(self._left_s(until_ns))
         return not thread.is_alive() and not failures
 
 

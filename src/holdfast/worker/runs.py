@@ -57,7 +57,6 @@ class Runs:
         self._wake = wake
         self._lock = threading.Lock()
         self._runs: set[Run] = set()
-        self._soonest_ns: int | None = None  # when control looks next
         self._closed = False
 
     def __len__(self) -> int:
@@ -83,13 +82,9 @@ class Runs:
             if self._closed:
                 return False
             run.began_ns = now_ns = self._clock.monotonic_ns()
-            if self._limit_ns is None:
-                return True
-            run.deadline_ns = now_ns + self._limit_ns
-            asleep = self._soonest_ns is None
-        if asleep:
-            self._wake()
-        return True
+            if self._limit_ns is not None:
+                run.deadline_ns = now_ns + self._limit_ns
+            return True
 
     def remove(self, run: Run) -> bool:
         """It is over; False where it was before."""
@@ -118,8 +113,9 @@ class Runs:
         return found
 
     def next_s(self) -> float | None:
-        """In how many seconds the next one will have had its time."""
-        with self._lock:
-            deadlines = (run.deadline_ns for run in self._runs if run.deadline_ns is not None)
-            self._soonest_ns = soonest_ns = min(deadlines, default=None)
-        return None if soonest_ns is None else max(0.0, (soonest_ns - self._clock.monotonic_ns()) / 1e9)
+        """In how many seconds one may have had its time: those that begin meanwhile have theirs later than that."""
+        if self._limit_ns is None:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        deadlines = [run.deadline_ns for run in self.all() if run.deadline_ns is not None]
+        return max(0, min(deadlines, default=now_ns + self._limit_ns) - now_ns) / 1e9

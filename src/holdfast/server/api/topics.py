@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 from holdfast.broker.partition import Partition
+from holdfast.broker.policy import differing_settings
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.embedded.message import Contents
 from holdfast.embedded.topics import TopicInfo
-from holdfast.errors import InvalidRequest, UnknownTopic
+from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
 from holdfast.protocol.media import JSON, LINES, MSGPACK
 from holdfast.protocol.messages import Said, StoredBatch
 from holdfast.protocol.topics import (
@@ -30,12 +31,13 @@ from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
-from holdfast.settings import differing_settings
+from holdfast.settings import TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 
 routes = Routes("topics")
 
 _MOST_BYTES: Final = 16 * 1024 * 1024  # in one answer, unless a single message is larger
+_NO_SETTINGS: Final = frozenset({"self", "name", "topic", "exist_ok", "start", "body_type", "group"})
 
 
 @routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery, answers=Topics)
@@ -69,9 +71,10 @@ async def create_topic(call: Call) -> TopicInfo:
     wanted: CreateTopic = call.body
     call.target = wanted.name
     call.principal.check("admin", wanted.name)
-    return await call.service.broker.create_topic(
-        wanted.name, partitions=wanted.partitions, exist_ok=wanted.exist_ok, **_names(wanted.settings)
-    )
+    changes = changes_of(wanted.settings)
+    if wanted.partitions is not None:
+        changes["partitions"] = wanted.partitions
+    return await call.service.broker.create_topic(wanted.name, exist_ok=wanted.exist_ok, **changes)
 
 
 @routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo, errors=("unknown_topic",))
@@ -92,7 +95,7 @@ async def describe_topic(call: Call) -> TopicInfo:
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
-    return await call.service.broker.alter_topic(call.path["topic"], **_names(given.settings))
+    return await call.service.broker.alter_topic(call.path["topic"], **changes_of(given.settings))
 
 
 @routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True, errors=("unknown_topic",))
@@ -137,9 +140,9 @@ async def create_group(call: Call) -> GroupSettings:
     """Make a group in queue mode, or change the settings of one that is there."""
     wanted: CreateGroup = call.body
     topic, name = call.path["topic"], call.path["group"]
-    changes = _names(wanted.settings)
+    changes = changes_of(wanted.settings)
     async with await call.service.broker.group(topic, name, start=wanted.start, **changes) as group:
-        return GroupSettings(name=name, topic=topic, settings=differing_settings(group.settings))
+        return GroupSettings(name=name, topic=topic, settings=differing_settings(group.settings, TopicSettings()))
 
 
 @routes.add(
@@ -244,9 +247,8 @@ def partition_of(call: Call) -> int:
     return int(text)
 
 
-def _names(settings: dict[str, object]) -> dict[str, object]:
-    """Settings as arguments; those that are no settings must not become other arguments."""
-    for name in ("name", "topic", "partitions", "exist_ok", "start", "body_type"):
-        if name in settings and name != "partitions":
-            raise InvalidRequest(f"there is no setting {name}; see the settings of topics")
-    return settings
+def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as arguments, among which nothing is that means another argument."""
+    for name in _NO_SETTINGS & settings.keys():
+        raise BadSettings(f"there is no setting {name}")
+    return dict(settings)

@@ -303,11 +303,12 @@ class Connection(asyncio.Protocol):
             self._linger()
         elif not request.keep_alive:
             self._transport.close()
-        elif self._waiting:
-            self._begin(self._waiting.popleft())
-            self.go_on()
-        elif self._incoming is None:
-            self._expect("idle", self._limits.idle_s)
+        else:
+            self.go_on()  # the end of a body may have come together with more of it than was wanted
+            if self._waiting:
+                self._begin(self._waiting.popleft())
+            elif self._incoming is None:
+                self._expect("idle", self._limits.idle_s)
 
     def _refuse(self, refused: Refused) -> None:
         """Say why, once, and end the connection."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol
 
-import zstandard
-
-from holdfast.errors import InvalidRequest, MessageTooLarge
+from holdfast.errors import MessageTooLarge
 from holdfast.server.http.refused import Refused
+from holdfast.server.http.unpack import unpacker
 
 _HIGH_BYTES: Final = 256 * 1024  # received and not taken: then the client waits
 
@@ -132,15 +130,17 @@ class Request:
 
     async def chunks(self, most_bytes: int) -> AsyncIterator[bytes]:
         """The body as it comes, unpacked where it was compressed, held to a size."""
-        unpack = _unpacker(self.header("content-encoding"), most_bytes)
+        packed = unpacker(self.header("content-encoding"), most_bytes)
         total = 0
         async for chunk in self.raw_chunks():
-            content = unpack(chunk) if unpack is not None else chunk
+            content = chunk if packed is None else packed.feed(chunk)
             total += len(content)
             if total > most_bytes:
                 raise _too_large(most_bytes)
             if content:
                 yield content
+        if packed is not None:
+            packed.end()
 
     async def read(self, most_bytes: int) -> bytes:
         """The whole body."""
@@ -156,48 +156,6 @@ class Request:
 
 def _too_large(most_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(f"the request's body has more than {most_bytes} bytes, which is the limit; nothing was done")
-
-
-def _unpacker(encoding: str, most_bytes: int) -> Callable[[bytes], bytes] | None:
-    """What undoes the content encoding; never more comes out of it than may be, whatever went in."""
-    name = encoding.strip().lower()
-    if name in ("", "identity"):
-        return None
-    if name == "gzip":
-        inflate = zlib.decompressobj(wbits=31)
-
-        def unzip(chunk: bytes) -> bytes:
-            try:
-                content = inflate.decompress(chunk, most_bytes + 1)
-            except zlib.error as error:
-                raise InvalidRequest(f"the body is not gzip as its content-encoding says: {error}") from None
-            return content
-
-        return unzip
-    if name == "zstd":
-        return _unpacker_zstd(most_bytes)
-    raise Refused(f"the content-encoding {encoding!r} is not known; send gzip, zstd or none", status=415)
-
-
-def _unpacker_zstd(most_bytes: int) -> Callable[[bytes], bytes]:
-    packed = zstandard.ZstdDecompressor(max_window_size=8 * 1024 * 1024)
-    left = packed.decompressobj()
-
-    def unpack(chunk: bytes) -> bytes:
-        # A little at a time: this decompressor has no limit on what comes out of one call.
-        content = []
-        size = 0
-        try:
-            for i in range(0, len(chunk), 1024):
-                content.append(left.decompress(chunk[i : i + 1024]))
-                size += len(content[-1])
-                if size > most_bytes:
-                    break
-        except zstandard.ZstdError as error:
-            raise InvalidRequest(f"the body is not zstd as its content-encoding says: {error}") from None
-        return b"".join(content)
-
-    return unpack
 
 
 Undelivered = Callable[[], Awaitable[None]]

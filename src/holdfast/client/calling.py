@@ -1,0 +1,228 @@
+"""The way of every call: a connection from the pool, the request out, the answer in, and again where that is safe."""
+
+from __future__ import annotations
+
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.client.address import Address
+from holdfast.client.http import BROKEN, Answer, AnswerReader, Ask, common_headers, request_bytes
+from holdfast.client.reconnecting import Reconnecting
+from holdfast.client.ways import Ways, Wire
+from holdfast.env import World
+from holdfast.errors import Closed, HoldfastError, Unavailable
+from holdfast.protocol.errors import ErrorAnswer, error_of
+from holdfast.protocol.media import JSON, MSGPACK, decode, encode
+
+_IDLE_NS: Final = 500_000_000  # a connection that rested for so long is looked at before it is used
+_MOST_IDLE: Final = 64
+_AGAIN: Final = frozenset({429, 502, 503, 504})
+
+
+class _Unsent(Exception):
+    """The server got nothing, or nothing that it could take for a call."""
+
+
+class _Cut(Exception):
+    """The request went out, in part or whole, and no whole answer came back."""
+
+
+class Connection:
+    """A connection, and the reader of its answers."""
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.reader = AnswerReader()
+        self.used_ns = 0
+        self.fresh = True
+
+
+class Caller:
+    """Calls one server. Safe to use from any thread, or from the tasks of any loop, as its ways are."""
+
+    def __init__(
+        self,
+        world: World,
+        ways: Ways,
+        address: Address,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.world = world
+        self.address = address
+        self.timeout_s = timeout_s
+        self.closed = False
+        self.on_broken: Callable[[], None] | None = None  # for one who can do something about it
+        self.state = Reconnecting(world)
+        self._ways = ways
+        self._tls = tls
+        self._mono_ns = world.clock.monotonic_ns
+        self._common = common_headers(address.authority, token, {})
+        self._idle: deque[Connection] = deque()
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed(f"the connection to {self.address.text} is closed; connect again")
+
+    async def call(self, ask: Ask) -> Any:
+        """The answer's value. What the server refuses is raised as the error that it is.
+
+        An error that comes after an earlier attempt whose fate is unknown has `repeated` set.
+        """
+        timeout_s = self.timeout_s + ask.wait_s
+        deadline_ns = self._mono_ns() + round(timeout_s * 1e9)
+        content = request_bytes(ask, self._common)
+        attempt, repeated = 0, False
+        while True:
+            self.check_open()
+            left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
+            retry_after = 0.0
+            try:
+                answer = await self._attempt(content, left_s, careful=not ask.again)
+            except _Unsent as failure:
+                problem: HoldfastError = self._unreachable(failure)
+            except _Cut as failure:
+                if not ask.again:
+                    raise self._unknown(ask, failure) from None
+                repeated = True
+                problem = self._unreachable(failure)
+            else:
+                if answer.status < 300:
+                    return _value(answer, ask.answers)
+                problem = _error(answer)
+                retry_after = _retry_after(answer)
+                if answer.status not in _AGAIN or (repeated and not ask.again):
+                    problem.repeated = repeated  # type: ignore[attr-defined]
+                    raise problem
+            pause_s = max(self.state.backoff_ms(attempt) / 1000 if attempt else 0.0, retry_after, self.state.pause_s())
+            attempt += 1
+            if self._mono_ns() + pause_s * 1e9 > deadline_ns:
+                raise problem from None
+            if pause_s:
+                await self._ways.pause(pause_s)
+
+    async def _attempt(self, content: bytes, timeout_s: float, *, careful: bool) -> Answer:
+        connection = await self._connection(timeout_s, careful=careful)
+        done = False
+        try:
+            try:
+                await connection.wire.send(content, timeout_s)
+                answer = await self._answer(connection, timeout_s)
+            except (OSError, TimeoutError, EOFError, BROKEN) as error:
+                raise _Cut(_told(error)) from error
+            done = True
+        finally:
+            if not done:  # half an answer may still come: whoever used it next would take that for its own
+                connection.wire.close()
+        if answer.keep and not self.closed and len(self._idle) < _MOST_IDLE:
+            connection.used_ns = self._mono_ns()
+            connection.fresh = False
+            self._idle.append(connection)
+        else:
+            connection.wire.close()
+        return answer
+
+    async def _answer(self, connection: Connection, timeout_s: float) -> Answer:
+        wire, feed = connection.wire, connection.reader.feed
+        until_ns = 0
+        while True:
+            content = await wire.receive(timeout_s)
+            if not content:
+                raise EOFError("the server closed the connection before it had answered")
+            answer = feed(content)
+            if answer is not None:
+                return answer
+            until_ns = until_ns or self._mono_ns() + round(timeout_s * 1e9)
+            timeout_s = (until_ns - self._mono_ns()) / 1e9
+            if timeout_s <= 0:
+                raise TimeoutError("the answer did not come to its end in time")
+
+    async def _connection(self, timeout_s: float, *, careful: bool) -> Connection:
+        """One that rests, if it is good; or a new one."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                break
+            if (careful or self._mono_ns() - connection.used_ns > _IDLE_NS) and connection.wire.ended():
+                connection.wire.close()
+                continue
+            return connection
+        try:
+            wire = await self._ways.connect(self.address, timeout_s, self._tls)
+        except (OSError, TimeoutError) as error:
+            self.state.failed()
+            self.drop_idle()
+            if self.on_broken is not None:
+                self.on_broken()
+            raise _Unsent(_told(error)) from error
+        self.state.opened()
+        return Connection(wire)
+
+    def drop_idle(self) -> None:
+        """Close what rests."""
+        while self._idle:
+            try:
+                self._idle.pop().wire.close()
+            except IndexError:
+                return
+
+    def forget_idle(self) -> None:
+        """In a child after a fork: what rests is the parent's to use; here it is let go of without a word."""
+        self._idle = deque()
+
+    def close(self) -> None:
+        """Call no more. Closing twice is fine."""
+        self.closed = True
+        self.drop_idle()
+
+    def _unreachable(self, why: Exception) -> Unavailable:
+        return Unavailable(
+            f"the server at {self.address.text} gave no answer: {why}. It was tried again for as long as the time-out "
+            f"of {self.timeout_s:g} s allows; see whether it runs, then call again"
+        )
+
+    def _unknown(self, ask: Ask, why: Exception) -> Unavailable:
+        return Unavailable(
+            f"{ask.method} {ask.path.partition('?')[0]} went to {self.address.text}, and no answer came: {why}. It may "
+            "or may not have been done, and was not sent again; look, then decide"
+        )
+
+
+def _value(answer: Answer, kind: Any) -> Any:
+    if kind is None or answer.status == 204:
+        return None
+    if kind is bytes:
+        return answer.body
+    media = answer.headers.get("content-type", "").partition(";")[0].strip()
+    return decode(answer.body, MSGPACK if media == MSGPACK else JSON, kind)
+
+
+def _error(answer: Answer) -> HoldfastError:
+    try:
+        told: ErrorAnswer = _value(answer, ErrorAnswer)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        text = answer.body[:200].decode(errors="replace")
+        kind = Unavailable if answer.status in _AGAIN else HoldfastError
+        return kind(f"the server answered {answer.status} and nothing that Holdfast says: {text}")
+    return error_of(told.error)
+
+
+def _retry_after(answer: Answer) -> float:
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isdigit() else 0.0
+
+
+def _told(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def packed(value: object) -> bytes:
+    """A value as a request's body."""
+    return encode(value, MSGPACK)

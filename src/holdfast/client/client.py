@@ -1,0 +1,55 @@
+"""One client: its calls, what it publishes by, and the thread that looks after its leases."""
+
+from __future__ import annotations
+
+import ssl
+
+from holdfast.client.address import Address
+from holdfast.client.calling import Caller
+from holdfast.client.publishing import Publishing
+from holdfast.client.upkeep import Upkeep
+from holdfast.client.ways import TaskWays, ThreadWays, Ways
+from holdfast.env import World, close_in_children
+
+
+class Client:
+    """What all faces of one connection share."""
+
+    def __init__(
+        self,
+        world: World,
+        address: Address,
+        *,
+        for_tasks: bool,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 30.0,
+    ) -> None:
+        threads = ThreadWays(world.clock)
+        ways: Ways = TaskWays(world.clock) if for_tasks else threads
+        self.world = world
+        self.caller = Caller(world, ways, address, token=token, tls=tls, timeout_s=timeout_s)
+        # The thread has connections of its own: a task's are of its loop only.
+        self.beside = Caller(world, threads, address, token=token, tls=tls, timeout_s=timeout_s)
+        self.publishing = Publishing(self.caller)
+        self.upkeep = Upkeep(self.beside)
+        self._note()
+        close_in_children(self)
+
+    def _note(self) -> None:
+        note = self.world.ids.process_note()
+        self.holder = f"{note['host']}:{note['pid']}"
+
+    def disown(self) -> None:
+        """In a child after a fork: connections, lanes and the thread are the parent's; the child makes its own."""
+        for caller in (self.caller, self.beside):
+            caller.forget_idle()
+        self.publishing.disown()
+        self.upkeep.disown()
+        self._note()
+
+    def close(self) -> None:
+        """Give back what was dropped, and end. Closing twice is fine."""
+        self.caller.close()
+        self.upkeep.end()
+        self.beside.close()

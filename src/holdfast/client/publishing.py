@@ -1,0 +1,232 @@
+"""Publishing through a server: messages as they are sent, partitions chosen as an embedded broker does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final, get_args
+
+import msgspec
+
+from holdfast.broker.partition import Draft
+from holdfast.broker.routing import RoundRobin, check_partition, partition_for
+from holdfast.client.calling import Caller, packed
+from holdfast.client.http import Ask, path_of
+from holdfast.client.lanes import Lanes
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.drafts import Drafter, NewMessage
+from holdfast.embedded.publisher import Stored
+from holdfast.embedded.topics import TopicInfo
+from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, UnknownTopic
+from holdfast.model import CodecName, Durability
+from holdfast.protocol import messages as wire
+from holdfast.settings import TopicSettings
+
+_COMPACTED: Final = TopicSettings(cleanup="compact")
+_LOOK_AGAIN_NS: Final = 5_000_000_000  # a topic may have got more partitions meanwhile
+
+
+class Known:
+    """What a client knows of a topic: how many partitions it has, and whose turn it is."""
+
+    def __init__(self, count: int | None, looked_ns: int) -> None:
+        self.count = count  # None: we may not ask
+        self.looked_ns = looked_ns
+        self.turns = RoundRobin()
+
+
+class Publishing:
+    """Publishes to the topics of one server. Safe to use from any thread, or any task."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._lanes = Lanes(caller)
+        self._clock = caller.world.clock
+        self._known: dict[str, Known] = {}
+        self.disown()
+
+    def disown(self) -> None:
+        """In a child after a fork: it is another publisher."""
+        random = self._caller.world.ids.random_u32
+        self._name = f"client-{random():08x}{random():08x}"
+        self._numbers = itertools.count()
+        self._lanes.disown()
+
+    async def publish(
+        self,
+        topic: str,
+        given: Iterable[Any],
+        bodies: Bodies,
+        *,
+        partition: int | None = None,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+        verb: str = "publish_many",
+    ) -> list[Stored]:
+        """Store messages: those that go to one partition all or not at all, and each once however often it is sent."""
+        self._caller.check_open()
+        messages, drafts = self._messages(given, bodies, verb)
+        check_options(durability, codec)
+        if not messages:
+            return []
+        known = await self._look(topic)
+        loose = any(draft.dedup_id is not None or draft.due_at_ms for draft in drafts)
+        if loose or known.count is None:
+            return await self._publish_loose(topic, messages, partition, durability, codec)
+        for again in (False, True):
+            try:
+                return await self._publish_in_lanes(topic, known, messages, drafts, partition, durability, codec)
+            except UnknownTopic:
+                self._known.pop(topic, None)
+                if again or partition is not None:
+                    raise
+                known = await self._look(topic)
+                if known.count is None:
+                    raise
+        raise AssertionError
+
+    def forget(self, topic: str) -> None:
+        """Look at the topic again before the next message."""
+        self._known.pop(topic, None)
+
+    async def _look(self, topic: str) -> Known:
+        known, now_ns = self._known.get(topic), self._clock.monotonic_ns()
+        if known is None or now_ns - known.looked_ns > _LOOK_AGAIN_NS:
+            try:
+                info: TopicInfo = await self._caller.call(
+                    Ask(method="GET", path=path_of("topics", topic), answers=TopicInfo)
+                )
+            except Forbidden:  # who may only publish does not see what a topic is
+                count = None
+            else:
+                count = len(info.partitions)
+            if known is None:
+                known = self._known[topic] = Known(count, now_ns)
+            known.count, known.looked_ns = count, now_ns
+        return known
+
+    def _messages(self, given: object, bodies: Bodies, verb: str) -> tuple[list[wire.NewMessage], list[Draft]]:
+        if isinstance(given, (bytes, bytearray, str, Mapping)) or not isinstance(given, Iterable):
+            raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(given).__name__}")
+        now_ms = self._clock.now_ns() // 1_000_000
+        plain, keyed = Drafter(bodies, TopicSettings()), Drafter(bodies, _COMPACTED)
+        messages, drafts = [], []
+        for each in given:
+            new = each if isinstance(each, NewMessage) else NewMessage(body=each)
+            # Whether the topic takes tombstones is for the server to say.
+            draft = (keyed if new.body is None else plain).draft(new, now_ms)
+            drafts.append(draft)
+            messages.append(_message(new, draft))
+        return messages, drafts
+
+    async def _publish_in_lanes(
+        self,
+        topic: str,
+        known: Known,
+        messages: Sequence[wire.NewMessage],
+        drafts: Sequence[Draft],
+        partition: int | None,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        routed = _routed(topic, known, drafts, partition)
+        found: dict[int, Stored] = {}
+        for number, indexes in routed.items():
+            batch = messages if len(routed) == 1 else [messages[i] for i in indexes]
+            try:
+                written = await self._lanes.append(topic, number, batch, durability, codec)
+            except HoldfastError as error:
+                if found:
+                    error.add_note(f"{len(found)} of {len(messages)} messages are stored, in other partitions")
+                raise
+            offsets: Sequence[int | None] = written.offsets or [None] * len(indexes)
+            for i, offset in zip(indexes, offsets, strict=True):
+                found[i] = Stored(topic, offset, None, False, written.durability, number)
+        return [found[i] for i in range(len(messages))]
+
+    async def _publish_loose(
+        self,
+        topic: str,
+        messages: Sequence[wire.NewMessage],
+        partition: int | None,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        """Delayed ones, and those with a dedup id, have no sequence: an id of ours makes them known again."""
+        ours = set()
+        for i, message in enumerate(messages):
+            if message.dedup_id is None and message.dedup_data is None:
+                message.dedup_id = f"{self._name}-{next(self._numbers)}"
+                ours.add(i)
+        path = path_of("topics", topic, "messages", partition=partition, durability=durability, codec=codec)
+        answer: wire.StoredBatch = await self._caller.call(
+            Ask(method="POST", path=path, body=packed(wire.Batch(messages=list(messages))), answers=wire.StoredBatch)
+        )
+        return [
+            Stored(
+                told.topic,
+                told.offset,
+                told.delayed_id,
+                told.duplicate and i not in ours,  # one of ours was stored by an attempt before
+                told.durability,
+                told.partition,
+            )
+            for i, told in enumerate(answer.stored)
+        ]
+
+
+def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
+    """Which message goes where: by key, in turn, or as the caller says."""
+    count = known.count or 1
+    if partition is not None:
+        return {check_partition(partition, topic, count): list(range(len(drafts)))}
+    routed: dict[int, list[int]] = {}
+    in_turn: int | None = None
+    for i, draft in enumerate(drafts):
+        if draft.key is not None:
+            number = partition_for(draft.key, count)
+        else:  # those of one call stay together: they are stored as one
+            in_turn = known.turns.take(count) if in_turn is None else in_turn
+            number = in_turn
+        routed.setdefault(number, []).append(i)
+    return routed
+
+
+def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:
+    """A message as it is sent; what is wrong with it was said before."""
+    message = wire.NewMessage(priority=new.priority, at=new.at, correlation_id=new.correlation_id)
+    if new.body is None:
+        message.tombstone = True
+    else:
+        message.body = bytes(draft.value)  # type: ignore[arg-type]
+    if isinstance(new.key, str):
+        message.key = new.key
+    else:
+        message.key_data = new.key
+    if isinstance(new.dedup_id, str):
+        message.dedup_id = new.dedup_id
+    else:
+        message.dedup_data = new.dedup_id
+    message.delay, message.ttl = _seconds(new.delay), _seconds(new.ttl)
+    if new.headers is not None:
+        pairs = new.headers.items() if isinstance(new.headers, Mapping) else new.headers
+        message.headers = [
+            wire.Header(name=name, value=value) if isinstance(value, str) else wire.Header(name=name, data=value)
+            for name, value in pairs
+        ]
+    return message
+
+
+def _seconds(value: float | timedelta | None) -> float | None:
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def check_options(durability: object, codec: object) -> None:
+    """Refuse what no server would take, before anything is sent."""
+    if durability is not None and durability not in get_args(Durability):
+        raise InvalidRequest(f"durability={durability!r} is not known; use one of {', '.join(get_args(Durability))}")
+    if codec is not None and codec not in get_args(CodecName):
+        raise InvalidRequest(f"codec={codec!r} is not known; use one of {', '.join(get_args(CodecName))}")
+
+

@@ -1,0 +1,171 @@
+"""Groups of both modes: which there are, where they stand, where they go on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from holdfast.broker.positions import GroupFacts, PartitionLag, lag_of
+from holdfast.errors import InvalidRequest, UnknownGroup
+from holdfast.protocol.groups import (
+    GroupOffsets,
+    Groups,
+    GroupsQuery,
+    GroupTold,
+    OnTopic,
+    ResetDone,
+    ResetOffsets,
+    ResetTold,
+)
+from holdfast.server.calls import Call
+from holdfast.server.routing import Routes
+
+routes = Routes("groups")
+
+
+@routes.add(
+    "GET",
+    "/v1/groups",
+    action="read",
+    scope="any",
+    query=GroupsQuery,
+    answers=Groups,
+    errors=("unknown_topic",),
+)
+async def list_groups(call: Call) -> Groups:
+    """The groups of a topic, or of all that the caller may see, in both modes."""
+    query: GroupsQuery = call.query
+    if query.topic is not None:
+        call.principal.check("read", query.topic)
+    found = [info for info in await call.service.broker.groups(query.topic) if call.principal.sees(info.topic)]
+    return Groups(groups=found[: query.limit])
+
+
+@routes.add(
+    "GET", "/v1/groups/{group}", action="read", scope="any", answers=GroupTold, errors=("unknown_group",)
+)
+async def describe_group(call: Call) -> GroupTold:
+    """A group: on which topics it is, how far behind, and in stream mode its members."""
+    name = call.path["group"]
+    topics = [
+        info for info in await call.service.broker.groups() if info.name == name and call.principal.sees(info.topic)
+    ]
+    stream = await asyncio.to_thread(_facts, call)
+    if not topics and stream is None:
+        raise UnknownGroup(f"there is no group {name}")
+    return GroupTold(name=name, topics=topics, stream=stream)
+
+
+def _facts(call: Call) -> GroupFacts | None:
+    """A group in stream mode, if the caller may see all that it reads."""
+    streams = call.service.broker._engine.streams
+    if call.path["group"] not in streams.names():
+        return None
+    facts = streams.group(call.path["group"]).describe()
+    topics = {lag.topic for lag in facts.lag} | {topic for member in facts.members for topic in member.topics}
+    return facts if all(map(call.principal.sees, topics)) else None
+
+
+@routes.add(
+    "DELETE",
+    "/v1/groups/{group}",
+    action="admin",
+    scope="any",
+    query=OnTopic,
+    status=204,
+    act=True,
+    errors=("unknown_topic", "unknown_group"),
+)
+async def delete_group(call: Call) -> None:
+    """Forget a group and all that it knows: on one topic in queue mode, or one in stream mode as a whole."""
+    query: OnTopic = call.query
+    call.target = call.path["group"] if query.topic is None else f"{query.topic}/{call.path['group']}"
+    if query.topic is not None:
+        call.principal.check("admin", query.topic)
+    else:
+        for topic in await asyncio.to_thread(_topics, call):
+            call.principal.check("admin", topic)
+    await call.service.broker.delete_group(call.path["group"], query.topic)
+
+
+def _topics(call: Call) -> set[str]:
+    """All that a group in stream mode has to do with."""
+    engine, name = call.service.broker._engine, call.path["group"]
+    if name not in engine.streams.names():
+        return {info.topic for info in call.service.broker._groups(None) if info.name == name}
+    group = engine.streams.group(name)
+    return {entry.topic for entry in group.offsets.entries()}
+
+
+@routes.add(
+    "GET",
+    "/v1/groups/{group}/offsets",
+    action="read",
+    scope="any",
+    query=OnTopic,
+    answers=GroupOffsets,
+    errors=("unknown_topic", "unknown_group"),
+)
+async def offsets(call: Call) -> GroupOffsets:
+    """Where the group goes on in each partition, and how far that is behind."""
+    query: OnTopic = call.query
+    if query.topic is not None:
+        call.principal.check("read", query.topic)
+    found = await asyncio.to_thread(_offsets, call, query.topic)
+    return GroupOffsets(offsets=[lag for lag in found if call.principal.sees(lag.topic)])
+
+
+def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
+    engine, name = call.service.broker._engine, call.path["group"]
+    found: list[PartitionLag] = []
+    known = False
+    if name in engine.streams.names():
+        known = True
+        found += [lag for lag in engine.streams.group(name).lag() if wanted in (None, lag.topic)]
+    for info in call.service.broker._groups(wanted):
+        if info.name == name and info.mode == "queue":
+            known = True
+            with engine.using(info.topic) as topic:
+                group, now_ns = topic.group(name), engine.world.clock.now_ns()
+                found += [
+                    lag_of(station.partition.log, (topic.name, station.number), station.delivery.group.floor, now_ns)
+                    for station in group.stations
+                ]
+    if not known:
+        raise UnknownGroup(f"there is no group {name}{'' if wanted is None else f' on {wanted}'}")
+    return found
+
+
+@routes.add(
+    "POST",
+    "/v1/groups/{group}/reset",
+    action="admin",
+    scope="any",
+    body=ResetOffsets,
+    answers=ResetDone,
+    act=True,
+    errors=("unknown_topic", "unknown_group"),
+)
+async def reset(call: Call) -> ResetDone:
+    """Let a group go on elsewhere; in stream mode it must have nobody at work on the topic."""
+    given: ResetOffsets = call.body
+    call.target = f"{given.topic}/{call.path['group']}"
+    call.principal.check("admin", given.topic)
+    to: list[str | int | datetime] = [each for each in (given.to, given.offset, given.time) if each is not None]
+    if len(to) != 1:
+        raise InvalidRequest("say where to go on with one of to, offset and time")
+    found = await call.service.broker.reset_offsets(
+        call.path["group"], given.topic, to=to[0], partition=given.partition, dry_run=given.dry_run
+    )
+    call.count = len(found)
+    partitions = [
+        ResetTold(
+            topic=each.topic,
+            partition=each.partition,
+            before=each.before,
+            after=each.after,
+            messages=each.messages,
+        )
+        for each in found
+    ]
+    return ResetDone(partitions=partitions, dry_run=given.dry_run)

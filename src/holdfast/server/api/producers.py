@@ -1,0 +1,125 @@
+"""Producers that send again what was not answered: each batch has a number, and is stored once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from holdfast.broker.drafts import batch_of
+from holdfast.broker.partition import Partition
+from holdfast.broker.sequences import Known
+from holdfast.embedded.drafts import NewMessage
+from holdfast.errors import InvalidRequest
+from holdfast.model import Appended, Producer
+from holdfast.protocol.media import JSON, LINES, MSGPACK
+from holdfast.protocol.topics import (
+    AppendQuery,
+    BeginProducer,
+    NextSequence,
+    ProducerBegun,
+    SequenceQuery,
+    Written,
+)
+from holdfast.server.api.enqueue import drafts
+from holdfast.server.api.topics import partition_of
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import Response
+from holdfast.server.routing import Routes
+
+routes = Routes("producers")
+
+_MOST_ID = 2**63 - 1
+
+
+@routes.add(
+    "POST", "/v1/producers", action="publish", scope="any", body=BeginProducer, answers=ProducerBegun, status=201
+)
+async def begin_producer(call: Call) -> ProducerBegun:
+    """Be a producer whose batches are stored once, however often they are sent."""
+    given: BeginProducer = call.body
+    if given.resume and given.name is None:
+        raise InvalidRequest("resume needs a name: it goes on where the last producer of that name had got to")
+    engine = call.service.broker._engine
+    begun = await asyncio.to_thread(lambda: engine.producers().init(given.name, resume=given.resume))
+    return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
+
+
+@routes.add(
+    "POST",
+    "/v1/topics/{topic}/partitions/{partition}/append",
+    action="publish",
+    query=AppendQuery,
+    answers=Written,
+    status=201,
+    takes=(JSON, MSGPACK, LINES),
+    errors=("unknown_topic", "message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
+)
+async def append(call: Call) -> Response:
+    """Store a producer's batch in a partition, all of it or nothing. Sent again, it is answered as the first time."""
+    query: AppendQuery = call.query
+    messages = await drafts(call)
+    for message in messages:
+        if message.delay is not None or message.at is not None or message.dedup_id is not None:
+            raise InvalidRequest(
+                "messages with a delay, a time or a dedup_id have no place in a producer's sequence: send them to "
+                f"/v1/topics/{call.path['topic']}/messages, with a dedup_id each"
+            )
+    producer = Producer(_number(query.producer), query.epoch, query.sequence)
+    engine = call.service.broker._engine
+    if not engine.is_open(call.path["topic"]):
+        await asyncio.to_thread(engine.topic, call.path["topic"])
+    with engine.using(call.path["topic"]) as topic:
+        partition = topic.partition(partition_of(call))
+        appended, known = await asyncio.to_thread(_append, call, partition, messages, producer)
+        await partition.log.wait_async(appended)
+    if known is None:
+        offsets: Sequence[int] = range(appended.offset, appended.next_offset)
+    else:
+        offsets = known.offsets
+    return call.answer(
+        Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None)
+    )
+
+
+def _append(
+    call: Call, partition: Partition, messages: Sequence[NewMessage], producer: Producer
+) -> tuple[Appended, Known | None]:
+    query: AppendQuery = call.query
+    broker = call.service.broker
+    broker._engine.producers().check(producer.id, producer.epoch)
+    with broker._publisher(call.path["topic"]) as publisher:
+        checked = publisher.drafts(messages, query.codec, "append")
+        appended, known = partition.append(
+            batch_of(checked), producer, durability=query.durability, codec=query.codec
+        )
+        if known is None:
+            metrics = publisher.topic.metrics
+            metrics.published.add(len(checked))
+            metrics.published_bytes.add(sum(len(draft.value) for draft in checked))
+    return appended, known
+
+
+@routes.add(
+    "GET",
+    "/v1/topics/{topic}/partitions/{partition}/sequence",
+    action="publish",
+    query=SequenceQuery,
+    answers=NextSequence,
+    errors=("unknown_topic",),
+)
+async def next_sequence(call: Call) -> NextSequence:
+    """The number that a producer's next message for this partition must have."""
+    query: SequenceQuery = call.query
+    return NextSequence(sequence=await asyncio.to_thread(_next_sequence, call, _number(query.producer), query.since))
+
+
+def _next_sequence(call: Call, producer_id: int, since: int) -> int:
+    with call.service.broker._engine.using(call.path["topic"]) as topic:
+        return topic.partition(partition_of(call)).open_sequences().next_sequence(producer_id, since)
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if not 0 < number <= _MOST_ID:
+        raise InvalidRequest(f"{text} is no producer's id; POST /v1/producers gives one")
+    return number

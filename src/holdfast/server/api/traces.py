@@ -1,0 +1,47 @@
+"""The lives of messages: of one, of those that fit, and in numbers."""
+
+from __future__ import annotations
+
+from holdfast.broker.layout import topic_of_id
+from holdfast.broker.trace_stats import TraceStats
+from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
+from holdfast.server.calls import Call
+from holdfast.server.routing import Routes
+
+routes = Routes("traces")
+
+
+@routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", answers=Steps)
+async def trace(call: Call) -> Steps:
+    """The life of a message step by step; empty where it was not sampled."""
+    message_id = call.path["message_id"]
+    call.principal.check("read", topic_of_id(message_id))
+    found = await call.service.broker.trace(message_id)
+    return Steps(steps=[step for step in found if call.principal.sees(step.topic)])
+
+
+@routes.add("GET", "/v1/traces", action="read", scope="any", query=TracesQuery, answers=Steps)
+async def search(call: Call) -> Steps:
+    """Steps that fit, oldest first. Who may not read every topic must name one."""
+    query: TracesQuery = call.query
+    call.principal.check("read", query.topic)
+    found = await call.service.broker.search_traces(
+        topic=query.topic,
+        group=query.group,
+        event=query.event,
+        holder=query.holder,
+        error=query.error,
+        since=query.since,
+        until=query.until,
+        limit=query.limit,
+        last=query.last,
+    )
+    return Steps(steps=found)
+
+
+@routes.add("GET", "/v1/traces/stats", action="read", scope="any", query=StatsQuery, answers=TraceStats)
+async def stats(call: Call) -> TraceStats:
+    """How long messages waited and were worked on, how often they were tried, what failed."""
+    query: StatsQuery = call.query
+    call.principal.check("read", query.topic)
+    return await call.service.broker.trace_stats(topic=query.topic, since=query.since, until=query.until)

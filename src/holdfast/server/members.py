@@ -1,0 +1,296 @@
+"""Members of stream groups that live elsewhere: the server holds a consumer for each, for as long as it is heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeAlias
+
+from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.embedded.aio_consumer import AsyncConsumer
+from holdfast.embedded.feeds import Feed, StreamMessage
+from holdfast.errors import BadSettings, Fenced, HoldfastError, InvalidRequest
+from holdfast.membership.wishes import TopicPartition
+from holdfast.model import Durability
+from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
+
+logger = logging.getLogger(__name__)
+
+Found: TypeAlias = Sequence[StreamMessage[bytes]]
+Polling: TypeAlias = tuple[Found, list[TopicPartition]]
+Waiting: TypeAlias = Callable[[Awaitable[list[StreamMessage[bytes]]]], Awaitable[list[StreamMessage[bytes]]]]
+
+_DAY_MS: Final = 24 * 3600 * 1000
+_MOST_BYTES: Final = 16 * 1024 * 1024
+_NO_SETTINGS: Final = frozenset(
+    {"self", "engine", "topics", "group", "body_type", "settings", "instance_id", "holder"}
+    | {"on_assigned", "on_revoked", "auto_commit", "auto_commit_ms", "max_poll_ms"}
+)
+
+
+class Member:
+    """One of them. Its calls come one at a time; the same poll again is answered as before."""
+
+    def __init__(self, consumer: AsyncConsumer[bytes], heard_at: float) -> None:
+        self.id = consumer.member_id or ""
+        self.consumer = consumer
+        self.heard_at = heard_at
+        self.changed = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._in_line = 0
+        self._number = 0
+        self._answer: Polling = ((), [])
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return self.consumer.topics
+
+    @property
+    def session_s(self) -> float:
+        return self.consumer.settings.session_ms / 1000
+
+    @property
+    def epoch(self) -> int:
+        return self.consumer._epoch
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call of it is under way: it lives."""
+        return self._lock.locked()
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the group has put it out since it joined: what it has in hand may be another's by now."""
+        return self.consumer.closed or self.consumer.member_id != self.id
+
+    def assignment(self) -> list[Assigned]:
+        feeds = dict(self.consumer._feeds)  # in one go: a thread may be changing them
+        return [
+            Assigned(topic=topic, partition=number, position=feeds[topic, number].given)
+            for topic, number in sorted(feeds)
+        ]
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """One call at a time. One that waits for messages gives way: its client may be gone without a word."""
+        self._in_line += 1
+        self.changed.set()
+        try:
+            await self._lock.acquire()
+        finally:
+            self._in_line -= 1
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def poll(self, wanted: Poll, wait_s: float, waiting: Waiting) -> Polling:
+        """Commit, then what is there. Ends early when what is the member's has changed, so that it hears of it."""
+        if wanted.poll < self._number:
+            raise InvalidRequest(f"poll {wanted.poll} is over: {self._number} was asked for since. Count on from there")
+        if wanted.poll == self._number:
+            return self._answer
+        refused = await self._commit_own(wanted.commit)
+        self._pause({(place.topic, place.partition) for place in wanted.paused})
+        before = set(self.consumer.assignment())
+        found = await self._next(0, wanted.max_records)
+        if not found and wait_s and before == set(self.consumer.assignment()):
+            found = await waiting(self._next(wait_s, wanted.max_records))
+        if self.is_out:
+            raise unknown_member(self.id)
+        self._number, self._answer = wanted.poll, (self._cut(found), refused)
+        return self._answer
+
+    async def _next(self, wait_s: float, count: int | None) -> list[StreamMessage[bytes]]:
+        """What comes in time, unless something changes; whatever does not reach the caller comes again."""
+        given = [(feed, feed.given) for feed in self.consumer._feeds.values()]
+        self.changed.clear()
+        polling = asyncio.ensure_future(self.consumer.poll(0 if self._in_line else wait_s, count))
+        changed = asyncio.ensure_future(self.changed.wait())
+        try:
+            await asyncio.wait((polling, changed), return_when=asyncio.FIRST_COMPLETED)
+            if not polling.done():
+                await _stopped(polling)
+            if not polling.cancelled():
+                return polling.result()
+            _give_back(given)
+            return await self.consumer.poll(0, count)
+        except asyncio.CancelledError:
+            await _stopped(polling)
+            _give_back(given)
+            raise
+        finally:
+            changed.cancel()
+
+    def _cut(self, found: list[StreamMessage[bytes]]) -> list[StreamMessage[bytes]]:
+        """As many messages as one answer should hold; the others come with the next."""
+        size = 0
+        for i, message in enumerate(found):
+            size += len(message._record.value)
+            if i and size > _MOST_BYTES:
+                for left in reversed(found[i:]):
+                    self.consumer.seek(left.topic, left.partition, left.offset)
+                return found[:i]
+        return found
+
+    async def _commit_own(self, offsets: Iterable[Offset]) -> list[TopicPartition]:
+        """Commit what is still the member's; answers with what is not."""
+        given = {(each.topic, each.partition): each.offset for each in offsets}
+        own = set(self.consumer.assignment())
+        refused = [place for place in given if place not in own]
+        for place in refused:
+            del given[place]
+        if given:
+            await self.consumer.commit(offsets=given)
+        return refused
+
+    def _pause(self, places: set[TopicPartition]) -> None:
+        for place in self.consumer.assignment():
+            if place in places:
+                self.consumer.pause(*place)
+            else:
+                self.consumer.resume(*place)
+
+    async def commit(self, offsets: Iterable[Offset], durability: Durability | None) -> int:
+        """For all of them or none."""
+        given = {(each.topic, each.partition): each.offset for each in offsets}
+        await self.consumer.commit(offsets=given, durability=durability)
+        return len(given)
+
+    def move(self, wanted: MoveMember) -> None:
+        """Read on elsewhere."""
+        consumer, place = self.consumer, (wanted.topic, wanted.partition)
+        if sum(each is not None for each in (wanted.to, wanted.offset, wanted.time)) != 1:
+            raise InvalidRequest("say where to go on with one of to, offset and time")
+        if wanted.offset is not None:
+            if wanted.topic is None or wanted.partition is None:
+                raise InvalidRequest("an offset is one of a partition: give topic and partition")
+            consumer.seek(wanted.topic, wanted.partition, wanted.offset)
+        elif wanted.time is not None:
+            consumer.seek_to_time(wanted.time, *place)
+        elif wanted.to == "start":
+            consumer.seek_to_start(*place)
+        else:
+            consumer.seek_to_end(*place)
+
+
+class ServedMembers:
+    """All of them, by group and id."""
+
+    def __init__(self, broker: AsyncBroker) -> None:
+        self._broker = broker
+        self._members: dict[tuple[str, str], Member] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    async def join(self, group: str, wanted: Join, owner: str) -> Member:
+        """A new member; Fenced is whoever has its instance id already."""
+        for name in _NO_SETTINGS & wanted.settings.keys():
+            raise BadSettings(f"{name} is no setting of a member that lives elsewhere: its client polls and commits")
+        loop = asyncio.get_running_loop()
+        holding: list[Member] = []
+
+        def changed(_: list[TopicPartition]) -> None:
+            for member in holding:
+                member.changed.set()
+
+        options: dict[str, Any] = {
+            **_with_heartbeat(wanted.settings),
+            "auto_commit": False,
+            "max_poll_ms": 30 * _DAY_MS,  # its heartbeats say whether it lives
+            "instance_id": wanted.instance_id,
+            "holder": owner,
+            "on_assigned": changed,
+            "on_revoked": changed,
+        }
+        consumer = await self._broker.consumer(wanted.topics, group=group, **options)
+        member = Member(consumer, loop.time())
+        holding.append(member)
+        self._members[group, member.id] = member
+        self._expect(group, member)
+        return member
+
+    def find(self, group: str, member_id: str) -> Member:
+        """The member, which is heard of by that; Fenced where there is none."""
+        member = self._members.get((group, member_id))
+        if member is None:
+            raise unknown_member(member_id)
+        if member.is_out:
+            del self._members[group, member_id]
+            self._end(member)
+            raise unknown_member(member_id)
+        member.heard_at = asyncio.get_running_loop().time()
+        return member
+
+    def heard(self, member: Member) -> None:
+        """A call of the member has just ended."""
+        member.heard_at = asyncio.get_running_loop().time()
+
+    async def leave(self, group: str, member_id: str) -> None:
+        """It goes by itself; a static member keeps its place until its session ends."""
+        member = self.find(group, member_id)
+        del self._members[group, member_id]
+        async with member.turn():
+            await member.consumer.close()
+
+    def _expect(self, group: str, member: Member) -> None:
+        """Look again when it should have been heard of."""
+        loop = asyncio.get_running_loop()
+        left_s = member.heard_at + member.session_s - loop.time()
+        if self._members.get((group, member.id)) is not member:
+            return
+        if member.busy or left_s > 0:
+            loop.call_later(member.session_s if member.busy else left_s, self._expect, group, member)
+            return
+        del self._members[group, member.id]
+        logger.warning("a member was not heard of for too long", extra={"group": group, "member": member.id})
+        self._end(member, session_over=True)
+
+    def _end(self, member: Member, *, session_over: bool = False) -> None:
+        task = asyncio.get_running_loop().create_task(_ended(member, session_over=session_over))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+
+async def _ended(member: Member, *, session_over: bool) -> None:
+    consumer = member.consumer
+    try:
+        name, epoch = consumer.member_id, consumer._epoch
+        await consumer.close()
+        if session_over and consumer.instance_id and name is not None:
+            # It would keep its place for another session otherwise.
+            await asyncio.to_thread(consumer._group.leave, name, epoch)
+    except HoldfastError as error:
+        logger.debug("ended without saying so", extra={"group": consumer.group, "why": str(error)})
+
+
+def _with_heartbeat(settings: dict[str, Any]) -> dict[str, Any]:
+    """A third of the session is usual, where only that is given."""
+    session_ms = settings.get("session_ms")
+    if type(session_ms) is not int or "heartbeat_ms" in settings:
+        return settings
+    return {**settings, "heartbeat_ms": max(session_ms // 3, 1)}
+
+
+async def _stopped(polling: asyncio.Future[Any]) -> None:
+    polling.cancel()
+    await asyncio.wait([polling])
+
+
+def _give_back(given: Iterable[tuple[Feed[bytes], int]]) -> None:
+    """What was read since has reached nobody."""
+    for feed, offset in given:
+        if feed.given != offset:
+            feed.move(offset)
+
+
+def unknown_member(member_id: str) -> Fenced:
+    """The error for a member that is none any more, or never was."""
+    return Fenced(
+        f"there is no member {member_id} any more: it left, was not heard of within its session, or the server began "
+        "anew. Join again, and go on from what was committed"
+    )

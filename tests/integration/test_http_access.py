@@ -1,0 +1,334 @@
+"""Who may do what over HTTP: every route of the table, for every role, over real sockets."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from holdfast.env import real_world
+from holdfast.server.api.audit import audit_routes
+from holdfast.server.api.health import metrics_routes
+from holdfast.server.audit import Audit
+from holdfast.server.auditing import CallAuditor
+from holdfast.server.routing import Route, Routes
+from holdfast.server.tls import tls_context
+from holdfast.server.tokens import Entry, digest_of
+from holdfast.server.tokens_text import with_entry
+from holdfast.settings import ServerSettings
+from tests.integration.http_gear import Serving, serving
+from tests.unit.certificates import Issuer
+
+TOPIC = "orders"
+EXPIRED = "2020-01-01T00:00:00Z"
+
+# What each caller may do, once more and by hand: the test is not to learn it from what it tests.
+ALL = {"publish", "consume", "read", "admin", "lock"}
+MAY = {
+    "admin": ALL,
+    "producer": {"publish"},
+    "consumer": {"consume", "read"},
+    "reader": {"read"},
+    "only-publish": {"publish"},
+    "only-consume": {"consume"},
+    "only-read": {"read"},
+    "only-admin": {"admin"},
+    "only-lock": {"lock"},
+    "of-these": ALL,  # for the topic and the lock that the calls name, and no others
+    "of-others": ALL,  # for other topics and locks only
+}
+
+# Open to everybody: whether the server lives, and how it is used.
+OPEN = re.compile(r"/healthz|/readyz|/openapi\.json|/docs(/.*)?|/ui/static/.*|/favicon\.ico")
+
+
+ODD_PATHS = [
+    "/v1/queues/other.x%2F..%2Forders/stats",
+    "/v1/queues/other.x/../orders/stats",
+    "/v1/queues/%6frders/stats",
+    "/v1/queues/./orders/stats",
+    "//v1/queues/orders/stats",
+    "/v1/queues//orders/stats",
+    "/v1/queues/orders/stats/",
+    "/v1/queues/orders%00/stats",
+    "/v1/queues/other.x%0aorders/stats",
+    "/v1/queues/other.x?/../orders/stats",
+    "/v1/queues/other.x%23/../orders/stats",
+    "/v1/queues/..%2f..%2fetc%2fpasswd/stats",
+    "/v1/queues/ORDERS/stats",
+    "http://127.0.0.1/v1/queues/orders/stats",
+    "*",
+]
+
+
+class Caller(NamedTuple):
+    """Somebody with a token, or without one that holds."""
+
+    name: str
+    token: str | None
+    known: bool = True
+
+
+CALLERS = [
+    *(Caller(name, f"token-of-{name}") for name in MAY),
+    Caller("nobody", None, known=False),
+    Caller("stranger", "token-of-nobody", known=False),
+    Caller("too-late", "token-of-too-late", known=False),
+]
+
+
+def entries() -> Iterator[dict[str, Any]]:
+    for name in MAY:
+        role: Any = [name.removeprefix("only-")] if name.startswith("only-") else name
+        limited = {"of-these": [TOPIC], "of-others": ["other.*"]}.get(name)
+        more = {"topics": limited, "locks": limited} if limited else {}
+        yield {"name": name, "sha256": digest_of(f"token-of-{name}"), "role": "admin" if limited else role, **more}
+    yield {"name": "too-late", "sha256": digest_of("token-of-too-late"), "role": "admin", "expires": EXPIRED}
+
+
+def tokens_file(folder: Path) -> str:
+    path = folder / "tokens.json"
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode({"tokens": list(entries())}))
+    return str(path)
+
+
+@contextmanager
+def guarded(folder: Path, **settings: Any) -> Iterator[Serving]:
+    """A server with a tokens file, an audit log, and everything that can be asked."""
+    audit = Audit(real_world(), f"{folder}/audit.jsonl")
+
+    def more() -> list[Routes]:
+        return [metrics_routes(lambda accept: (b"", "text/plain"), asks=True), audit_routes(audit)]
+
+    chosen = {"tokens_file": tokens_file(folder), "max_wait_ms": 1, **settings}
+    with serving(folder / "data", more=more, auditor=CallAuditor(audit), **chosen) as server:
+        yield server
+
+
+def routes_of(server: Serving) -> list[Route]:
+    return server.server.app.router.routes
+
+
+def path_of(route: Route) -> str:
+    """The route's path, about our topic."""
+    values = {"queue": TOPIC, "topic": TOPIC, "name": TOPIC, "id": f"{TOPIC}-0-0", "partition": "0", "offset": "0"}
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), route.pattern)
+
+
+def status_of(server: Serving, method: str, path: str, token: str | None = None) -> int:
+    """How a call is answered; a stream is left as soon as it begins."""
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    connection = server.connection(timeout_s=20)
+    try:
+        connection.request(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def wanted(caller: Caller, route: Route) -> set[int] | None:
+    """Which refusal the caller must get; None where the call must reach its handler."""
+    if route.action == "open":
+        return None
+    if not caller.known:
+        return {401}
+    if route.action not in MAY[caller.name]:
+        return {403}
+    if caller.name in ("of-these", "of-others") and route.named is None:
+        return None if route.scope == "any" else {403}
+    return {403} if caller.name == "of-others" else None
+
+
+@pytest.mark.slow
+def test_every_route_lets_in_whom_it_may_and_nobody_else(tmp_path: Path):
+    wrong = []
+    asked = 0
+    with guarded(tmp_path) as server:
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
+        for route in routes_of(server):
+            methods = [route.method, *(["HEAD"] if route.method == "GET" else [])]
+            for caller in CALLERS:
+                for method in methods:
+                    asked += 1
+                    status = status_of(server, method, path_of(route), caller.token)
+                    refusal = wanted(caller, route)
+                    fits = status in refusal if refusal else status not in (401, 403) and status < 500
+                    if not fits:
+                        expected = refusal or "to be let in"
+                        wrong.append(f"{caller.name}: {method} {route.pattern}: {status}, not {expected}")
+    assert wrong == []
+    assert asked > 300
+
+
+@pytest.mark.slow
+def test_a_read_only_server_lets_nobody_change_anything(tmp_path: Path):
+    with guarded(tmp_path, read_only=True) as server:
+        for route in routes_of(server):
+            status = status_of(server, route.method, path_of(route), "token-of-admin")
+            if route.action in ("open", "read"):
+                assert status not in (401, 403), route.pattern
+            else:
+                assert status == 403, route.pattern
+
+
+def test_the_table_has_no_route_that_somebody_forgot_to_guard(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        routes = routes_of(server)
+    assert [route.pattern for route in routes if route.action == "open" and not OPEN.fullmatch(route.pattern)] == []
+    assert [route.pattern for route in routes if route.action not in {*ALL, "open"}] == []
+    unnamed = [f"{route.method} {route.pattern}" for route in routes if route.action == "admin" and not route.act]
+    assert [each for each in unnamed if not each.startswith("GET ")] == [], "administrative acts must be audited"
+
+
+def test_a_refusal_says_what_to_do(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        nobody = server.post(f"/v1/queues/{TOPIC}/ack")
+        assert (nobody.status, nobody.code) == (401, "unauthenticated")
+        assert nobody.headers["www-authenticate"] == 'Bearer realm="holdfast", Basic realm="holdfast", charset="UTF-8"'
+        producer = server.post(f"/v1/queues/{TOPIC}/ack", token="token-of-producer")
+        assert (producer.status, producer.code) == (403, "forbidden")
+        assert producer.body["error"]["message"] == (
+            "producer may not consume on the topic 'orders'; the token allows publish on topics *"
+        )
+
+
+def test_a_browser_logs_in_with_the_token_as_its_password(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        headers = {"authorization": "Basic " + "YW55Ym9keTp0b2tlbi1vZi1hZG1pbg=="}  # anybody:token-of-admin
+        assert server.get("/v1/admin/audit", headers=headers).status == 200
+        headers["origin"] = "http://evil.example"
+        assert server.get("/v1/admin/audit", headers=headers).status == 403
+        headers["origin"] = server.url
+        assert server.get("/v1/admin/audit", headers=headers).status == 200
+
+
+def test_no_way_of_writing_a_path_gets_around_the_check(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
+        assert server.get(f"/v1/queues/{TOPIC}/stats", token="token-of-of-these").status == 200
+        for path in ODD_PATHS:
+            assert status_of(server, "GET", path, "token-of-of-others") in (400, 403, 404, 405), path
+
+
+def test_a_token_that_is_taken_back_ends_the_next_call(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        connection = server.connection()
+        headers = {"authorization": "Bearer token-of-reader"}
+        connection.request("GET", "/metrics", headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.status == 200
+        file = Path(server.server.settings.tokens_file)
+        file.write_text('{"tokens": []}')
+        until = time.monotonic() + 30
+        while answer.status == 200:  # on one connection: it is not dropped
+            assert time.monotonic() < until
+            connection.request("GET", "/metrics", headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+        assert answer.status == 401
+        connection.close()
+
+
+def test_limits_hold_before_anybody_is_asked_who_they_are(tmp_path: Path):
+    with guarded(tmp_path, max_request_bytes=1_000, max_header_bytes=2_000, header_timeout_ms=200) as server:
+        assert server.post(f"/v1/queues/{TOPIC}/enqueue", b"x" * 1_001).status == 413
+        assert server.get("/metrics", headers={"x": "y" * 3_000}).status == 431
+        address = urlsplit(server.url)
+        with socket.create_connection((address.hostname, address.port), timeout=30) as slow:
+            slow.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n")
+            assert slow.recv(12) in (b"HTTP/1.1 408", b"")
+
+
+def test_acts_are_written_down_with_who_did_them(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        made = server.request(
+            "PUT",
+            f"/v1/queues/{TOPIC}",
+            {"settings": {"max_attempts": 3}},
+            token="token-of-admin",
+            headers={"x-correlation-id": "c-17"},
+        )
+        assert made.status == 200
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-producer")
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-nobody")
+        acts = server.get("/v1/admin/audit", token="token-of-admin").body["acts"]
+        assert server.get("/v1/admin/audit", token="token-of-admin", query={"limit": 1}).body["acts"] == acts[:1]
+    refused, done = acts
+    assert (refused["principal"], refused["outcome"]) == ("producer", "forbidden")
+    assert {name: done[name] for name in done if name not in ("time", "id", "count")} == {
+        "principal": "admin",
+        "peer": "127.0.0.1",
+        "action": "admin",
+        "route": "PUT /v1/queues/{queue}",
+        "target": TOPIC,
+        "parameters": {"queue": TOPIC, "settings": {"max_attempts": 3}},
+        "correlation_id": "c-17",
+        "outcome": "done",
+    }
+
+
+def test_an_act_that_cannot_be_written_down_is_not_done(tmp_path: Path):
+    audit = Audit(real_world(), f"{tmp_path}/nowhere/audit.jsonl")
+    with serving(tmp_path / "data", auditor=CallAuditor(audit)) as server:
+        answer = server.request("PUT", f"/v1/queues/{TOPIC}", {})
+        assert (answer.status, answer.code) == (503, "unavailable")
+        assert "nothing was done" in answer.body["error"]["message"]
+        assert server.get(f"/v1/queues/{TOPIC}/stats").status == 404
+
+
+def test_an_open_server_is_not_reached_by_pages_or_names_of_others(tmp_path: Path):
+    with serving(tmp_path / "data") as server:
+        path = f"/v1/queues/{TOPIC}"
+        assert server.request("PUT", path, {}, headers={"origin": "https://evil.example"}).status == 403
+        assert server.request("PUT", path, {}, headers={"host": "evil.example"}).status == 403
+        assert server.request("PUT", path, {}, headers={"origin": server.url}).status == 200
+
+
+def test_a_client_certificate_says_who_is_calling(tmp_path: Path):
+    issuer = Issuer()
+    (tmp_path / "tls").mkdir()
+    certificate, key = issuer.issue(tmp_path / "tls", "localhost", "127.0.0.1")
+    shop, stranger = issuer.issue(tmp_path / "tls", "shop"), issuer.issue(tmp_path / "tls", "stranger")
+    ca = issuer.write(tmp_path / "tls" / "ca.pem")
+    tokens = tmp_path / "tokens.toml"
+    tokens.touch(mode=0o600)
+    tokens.write_text(with_entry("", Entry(name="the-shop", certificate="shop", role="producer"), "t"))
+    files = {
+        "tls_cert_file": str(certificate),
+        "tls_key_file": str(key),
+        "tls_client_ca_file": str(ca),
+        "tokens_file": str(tokens),
+    }
+    tls = tls_context(ServerSettings(**files), real_world().clock)
+    with serving(tmp_path / "data", tls=tls, **files) as server:
+        assert server.url.startswith("https://")
+        assert secure_status(server, ca, shop, "POST", "/v1/queues/x/enqueue") == 404  # let in; there is no such queue
+        assert secure_status(server, ca, shop, "GET", "/v1/queues/x/stats") == 403
+        assert secure_status(server, ca, stranger, "GET", "/v1/queues/x/stats") == 401
+        assert secure_status(server, ca, shop, "GET", "/healthz") == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            secure_status(server, ca, None, "GET", "/healthz")
+
+
+def secure_status(server: Serving, ca: Path, client: tuple[Path, Path] | None, method: str, path: str) -> int:
+    context = ssl.create_default_context(cafile=ca)
+    if client is not None:
+        context.load_cert_chain(*client)
+    connection = http.client.HTTPSConnection(urlsplit(server.url).netloc, context=context, timeout=20)
+    try:
+        connection.request(method, path, b"{}" if method == "POST" else None)
+        return connection.getresponse().status
+    finally:
+        connection.close()
