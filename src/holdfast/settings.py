@@ -252,7 +252,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     log_format: Literal["text", "json"] = "text"
     metrics_groups: Annotated[int, Meta(ge=0, le=1_000_000)] = 200
-    otlp_endpoint: Annotated[str, Meta(pattern="^https?://", max_length=2_048)] | None = None
+    otlp_endpoint: Annotated[str, Meta(min_length=1, max_length=2_048)] | None = None
     audit_file: _Path | None = None
     audit_bytes: Annotated[int, Meta(ge=4 * _KIB, le=1024 * _MIB)] = 16 * _MIB
     audit_files: Annotated[int, Meta(ge=1, le=1_000)] = 10

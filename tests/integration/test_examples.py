@@ -133,6 +133,16 @@ def test_the_example_traces(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_example_worker(tmp_path: Path):
+    said = run("worker.py", folder=tmp_path)
+    assert said == (
+        "['early (attempt 2)', 'flaky (attempt 3)', 'stuck (attempt 2)']\n"
+        "handled 13, failed 2, retried 1, rejected 1\n"
+        "timed out: 1, dead: ['nonsense']\nleft: 0\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_example_log_basics(tmp_path: Path):
     said = run("log_basics.py", folder=tmp_path)
     assert "offset 0 survives a power cut (fsync)" in said

@@ -7,6 +7,8 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +256,8 @@ def test_one_waiter_too_many_is_told_to_come_back(tmp_path: Path):
         assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "too_many_waiters", "1")
         assert server.post(f"{QUEUE}/subscribe").status == 429
         put(server)
-        assert json.loads(first.getresponse().read())["messages"]
+        with first.getresponse() as response:
+            assert json.loads(response.read())["messages"]
         first.close()
 
 
@@ -275,6 +278,19 @@ def test_a_document_goes_with_its_message_from_one_holder_to_the_next(server: Se
     assert again["state"] == {"value": {"step": 1}, "version": 1}
 
 
+@contextmanager
+def answering(server: Serving, method: str, path: str, body: bytes = b"", **headers: str) -> Iterator[HTTPResponse]:
+    """An answer that goes on, until we go away."""
+    connection = server.connection()
+    connection.request(method, path, body, {"content-type": "application/json", **headers})
+    response = connection.getresponse()
+    try:
+        yield response
+    finally:
+        response.close()
+        connection.close()
+
+
 def lines_of(response: Any) -> Iterator[dict[str, Any]]:
     for line in response:
         found = json.loads(line)
@@ -285,49 +301,39 @@ def lines_of(response: Any) -> Iterator[dict[str, Any]]:
 def test_a_subscription_sends_no_more_than_its_prefetch_until_some_are_settled(server: Serving):
     for _ in range(5):
         put(server)
-    connection = server.connection()
-    body = json.dumps({"prefetch": 2, "heartbeat": 0.1}).encode()
-    connection.request("POST", f"{QUEUE}/subscribe", body, {"content-type": "application/json"})
-    messages = lines_of(connection.getresponse())
-    first, second = next(messages), next(messages)
-    assert standing(server) == {"ready": 3, "leased": 2}
-    for expected in range(2, 5):
-        server.post(f"{QUEUE}/ack", {"receipts": [first["receipt"]]})
-        first, second = second, next(messages)
-        assert second["offset"] == expected
-        assert standing(server)["leased"] == 2
-    connection.close()
+    with answering(server, "POST", f"{QUEUE}/subscribe", b'{"prefetch": 2, "heartbeat": 0.1}') as response:
+        messages = lines_of(response)
+        first, second = next(messages), next(messages)
+        assert standing(server) == {"ready": 3, "leased": 2}
+        for expected in range(2, 5):
+            server.post(f"{QUEUE}/ack", {"receipts": [first["receipt"]]})
+            first, second = second, next(messages)
+            assert second["offset"] == expected
+            assert standing(server)["leased"] == 2
 
 
 def test_a_subscription_goes_on_when_a_lease_has_ended_by_itself(server: Serving):
     put(server)
-    connection = server.connection()
-    body = json.dumps({"prefetch": 1, "lease": 0.2, "heartbeat": 0.1}).encode()
-    connection.request("POST", f"{QUEUE}/subscribe", body, {"content-type": "application/json"})
-    messages = lines_of(connection.getresponse())
-    assert [next(messages)["attempt"], next(messages)["attempt"]] == [1, 2]
-    connection.close()
+    body = b'{"prefetch": 1, "lease": 0.2, "heartbeat": 0.1}'
+    with answering(server, "POST", f"{QUEUE}/subscribe", body) as response:
+        messages = lines_of(response)
+        assert [next(messages)["attempt"], next(messages)["attempt"]] == [1, 2]
 
 
 def test_a_subscription_in_messagepack_is_cut_by_lengths(server: Serving):
     put(server, b"\0\n\xff")
-    connection = server.connection()
-    connection.request("POST", f"{QUEUE}/subscribeWithState", b"", {"accept": FRAMES})
-    response = connection.getresponse()
     unframer, found = Unframer(FRAMES), []
-    while not found:
-        found = [value for value in map(msgspec.msgpack.decode, unframer.feed(response.read1())) if value]
+    with answering(server, "POST", f"{QUEUE}/subscribeWithState", accept=FRAMES) as response:
+        while not found:
+            found = [value for value in map(msgspec.msgpack.decode, unframer.feed(response.read1())) if value]
     assert found[0]["body"] == b"\0\n\xff"
     assert found[0]["state"] == {}
-    connection.close()
 
 
 def test_a_subscriber_that_goes_away_frees_its_place(server: Serving):
-    connection = server.connection()
-    connection.request("POST", f"{QUEUE}/subscribe", b'{"heartbeat": 0.1}', {"content-type": "application/json"})
-    connection.getresponse().readline()
-    until(lambda: server.server.service.waits.waiting == 1)
-    connection.close()
+    with answering(server, "POST", f"{QUEUE}/subscribe", b'{"heartbeat": 0.1}') as response:
+        response.readline()
+        until(lambda: server.server.service.waits.waiting == 1)
     until(lambda: server.server.service.waits.waiting == 0)
     put(server)
     assert len(take(server)) == 1
@@ -335,31 +341,27 @@ def test_a_subscriber_that_goes_away_frees_its_place(server: Serving):
 
 def test_a_watcher_sees_what_comes_and_takes_nothing(server: Serving):
     put(server, b"before")
-    connection = server.connection()
-    connection.request("GET", f"{QUEUE}/watch?bodies=true&stats=0.1")
-    response = connection.getresponse()
-    assert response.getheader("content-type") == "text/event-stream"
-    events: list[tuple[str, Any]] = []
+    with answering(server, "GET", f"{QUEUE}/watch?bodies=true&stats=0.1") as response:
+        assert response.getheader("content-type") == "text/event-stream"
+        assert event(response, "stats")["ready"] == 1
+        taken: list[Any] = []
+        consumer = threading.Thread(target=lambda: taken.append([take(server, wait=20), take(server, wait=20)]))
+        consumer.start()
+        put(server, b"now")
+        assert base64.b64decode(event(response, "message")["body"]) == b"now"
+        consumer.join(30)
+    assert [len(found) for found in taken[0]] == [1, 1], "the watcher must not have taken a consumer's turn"
 
-    def next_event(name: str) -> Any:
-        kind = ""
-        while True:
-            line = response.readline().decode().rstrip("\n")
-            if line.startswith("event: "):
-                kind = line[7:]
-            elif line.startswith("data: ") and kind == name:
-                return json.loads(line[6:])
 
-    assert next_event("stats")["ready"] == 1
-    waiting: list[Any] = []
-    consumer = threading.Thread(target=lambda: waiting.append([take(server, wait=20), take(server, wait=20)]))
-    consumer.start()
-    put(server, b"now")
-    assert base64.b64decode(next_event("message")["body"]) == b"now"
-    consumer.join(30)
-    assert [len(found) for found in waiting[0]] == [1, 1], "the watcher must not have taken a consumer's turn"
-    assert events == []
-    connection.close()
+def event(response: HTTPResponse, name: str) -> Any:
+    """The next event of this name."""
+    kind = ""
+    while True:
+        line = response.readline().decode().rstrip("\n")
+        if line.startswith("event: "):
+            kind = line[7:]
+        elif line.startswith("data: ") and kind == name:
+            return json.loads(line[6:])
 
 
 def test_messages_are_listed_peeked_shown_and_cancelled(server: Serving):
@@ -423,11 +425,14 @@ def test_whoever_waits_when_the_server_goes_is_answered_at_once(tmp_path: Path):
         until(lambda: server.server.service.waits.waiting == 3)
         began = time.monotonic()
     assert time.monotonic() - began < 20
-    assert json.loads(waiting.getresponse().read()) == {"messages": []}
-    assert stream.getresponse().read().strip(b"{}\n") == b""
-    assert b"stats" in watcher.getresponse().read()
+    said = []
     for connection in (waiting, stream, watcher):
+        with connection.getresponse() as response:
+            said.append(response.read())
         connection.close()
+    assert json.loads(said[0]) == {"messages": []}
+    assert said[1].strip(b"{}\n") == b""
+    assert b"stats" in said[2]
 
 
 def test_the_server_says_when_it_is_about_to_go(server: Serving):

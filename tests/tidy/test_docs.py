@@ -124,6 +124,17 @@ def test_every_method_and_argument_of_a_broker_is_in_the_reference():
     assert_none(faults, "Add each of these, as code, to docs/reference/broker.md.")
 
 
+def test_every_method_and_argument_of_a_worker_is_in_the_reference():
+    holdfast = importlib.import_module("holdfast")
+    written = markdown.code(reference("worker.md"))
+    faults = unwritten(holdfast.Worker, written) + unwritten(holdfast.WorkerHealth, written)
+    for kind in (holdfast.Worker, holdfast.Retry, holdfast.Reject):
+        faults += [
+            f"{kind.__name__}: {name}" for name in inspect.signature(kind).parameters if not names(written, name)
+        ]
+    assert_none(faults, "Add each of these, as code, to docs/reference/worker.md.")
+
+
 def unwritten(kind: type, written: str) -> list[str]:
     """The public members of a class, and their arguments, that a page does not name."""
     faults = []

@@ -517,6 +517,35 @@ def test_tail_reads_beside_the_owner_and_consumes_nothing(run, jobs):
         assert queue.stats().ready == 20
 
 
+def test_tail_shows_only_what_is_asked_for(run, jobs):
+    with holdfast.open(jobs) as queue:
+        queue.put_many([b'{"n": %d}' % n for n in range(500)])
+        found = run("tail", jobs, "--where", "json.n < 20", "--json").lines
+        assert [line["offset"] for line in found] == list(range(10, 20))
+        assert [line["offset"] for line in run("tail", jobs, "--where", "json.n < 3", "--json").lines] == [0, 1, 2]
+        found = run("tail", jobs, "--from", "start", "--where", "json.n >= 100", "--limit", 2, "--json").lines
+        assert [line["offset"] for line in found] == [100, 101]
+        assert run("tail", jobs, "--where", "json.n >= 1000").out == ""
+        assert run("tail", jobs, "--where", "json.n >").code == 2
+
+
+@pytest.mark.slow
+def test_tail_follows_what_is_asked_for_into_partitions_that_were_not_used_before(run, tmp_path):
+    data = tmp_path / "shop"
+    with holdfast.open_broker(data) as broker:
+        broker.create_topic("orders", partitions=3)
+        with process("tail", data, "--topic", "orders", "-f", "--raw", "--where", 'body !~ "no"', "--limit", 5) as tail:
+            assert tail.stdout is not None
+            for number in (2, 0, 1, 2):
+                broker.publish("orders", b"no", partition=number)
+                broker.publish("orders", b"%d" % number, partition=number)
+                assert tail.stdout.readline() == f"{number}\n"
+            broker.add_partitions("orders", 4)
+            broker.publish("orders", b"3", partition=3)
+            assert tail.communicate(timeout=60) == ("3\n", "")
+        assert tail.returncode == 0
+
+
 @pytest.mark.slow
 def test_tail_follows(jobs):
     with holdfast.open(jobs) as queue:

@@ -341,9 +341,11 @@ def test_the_numbers_are_those_of_the_stats(stage: Stage):
     for _ in range(7):
         stage.put()
     held = stage.take()
-    stage.take().nack(delay=60)
+    stage.take().defer(delay=60)
+    stage.put(delay=60)
     bury(stage)
     stats = stage.group.stats()
+    assert (stats.ready, stats.leased, stats.delayed, stats.dead) == (5, 1, 2, 1)
     for name in ("ready", "leased", "delayed"):
         assert stage.value(f"{name}_messages", **GROUP) == getattr(stats, name)
     assert stage.value("dead_messages", **TOPIC) == stats.dead

@@ -72,8 +72,11 @@ async def served(place: Place, *, mutual: bool = False) -> AsyncIterator[int]:
         writer.close()
 
     context = tls_context(place.settings(mutual=mutual), place.clock)
-    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    try:
         yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from holdfast.broker.snapshots import SnapshotFiles
 from holdfast.broker.state_journal import StateJournal, StateSnapshot
 from holdfast.env import World
 from holdfast.locking.events import Event, decode_event, encode_event
@@ -66,3 +67,8 @@ class LocksJournal(StateJournal[Table, Image]):
     def _apply_value(self, state: Table, value: bytes) -> None:
         self._grown_bytes += len(value)
         state.apply(decode_event(value))
+
+
+def newest_locks(world: World, folder: str) -> tuple[LocksSnapshot | None, str]:
+    """The newest snapshot that is whole, and its file's name."""
+    return SnapshotFiles(world, folder).newest(_decode)

@@ -7,11 +7,12 @@ snapshots meanwhile may drop the events that are wanted next; then all of it is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.broker.journal import newest_snapshot
+from holdfast.broker.journal import Journal, newest_snapshot
 from holdfast.broker.snapshots import SNAPSHOT
 from holdfast.delivery.events import decode_event
 from holdfast.delivery.group import Group, IllegalMove
@@ -48,28 +49,34 @@ def _replayed(world: World, folder: str, start: int) -> Replayed:
     if not holds_log(world, folder):
         return Replayed(Group(start), known=False, wrong=[])
     snapshot, name = newest_snapshot(world, folder)
-    if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
+    group = Group(start) if snapshot is None else group_of(snapshot.image)
+    at = 0 if snapshot is None else snapshot.position
+    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(decode_event(value)), Journal.damage_means)
+    return Replayed(group, known=snapshot is not None, wrong=wrong)
+
+
+def replay_beside(
+    world: World, folder: str, at: int, snapshot: str, apply: Callable[[bytes], None], damage_means: str
+) -> list[str]:
+    """Let the events of a journal from `at` on happen, behind the snapshot of that file; answers what is wrong."""
+    if snapshot != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
     reader = LogReader(folder, world=world)
-    at = 0 if snapshot is None else snapshot.position
     if at < reader.start:
         raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
-    group = Group(start) if snapshot is None else group_of(snapshot.image)
     wrong: list[str] = []
     while at < reader.end:
         try:
             for record in reader.records(at):
-                group.apply(decode_event(bytes(record.value)))
+                apply(record.value)
                 at = record.offset + 1
         except DamagedRange as damage:
-            at = damage.next_offset
-            lost = f"events {damage.first_offset} to {damage.next_offset - 1} are lost"
-            wrong.append(f"{lost}: some messages may be delivered again")
+            wrong.append(f"events {damage.first_offset} to {damage.next_offset - 1} are lost: {damage_means}")
             break  # what follows need not fit any more; opening passes over what does not
         except (IllegalMove, msgspec.DecodeError) as error:
             wrong.append(f"event {at} does not fit: {error}")
             break
-    return Replayed(group, known=snapshot is not None, wrong=wrong)
+    return wrong
 
 
 def holds_log(world: World, folder: str) -> bool:

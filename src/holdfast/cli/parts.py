@@ -9,7 +9,8 @@ import msgspec
 
 from holdfast.broker.delayed.manifest import load_manifest
 from holdfast.broker.delayed.run import open_run
-from holdfast.broker.layout import GROUPS, INTERNAL_PREFIX, TOPICS
+from holdfast.broker.layout import GROUPS, INTERNAL_PREFIX, LOCKS, TOPICS
+from holdfast.broker.locks_beside import replayed_locks
 from holdfast.broker.replay import folders_in, holds_log, replayed_group
 from holdfast.broker.snapshots import BEFORE, SNAPSHOT
 from holdfast.delivery.check import check as check_group
@@ -26,9 +27,17 @@ JOURNAL_FILES: Final = frozenset({SNAPSHOT, BEFORE})
 class Part(msgspec.Struct, frozen=True):
     """One log of a queue; its name is the way to it from the queue's folder."""
 
-    kind: Literal["messages", "delayed", "journal", "traces", "commits"]
+    kind: Literal["messages", "delayed", "journal", "traces", "commits", "locks"]
     name: str
     folder: str
+
+
+class LocksState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal of the locks adds up to, and what is wrong with that."""
+
+    held: int = 0
+    documents: int = 0
+    wrong: tuple[str, ...] = ()
 
 
 class GroupState(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +67,7 @@ def parts_of(world: World, folder: str) -> list[Part]:
                 found.append(Part("journal", name, join(folder, name)))
     for group in folders_in(world, join(folder, GROUPS)):
         found.append(Part("commits", f"{GROUPS}/{group}", join(folder, f"{GROUPS}/{group}")))
+    found.append(Part("locks", LOCKS, join(folder, LOCKS)))
     return [part for part in found if holds_log(world, part.folder)]
 
 
@@ -87,6 +97,15 @@ def _replayed(world: World, part: Part, log_start: int) -> GroupState:
         dying=len(group.burials),
         wrong=tuple(wrong[:_MOST_WRONG]),
     )
+
+
+def locks_state(world: World, folder: str) -> LocksState:
+    """The same for the locks and documents of a data folder."""
+    try:
+        table, wrong = replayed_locks(world, folder)
+    except (OSError, HoldfastError) as error:
+        return LocksState(wrong=(str(error),))
+    return LocksState(held=len(table.held), documents=len(table.documents), wrong=tuple(wrong[:_MOST_WRONG]))
 
 
 def damaged_runs(world: World, part: Part) -> Iterator[str]:

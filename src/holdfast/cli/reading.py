@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -15,6 +16,7 @@ from holdfast.broker.routing import check_partition
 from holdfast.broker.topic import Topic
 from holdfast.cli.messages import AnyMessage, reader_of
 from holdfast.cli.output import stderr
+from holdfast.delivery.where import compile_where
 from holdfast.embedded.times import instant_ns, parse_instant
 from holdfast.env import real_world
 from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
@@ -25,6 +27,7 @@ from holdfast.storage.following import Arrivals, FollowSettings
 from holdfast.storage.opening import is_log
 
 PAGE_MESSAGES: Final = 100
+_FURTHER: Final = 8  # so many times as far back where too few of the newest are wanted
 # Where nobody tells of news: people look on, and a look costs little.
 _FOLLOWING: Final = FollowSettings(poll_interval_ms=250, poll_jitter_ms=50)
 _STARTS: Final = ("start", "earliest")
@@ -34,8 +37,10 @@ _ENDS: Final = ("end", "latest")
 class Reading:
     """Messages of a topic as they stand in its logs; those of several partitions in the order of their times."""
 
-    def __init__(self, folder: str, topic: str, partition: int | None = None) -> None:
+    def __init__(self, folder: str, topic: str, partition: int | None = None, where: str | None = None) -> None:
         self._world = real_world()
+        self._where = where
+        self._wanted()  # a mistake in it is told before anything is read
         self._folder = folder
         self._topic = topic
         count = Catalog(self._world, folder).facts(topic).partitions
@@ -54,11 +59,16 @@ class Reading:
             self._at[number] = self._place(reader, where, name)
 
     def last(self, count: int) -> list[AnyMessage]:
-        """The newest messages of all; what follows goes on behind them."""
-        ends = self.ends()
-        for number, reader in self._readers.items():
-            self._at[number] = max(reader.start, ends[number] - count)
-        return list(self._there())[-count:] if count else []
+        """The newest messages that are wanted; what follows goes on behind them."""
+        ends, back = self.ends(), count
+        while True:
+            starts = {number: reader.start for number, reader in self._readers.items()}
+            self._at = {number: max(start, ends[number] - back) for number, start in starts.items()}
+            from_start = self._at == starts
+            found = deque(self._there(), maxlen=count)
+            if len(found) == count or from_start:
+                return list(found)
+            back *= _FURTHER
 
     def ends(self) -> dict[int, int]:
         """Where each partition ends by now."""
@@ -140,9 +150,15 @@ class Reading:
         for number, reader in self._readers.items():
             self._at[number] = min(self._at[number], reader.end)  # after a power cut the log may end before
         streams = [self._of_partition(number, end) for number, end in self.ends().items()]
+        wanted = self._wanted()
         for message in streams[0] if len(streams) == 1 else merge(*streams, key=lambda each: each.timestamp_ns):
             self._at[message.partition] = message.offset + 1
-            yield message
+            if wanted(message):
+                yield message
+
+    def _wanted(self) -> Callable[[AnyMessage], bool]:
+        """Which messages are chosen by now: their age changes."""
+        return compile_where(self._where, now_ms=self._world.clock.now_ns() // 1_000_000)
 
     def _of_partition(self, number: int, end: int) -> Iterator[AnyMessage]:
         message_of, at = reader_of(self._topic, number), self._at[number]

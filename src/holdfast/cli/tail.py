@@ -11,7 +11,7 @@ import typer
 
 from holdfast.cli.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
 from holdfast.cli.opened import chosen_topic
-from holdfast.cli.options import AsJson, Limit, PartitionNumber, QueueFolder, Topic
+from holdfast.cli.options import AsJson, Limit, PartitionNumber, QueueFolder, Topic, Where
 from holdfast.cli.output import OK, command, print_json_line, stdout, write_bytes
 from holdfast.cli.reading import Reading
 from holdfast.errors import InvalidRequest
@@ -30,6 +30,7 @@ def tail_command(
             "--from", metavar="WHERE", help="start, end, an offset, or a time such as -10m; else the last 10."
         ),
     ] = None,
+    where: Where = None,
     limit: Limit = None,
     raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline behind it.")] = False,
     topic: Topic = None,
@@ -42,7 +43,7 @@ def tail_command(
     """
     if raw and as_json:
         raise InvalidRequest("--raw and --json both say what is printed; give one of them")
-    reading = Reading(folder, chosen_topic(folder, topic), partition)
+    reading = Reading(folder, chosen_topic(folder, topic), partition, where)
     showing = Showing(raw=raw, as_json=as_json)
     if begin is None:
         last = reading.last(_LAST if limit is None else min(limit, _LAST))

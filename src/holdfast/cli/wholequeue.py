@@ -20,7 +20,16 @@ from holdfast.cli.missing import may_be_forced, missing_folders, missing_start, 
 from holdfast.cli.notes import damaged_notes
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout
 from holdfast.cli.owner import owner_of
-from holdfast.cli.parts import JOURNAL_FILES, GroupState, Part, damaged_runs, parts_of, state_of
+from holdfast.cli.parts import (
+    JOURNAL_FILES,
+    GroupState,
+    LocksState,
+    Part,
+    damaged_runs,
+    locks_state,
+    parts_of,
+    state_of,
+)
 from holdfast.cli.plans import document, show_plan, show_result
 from holdfast.cli.reports import STYLES, progress_bar, report_document, show_findings
 from holdfast.cli.text import safe, size
@@ -33,7 +42,7 @@ from holdfast.storage.repair import plan_repair, repair
 
 _MOST_ROWS: Final = 60
 # What is wrong with these beyond their bytes only a copy mends.
-_COPIED: Final = frozenset({"messages", "commits"})
+_COPIED: Final = frozenset({"messages", "commits", "locks"})
 
 
 class PartReport(msgspec.Struct, frozen=True):
@@ -41,7 +50,7 @@ class PartReport(msgspec.Struct, frozen=True):
 
     part: Part
     log: CheckReport
-    state: GroupState | CommitState | None
+    state: GroupState | CommitState | LocksState | None
     wrong: tuple[str, ...]
 
     @property
@@ -115,18 +124,26 @@ def _against_logs(folder: str, report: PartReport, found: Mapping[str, PartRepor
 def _checked(part: Part, progress: Any, *, owned: bool, log_start: int) -> PartReport:
     world = real_world()
     report = check(part.folder, owned=True if owned else None, progress=progress)
-    if part.kind in ("journal", "commits"):
+    if part.kind in ("journal", "commits", "locks"):
         findings = tuple(
             finding
             for finding in report.findings
             if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
         )
         report = msgspec.structs.replace(report, findings=findings)
-        state = commits_of(world, part.folder) if part.kind == "commits" else state_of(world, part, log_start)
+        state = _state(part, log_start)
         return PartReport(part, report, state, state.wrong)
     # An owner drops these files while we look: only without one is a file that is not there a missing one.
     wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
     return PartReport(part, report, None, wrong)
+
+
+def _state(part: Part, log_start: int) -> GroupState | CommitState | LocksState:
+    """What the events of a journal add up to."""
+    world = real_world()
+    if part.kind == "locks":
+        return locks_state(world, part.folder.rpartition("/")[0])
+    return commits_of(world, part.folder) if part.kind == "commits" else state_of(world, part, log_start)
 
 
 def _document(found: PartReport) -> dict[str, Any]:
@@ -161,7 +178,9 @@ def _show(
     shown = found if len(found) <= _MOST_ROWS else [report for report in found if not report.ok]
     for report in shown:
         counts = report.log.counts
-        thing = {"journal": "event", "commits": "event", "traces": "step"}.get(report.part.kind, "message")
+        thing = {"journal": "event", "commits": "event", "locks": "event", "traces": "step"}.get(
+            report.part.kind, "message"
+        )
         verdict = Text("ok", "green") if report.ok else Text("damaged", STYLES["damage"])
         table.add_row(safe(report.part.name), count_of(counts.messages, thing), size(counts.bytes), verdict)
     console.print(table)

@@ -61,8 +61,6 @@ def worker_command(
     Plain functions run in threads, async ones as tasks. SIGTERM and Ctrl-C let what runs finish; a second one ends
     the process at once.
     """
-    from holdfast.server.json_logs import start_logging
-
     names = queue or []
     if "://" not in at:
         names = [chosen_topic(at, name) for name in names] or [chosen_topic(at, None)]
@@ -80,6 +78,12 @@ def worker_command(
         exit_after_silence=_seconds(exit_after_silence, "--exit-after-silence"),
         health_port=health,
     )
+    return _run(worker, as_json=as_json)
+
+
+def _run(worker: holdfast.Worker, *, as_json: bool) -> int:
+    from holdfast.server.json_logs import start_logging
+
     start_logging("json" if as_json else "text", sys.stderr)
     code = worker.run()
     if code != OK:

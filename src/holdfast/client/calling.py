@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -17,6 +16,9 @@ from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, error_of
 from holdfast.protocol.media import JSON, MSGPACK, decode, encode
+
+if TYPE_CHECKING:
+    import ssl
 
 _IDLE_NS: Final = 500_000_000  # a connection that rested for so long is looked at before it is used
 _MOST_IDLE: Final = 64
@@ -175,7 +177,9 @@ class Caller:
 
     def forget_idle(self) -> None:
         """In a child after a fork: what rests is the parent's to use; here it is let go of without a word."""
-        self._idle = deque()
+        idle, self._idle = self._idle, deque()
+        for connection in idle:
+            connection.wire.forget()
 
     def close(self) -> None:
         """Call no more. Closing twice is fine."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ssl
+import asyncio
+from typing import TYPE_CHECKING
 
 from holdfast.client.address import Address
 from holdfast.client.calling import Caller
@@ -10,6 +11,9 @@ from holdfast.client.publishing import Publishing
 from holdfast.client.upkeep import Upkeep
 from holdfast.client.ways import TaskWays, ThreadWays, Ways
 from holdfast.env import World, close_in_children
+
+if TYPE_CHECKING:
+    import ssl
 
 
 class Client:
@@ -52,4 +56,10 @@ class Client:
         """Give back what was dropped, and end. Closing twice is fine."""
         self.caller.close()
         self.upkeep.end()
+        self.beside.close()
+
+    async def close_async(self) -> None:
+        """The same for a task: the thread is waited for aside."""
+        self.caller.close()
+        await asyncio.to_thread(self.upkeep.end)
         self.beside.close()

@@ -21,9 +21,10 @@ from holdfast.embedded.face import switch
 from holdfast.embedded.listed import PhaseName
 from holdfast.embedded.listing import Where, check_limit
 from holdfast.embedded.message import Body
+from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns
-from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
-from holdfast.model import Durability
+from holdfast.errors import Closed, Conflict, Empty, InvalidRequest, LeaseLost
+from holdfast.model import CodecName, Durability
 from holdfast.protocol import queues as wire
 from holdfast.protocol.dead import Letters
 from holdfast.protocol.messages import (
@@ -61,7 +62,8 @@ class GroupFace(Generic[Body]):
         self._bodies = Bodies(body_type)
         self._settings = settings
         self._closed = False
-        self._state_wanted = True
+        self._alone = False  # whether the client is closed with it
+        self._durability: Durability | None = None  # where a call does not say
 
     @property
     def name(self) -> str:
@@ -261,9 +263,7 @@ class GroupFace(Generic[Body]):
     async def _extend(self, handle: RemoteHandle[Body], lease: Seconds | None) -> None:
         lease_ms = None if lease is None else duration_ms(lease, "lease", minimum_ms=1)
         now_ns = self._caller.world.clock.monotonic_ns()
-        body = Extend(
-            receipts=[handle.receipt], group=self._group, lease=None if lease_ms is None else lease_ms / 1000
-        )
+        body = Extend(receipts=[handle.receipt], group=self._group, lease=None if lease_ms is None else lease_ms / 1000)
         try:
             await self._ask("POST", "extend", Settled, body)
         except LeaseLost:
@@ -294,7 +294,14 @@ class GroupFace(Generic[Body]):
         body = SaveState(receipt=receipt, version=version, group=self._group, durability=durability)
         if value is not None:
             body.value = value
-        state: State = await self._ask("POST", "state", State, body)
+        try:
+            state: State = await self._ask("PUT", "state", State, body)
+        except Conflict as error:
+            if not getattr(error, "repeated", False):
+                raise
+            state = await self._load_state(receipt)  # the attempt before, whose answer was lost, may have done it
+            if state.version != (0 if value is None else version + 1) or state.value != value:
+                raise error from None
         return state
 
     async def _peek(self, count: int) -> list[RemoteContents[Body]]:
@@ -347,6 +354,21 @@ class GroupFace(Generic[Body]):
         if wanted is not None:
             found = [each for each in found if wanted(each)]
         return found[:limit]
+
+    async def _put(self, messages: Any, durability: Durability | None, codec: CodecName | None) -> list[Stored]:
+        self._check_open()
+        publish = self._client.publishing.publish
+        return await publish(self._topic, messages, self._bodies, durability=durability, codec=codec, verb="put_many")
+
+    async def _sync(self) -> None:
+        self._check_open()
+        await self._caller.call(Ask(method="POST", path=path_of("admin", "sync")))
+
+    @staticmethod
+    def _unobserved(observer: object) -> InvalidRequest:
+        return InvalidRequest(
+            f"observer={observer!r} cannot be used here: the server counts and measures; ask its /metrics, or stats()"
+        )
 
     async def _stats(self) -> QueueStats:
         stats: QueueStats = await self._ask("GET", "stats", QueueStats, group=self._group)

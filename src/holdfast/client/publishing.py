@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, get_args
 
-import msgspec
-
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Caller, packed
@@ -228,5 +226,3 @@ def check_options(durability: object, codec: object) -> None:
         raise InvalidRequest(f"durability={durability!r} is not known; use one of {', '.join(get_args(Durability))}")
     if codec is not None and codec not in get_args(CodecName):
         raise InvalidRequest(f"codec={codec!r} is not known; use one of {', '.join(get_args(CodecName))}")
-
-

@@ -213,7 +213,11 @@ class _Work:
                 logger.warning("dropped messages come back when their leases end", extra={"why": str(error)})
 
     def _ask(self, topic: str, verb: str, body: Any) -> None:
-        run(self._caller.call(Ask(method="POST", path=path_of("queues", topic, verb), body=packed(body), answers=Settled)))
+        run(
+            self._caller.call(
+                Ask(method="POST", path=path_of("queues", topic, verb), body=packed(body), answers=Settled)
+            )
+        )
 
 
 def _by_group(held: Iterable[Held]) -> list[tuple[str, str, list[Held]]]:

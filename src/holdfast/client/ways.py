@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import threading
 from collections.abc import Coroutine
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from holdfast.client.address import Address
 from holdfast.env import Clock
 from holdfast.env.sockets import connect_tcp, connect_unix, has_ended, short_name
+
+if TYPE_CHECKING:
+    import ssl
 
 _Result = TypeVar("_Result")
 
@@ -36,6 +38,9 @@ class Wire(Protocol):
 
     def close(self) -> None:
         """Let go of it; at once, and without a word."""
+
+    def forget(self) -> None:
+        """The same in a child after a fork: the parent goes on with it."""
 
 
 class Ways(Protocol):
@@ -84,6 +89,8 @@ class ThreadWire:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._connection.close()
+
+    forget = close
 
 
 class ThreadWays:
@@ -165,6 +172,9 @@ class TaskWire(asyncio.Protocol):
     def close(self) -> None:
         if not self._loop.is_closed():
             self._transport.abort()
+
+    def forget(self) -> None:
+        """Nothing: to take it from the loop would take it from the parent's, too."""
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:

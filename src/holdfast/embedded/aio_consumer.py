@@ -40,10 +40,10 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         count, until_ns = self._begin_poll(max_records, timeout)
         self._user = asyncio.current_task()
         found = await self._next(count, until_ns)
-        self._hand_out()
         passed = self._passed()
         if passed:
             await _aside(lambda: self._keep_passed(passed))
+        self._hand_out()  # last: who is cancelled before has got nothing
         return found
 
     async def __aiter__(self) -> AsyncIterator[StreamMessage[Body]]:
@@ -148,5 +148,5 @@ async def _aside(call: Callable[[], _Result]) -> _Result:
     try:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
-        await asyncio.wait([done])
+        await asyncio.gather(done, return_exceptions=True)  # whatever came of it
         raise

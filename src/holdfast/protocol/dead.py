@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.delivery.group import Failure
@@ -37,7 +38,7 @@ class Letter(Listed, kw_only=True):
     original_offset: int
     original_timestamp: datetime
     dead_at: datetime
-    failures: list[Failure] = []
+    failures: list[Failure] = msgspec.field(default_factory=list)
     first_delivery: datetime | None = None
     last_delivery: datetime | None = None
     state: Any = None
@@ -75,7 +76,7 @@ class RedriveTold(Told, kw_only=True):
 
     matched: int
     done: int
-    ids: list[str] = []
+    ids: list[str] = msgspec.field(default_factory=list)
     ended: bool = True
 
 

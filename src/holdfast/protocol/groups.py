@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from holdfast.broker.positions import GroupFacts, PartitionLag
@@ -45,7 +46,7 @@ class Join(Wire, kw_only=True):
     topics: Annotated[list[Name], Meta(min_length=1, max_length=1_000)]
     instance_id: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     owner: Owner | None = None
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Joined(Told, kw_only=True):
@@ -74,8 +75,8 @@ class Poll(Wire, kw_only=True):
     poll: Annotated[int, Meta(ge=1, le=2**53)]
     max_records: Limit | None = None
     wait: Wait = 0
-    commit: Annotated[list[Offset], ManyPlaces] = []
-    paused: Annotated[list[At], ManyPlaces] = []
+    commit: Annotated[list[Offset], ManyPlaces] = msgspec.field(default_factory=list)
+    paused: Annotated[list[At], ManyPlaces] = msgspec.field(default_factory=list)
 
 
 class Polled(Told, kw_only=True):
@@ -84,7 +85,7 @@ class Polled(Told, kw_only=True):
     messages: list[Said]
     assignment: list[Assigned]
     epoch: int
-    refused: list[At] = []
+    refused: list[At] = msgspec.field(default_factory=list)
 
 
 class CommitOffsets(Wire, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.embedded.topics import TopicInfo
@@ -35,7 +36,7 @@ class CreateTopic(Wire, kw_only=True):
 
     name: Name
     partitions: Partitions | None = None
-    settings: Settings = {}
+    settings: Settings = msgspec.field(default_factory=dict)
     exist_ok: bool = False
 
 
@@ -55,7 +56,7 @@ class CreateGroup(Wire, kw_only=True):
     """A group in queue mode: where a new one begins, and what it does in another way than its topic."""
 
     start: Literal["earliest", "latest"] = "earliest"
-    settings: Settings = {}
+    settings: Settings = msgspec.field(default_factory=dict)
 
 
 class GroupSettings(Told, kw_only=True):

@@ -104,6 +104,10 @@ class Windows:
     def __len__(self) -> int:
         return sum(map(len, self._open.values()))
 
+    def of(self, group: ServedGroup) -> int:
+        """How many there are for one group."""
+        return len(self._open.get((group.topic, group.group), ()))
+
     def settled(self, group: ServedGroup, receipts: Iterable[str]) -> None:
         """These messages are in nobody's hands any more."""
         windows = self._open.get((group.topic, group.group))

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.feeds import Feed, StreamMessage
-from holdfast.errors import BadSettings, Fenced, HoldfastError, InvalidRequest
+from holdfast.errors import BadSettings, Closed, Fenced, HoldfastError, InvalidRequest
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
@@ -94,10 +94,14 @@ class Member:
             return self._answer
         refused = await self._commit_own(wanted.commit)
         self._pause({(place.topic, place.partition) for place in wanted.paused})
-        before = set(self.consumer.assignment())
-        found = await self._next(0, wanted.max_records)
-        if not found and wait_s and before == set(self.consumer.assignment()):
-            found = await waiting(self._next(wait_s, wanted.max_records))
+        before = self.consumer.assignment()
+        try:
+            found = await self._next(0, wanted.max_records)
+            if not found and wait_s and before == self.consumer.assignment():
+                found = await waiting(self._next(wait_s, wanted.max_records))
+        except Closed:
+            if not self.is_out:
+                raise
         if self.is_out:
             raise unknown_member(self.id)
         self._number, self._answer = wanted.poll, (self._cut(found), refused)

@@ -156,7 +156,7 @@ def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
         "timestamp_ns": record.timestamp_ns,
         "body": record.value,
         "size": len(record.value),
-        "priority": record.priority,
+        "priority": contents.priority,
         "expires_at_ms": record.expires_at_ms,
         "due_at_ms": record.due_at_ms,
         "correlation_id": contents.correlation_id,

@@ -11,7 +11,7 @@ from typing import Protocol
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
 from holdfast.server.access import Access
-from holdfast.server.api import enqueue, health, queues, streams
+from holdfast.server.api.table import API
 from holdfast.server.app import App, Auditor, Meter
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.server import Counts, HttpServer
@@ -21,9 +21,6 @@ from holdfast.server.service import Service
 from holdfast.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
-
-# What every server offers; metrics and pages come on top where they are wanted.
-API: Sequence[Routes] = (enqueue.routes, queues.routes, streams.routes, health.routes)
 
 
 class MeterAndCounts(Meter, Counts, Protocol):
@@ -51,6 +48,7 @@ class Server:
         self._meter = meter or NoMeter()
         self.app = App(self.service, self.access, [*API, *more], self._meter, auditor)
         self.http = HttpServer(self.app.handle, self.app.refuse, limits_of(settings), self._meter)
+        self.service.connections = lambda: len(self.http.connections)
 
     async def listen(self, tls: ssl.SSLContext | None = None) -> list[str]:
         """Listen where the settings say; answers with the addresses for people."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.embedded.effective import Effective
 from holdfast.env import World
 from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
@@ -31,6 +32,10 @@ class Service:
         self.windows = Windows()
         self.members = ServedMembers(broker)
         self.leaving = False
+        self.began_ns = world.clock.now_ns()
+        self.began_monotonic_ns = world.clock.monotonic_ns()
+        self.connections: Callable[[], int] = int  # how many there are; whoever listens knows
+        self.effective: Effective | None = None  # where the settings come from, if whoever starts it says so
         self._waiting: set[asyncio.Task[Any]] = set()
         self._groups: OrderedDict[tuple[str, str], ServedGroup] = OrderedDict()
 
@@ -45,6 +50,10 @@ class Service:
             del self._groups[topic, name]
             return None
         return group
+
+    def groups(self) -> list[ServedGroup]:
+        """All that are open."""
+        return [group for group in self._groups.values() if not group.closed]
 
     async def group(self, topic: str, name: str | None = None) -> ServedGroup:
         """The group in queue mode, made where there is none."""

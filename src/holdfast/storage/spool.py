@@ -26,6 +26,7 @@ from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, join, write_fully
 
 _LOOK_EVERY_BYTES: Final = 16 << 20
+_GIVEN_UP: Final = "a large message was given up while it was stored"
 
 
 class LaidOut:
@@ -42,7 +43,7 @@ class LaidOut:
         """Put bytes in their place; OSError where the disk does not take them."""
         with self._lock:
             if self._closed:
-                raise Closed("a large message was given up while it was stored")
+                raise Closed(_GIVEN_UP)
             if self._file is None:
                 self._file = self._world.disk.open(self._path, write=True, create=True)
             write_fully(self._file, position, parts)
@@ -57,30 +58,30 @@ class LaidOut:
         """Bytes of it, which stay readable whatever becomes of the file."""
         with self._lock:
             if self._closed or self._file is None:
-                raise Closed("a large message was given up while it was stored")
+                raise Closed(_GIVEN_UP)
             return self._file.view(position, length)
 
     def take(self, path: str) -> None:
         """Give it this name."""
         with self._lock:
+            if self._closed:
+                raise Closed(_GIVEN_UP)
             self._world.disk.rename(self._path, path)
-            self._path = path
-            self._let_go()
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
 
     def close(self) -> None:
         """Remove the file, unless it was taken; what is still read of it stays readable."""
         with self._lock:
             if self._closed:
                 return
+            self._closed = True
             if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
                 with contextlib.suppress(OSError):  # then the next opening removes it
                     self._world.disk.remove(self._path)
-            self._let_go()
-
-    def _let_go(self) -> None:
-        self._closed = True
-        if self._file is not None:
-            self._file.close()
 
 
 class Spool(LaidOut):

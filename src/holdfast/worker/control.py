@@ -176,19 +176,20 @@ class Control:
     def _check_time_limits(self) -> None:
         for run in self._runs.overdue():
             first, run.overtime = not run.overtime, True
-            if first:
-                self.counts.add("timed_out")
-                logger.warning("handler had its time", extra=facts(run))
             if first and run.task is not None:
                 self._crew.stop(run)  # it may tidy up, and then ends as others do
             else:
                 error = self._handling.timeout()
-                self._give_up(run, Settlement("nack", error), error)
+                if not self._give_up(run, Settlement("nack", error), error):
+                    continue  # it ended just now
+            if first:
+                self.counts.add("timed_out")
+                logger.warning("handler had its time", extra=facts(run))
 
-    def _give_up(self, run: Run, settlement: Settlement, error: Exception | None = None) -> None:
+    def _give_up(self, run: Run, settlement: Settlement, error: Exception | None = None) -> bool:
         """Leave the handler alone with its work: its message goes to others, its slot to another message."""
         if not run.claim("control"):
-            return
+            return False
         self._through(run)
         self._crew.stop(run)
 
@@ -199,6 +200,7 @@ class Control:
                     self._hooks.report(told, run.message, self._bridge)
 
         self._aside(settle)
+        return True
 
     def _aside(self, call: Callable[[], None]) -> threading.Thread:
         """Something that may hang."""
@@ -265,10 +267,10 @@ class Control:
             if run.began_ns is None:
                 self._give_up(run, DEFER)
                 continue
-            self.counts.add("cut_off")
-            logger.error("handler did not end in time, its message is given back", extra=facts(run))
             reason = f"shutdown: the worker ended, and waited {self._options.drain_s:g} s for its handler"
-            self._give_up(run, Settlement("nack", reason))
+            if self._give_up(run, Settlement("nack", reason)):
+                self.counts.add("cut_off")
+                logger.error("handler did not end in time, its message is given back", extra=facts(run))
 
     def _close(self, seconds: float) -> bool:
         """Let go of the queues that are ours; that also wakes those who still wait for a message."""

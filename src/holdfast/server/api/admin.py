@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime
 
+import holdfast
 from holdfast.protocol.admin import LimitQuery, Status, WaitersAt, WaitersTold
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
-from holdfast.version import VERSION
 
 routes = Routes("admin")
 
@@ -21,7 +21,7 @@ async def status(call: Call) -> Status:
     free = await asyncio.to_thread(service.world.disk.free_bytes, service.folder)
     clock = service.world.clock
     return Status(
-        version=VERSION,
+        version=holdfast.__version__,
         folder=service.folder,
         started_at=datetime.fromtimestamp(service.began_ns / 1e9, UTC),
         uptime_seconds=(clock.monotonic_ns() - service.began_monotonic_ns) / 1e9,
@@ -29,7 +29,7 @@ async def status(call: Call) -> Status:
         connections=service.connections(),
         waiters=service.waits.waiting,
         max_waiters=service.waits.most,
-        streams=service.windows.streams,
+        streams=len(service.windows),
         members=len(service.members),
         topics=len(topics),
         leaving=service.leaving,

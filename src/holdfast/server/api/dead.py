@@ -126,11 +126,9 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
         return _told(letters, 0)
     if LINES in call.request.header("accept"):
         return StreamResponse(_lines(call, letters), LINES)
-    done = 0
-    async for done in _redriven(call, letters):
-        pass
-    call.count = done
-    return _told(letters, done)
+    counts = [done async for done in _redriven(call, letters)]
+    call.count = counts[-1] if counts else 0
+    return _told(letters, call.count)
 
 
 async def _redriven(call: Call, letters: list[DeadLetter[bytes]]) -> AsyncIterator[int]:

@@ -41,9 +41,7 @@ async def list_groups(call: Call) -> Groups:
     return Groups(groups=found[: query.limit])
 
 
-@routes.add(
-    "GET", "/v1/groups/{group}", action="read", scope="any", answers=GroupTold, errors=("unknown_group",)
-)
+@routes.add("GET", "/v1/groups/{group}", action="read", scope="any", answers=GroupTold, errors=("unknown_group",))
 async def describe_group(call: Call) -> GroupTold:
     """A group: on which topics it is, how far behind, and in stream mode its members."""
     name = call.path["group"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
+from holdfast.embedded.feeds import StreamMessage
 from holdfast.protocol.groups import (
     At,
     Beat,
@@ -14,9 +17,10 @@ from holdfast.protocol.groups import (
     Polled,
 )
 from holdfast.server.calls import Call
-from holdfast.server.members import Member
+from holdfast.server.members import Member, Waiting
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
+from holdfast.server.service import Service
 
 routes = Routes("groups")
 
@@ -64,6 +68,16 @@ async def heartbeat(call: Call) -> Beat:
     return Beat(assignment=member.assignment(), epoch=member.epoch)
 
 
+def _waiting(service: Service) -> Waiting:
+    """How a poll waits: within the limit of all who do, and not when the server goes."""
+
+    async def wait(some: Awaitable[list[StreamMessage[bytes]]]) -> list[StreamMessage[bytes]]:
+        with service.waits.one_more():
+            return await service.wait(some, [])
+
+    return wait
+
+
 @routes.add(
     "POST",
     f"{_MEMBER}/poll",
@@ -80,7 +94,7 @@ async def poll(call: Call) -> Polled:
     most_s = service.settings.max_wait_ms / 1000
     wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
     async with member.turn():
-        found, refused = await member.poll(wanted, 0 if service.leaving else wait_s, service.wait)
+        found, refused = await member.poll(wanted, 0 if service.leaving else wait_s, _waiting(service))
         service.members.heard(member)
         return Polled(
             messages=[said(each._home, each._record) for each in found],

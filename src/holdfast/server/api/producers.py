@@ -76,9 +76,7 @@ async def append(call: Call) -> Response:
         offsets: Sequence[int] = range(appended.offset, appended.next_offset)
     else:
         offsets = known.offsets
-    return call.answer(
-        Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None)
-    )
+    return call.answer(Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None))
 
 
 def _append(
@@ -89,9 +87,7 @@ def _append(
     broker._engine.producers().check(producer.id, producer.epoch)
     with broker._publisher(call.path["topic"]) as publisher:
         checked = publisher.drafts(messages, query.codec, "append")
-        appended, known = partition.append(
-            batch_of(checked), producer, durability=query.durability, codec=query.codec
-        )
+        appended, known = partition.append(batch_of(checked), producer, durability=query.durability, codec=query.codec)
         if known is None:
             metrics = publisher.topic.metrics
             metrics.published.add(len(checked))

@@ -1,0 +1,49 @@
+"""Locks and documents seen without owning anything: beside whoever owns the folder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.broker.layout import LOCKS
+from holdfast.broker.locks_journal import LocksJournal, newest_locks
+from holdfast.broker.replay import TRIES, holds_log, replay_beside
+from holdfast.delivery.decide import Moment
+from holdfast.env import World
+from holdfast.errors import HoldfastError
+from holdfast.locking.events import decode_event
+from holdfast.locking.table import Table, check, table_of
+from holdfast.storage.files import join
+
+
+class ReplayedLocks(NamedTuple):
+    """What the journal leaves, and what is wrong with that."""
+
+    table: Table
+    wrong: list[str]
+
+
+def replayed_locks(world: World, root: str) -> ReplayedLocks:
+    """The locks and documents of a data folder; none where nobody has used any."""
+    folder = join(root, LOCKS)
+    for _ in range(TRIES - 1):
+        try:
+            return _replayed(world, folder)
+        except (OSError, HoldfastError):
+            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+    return _replayed(world, folder)
+
+
+def _replayed(world: World, folder: str) -> ReplayedLocks:
+    if not holds_log(world, folder):
+        return ReplayedLocks(Table(), [])
+    snapshot, name = newest_locks(world, folder)
+    table = Table() if snapshot is None else table_of(snapshot.image)
+    at = 0 if snapshot is None else snapshot.position
+    means = LocksJournal.damage_means
+    wrong = replay_beside(world, folder, at, name, lambda value: table.apply(decode_event(value)), means)
+    return ReplayedLocks(table, wrong or check(table))
+
+
+def is_held(world: World, table: Table, name: str, now: Moment) -> bool:
+    """Whether somebody holds the lock now. After a new boot leases count from the next opening on."""
+    return name in table.held and not (table.boot_id == world.ids.boot_id() and table.is_over(name, now.mono_ms))

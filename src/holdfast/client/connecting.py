@@ -1,0 +1,78 @@
+"""How a program comes to a server: `connect`, and the arguments that it understands."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.client.address import parse_address
+from holdfast.client.client import Client
+from holdfast.embedded.drafts import Seconds
+from holdfast.embedded.times import duration_ms
+from holdfast.env import World, real_world
+from holdfast.env.environ import environment
+from holdfast.errors import InvalidRequest
+from holdfast.model import Durability
+
+if TYPE_CHECKING:
+    import ssl
+
+    from holdfast.client.broker import RemoteBroker
+
+TOKEN: Final = "HOLDFAST_TOKEN"
+TIMEOUT_S: Final = 30.0
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    tls: ssl.SSLContext | str | PathLike[str] | None = None,
+    timeout: Seconds = TIMEOUT_S,
+    body_type: Any = None,
+    durability: Durability | None = None,
+) -> RemoteBroker:
+    """The broker behind a server: http://host:port, https://host:port or unix:/path.
+
+    `token` says who you are; where none is given, HOLDFAST_TOKEN. `tls` is a file of certificates to trust, or a
+    context with one of your own. A call is tried again, where that is safe, for `timeout` in all.
+    """
+    from holdfast.client.broker import RemoteBroker
+
+    client = client_of(url, for_tasks=False, token=token, tls=tls, timeout=timeout)
+    return RemoteBroker(client, body_type, durability)
+
+
+def client_of(
+    url: str,
+    *,
+    for_tasks: bool,
+    token: str | None = None,
+    tls: ssl.SSLContext | str | PathLike[str] | None = None,
+    timeout: Seconds = TIMEOUT_S,
+    world: World | None = None,
+) -> Client:
+    """A client of the server at the address. Nothing is sent yet."""
+    address = parse_address(url)
+    timeout_s = duration_ms(timeout, "timeout", minimum_ms=1) / 1000
+    if token is None:
+        token = environment().get(TOKEN) or None
+    if token is not None and (not isinstance(token, str) or not token.isascii() or not token.isprintable()):
+        raise InvalidRequest("the token cannot be used: give the text that `holdfast token create` printed")
+    context = _context(tls) if address.secure else None
+    if tls is not None and not address.secure:
+        raise InvalidRequest(f"{url} is not a secure address, so tls=... says nothing: use https://")
+    return Client(world or real_world(), address, for_tasks=for_tasks, token=token, tls=context, timeout_s=timeout_s)
+
+
+def _context(tls: ssl.SSLContext | str | PathLike[str] | None) -> ssl.SSLContext:
+    import ssl
+
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    if tls is None:
+        return ssl.create_default_context()
+    try:
+        return ssl.create_default_context(cafile=fspath(tls))
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(f"tls={tls!r} cannot be used: {error}. Give a file of certificates to trust") from None

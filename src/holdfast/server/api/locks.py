@@ -1,0 +1,173 @@
+"""Locks with leases and fencing numbers, and state documents with versions."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Final
+
+from holdfast.embedded.locking import Document, Lock, LockInfo, proof_of
+from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
+from holdfast.protocol.locks import (
+    AcquireLock,
+    DocumentNames,
+    DocumentQuery,
+    DocumentRemoved,
+    HeldLocks,
+    KeepLock,
+    ReleaseLock,
+    WriteDocument,
+)
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import Response
+from holdfast.server.routing import Routes
+
+routes = Routes("locks")
+
+_ETAG: Final = re.compile(r'"([0-9]{1,16})"')
+
+
+@routes.add(
+    "POST",
+    "/v1/locks/{name}/acquire",
+    action="lock",
+    body=AcquireLock,
+    answers=Lock,
+    errors=("lock_held", "conflict", "too_many_waiters"),
+)
+async def acquire(call: Call) -> Response:
+    """Take a lock for a time, after a wait in line where that is asked for; 409 where it is not free by then."""
+    lock = await _acquired(call, call.body)
+
+    async def undelivered() -> None:
+        with suppress(HoldfastError):
+            await call.service.broker.locks.release(lock)
+
+    return call.answer(lock, undelivered=undelivered)
+
+
+async def _acquired(call: Call, wanted: AcquireLock) -> Lock:
+    service, locks, name = call.service, call.service.broker.locks, call.path["name"]
+    owner = wanted.owner or call.principal.name
+    if wanted.wait == 0 or wanted.if_not_exists or service.leaving:
+        return await locks.acquire(name, owner=owner, lease=wanted.lease, wait=0, if_not_exists=wanted.if_not_exists)
+    most_s = service.settings.max_wait_ms / 1000
+    wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
+    with service.waits.one_more():
+        lock = await service.wait(_waited(call, name, owner, wanted.lease, wait_s), None)
+    if lock is None:
+        raise LockHeld(f"lock {name} was not free before the server had to stop; try again")
+    return lock
+
+
+async def _waited(call: Call, name: str, owner: str, lease: float, wait_s: float) -> Lock | None:
+    return await call.service.broker.locks.acquire(name, owner=owner, lease=lease, wait=wait_s)
+
+
+@routes.add("POST", "/v1/locks/{name}/keepalive", action="lock", body=KeepLock, answers=Lock, errors=("lease_lost",))
+async def keepalive(call: Call) -> Lock:
+    """Let the lease go on; 409 where it is lost, with who has the lock now."""
+    given: KeepLock = call.body
+    return await call.service.broker.locks.keepalive(_lease(call, given.lease_id), given.lease)
+
+
+@routes.add("POST", "/v1/locks/{name}/release", action="lock", body=ReleaseLock, status=204, errors=("lease_lost",))
+async def release(call: Call) -> None:
+    """Give the lock back: the next in line has it at once."""
+    given: ReleaseLock = call.body
+    await call.service.broker.locks.release(_lease(call, given.lease_id))
+
+
+@routes.add("GET", "/v1/locks", action="lock", scope="any", answers=HeldLocks)
+async def list_locks(call: Call) -> HeldLocks:
+    """The locks that somebody holds, as far as the caller may use them."""
+    found = await call.service.broker.locks.list()
+    return HeldLocks(locks=[info for info in found if call.principal.may("lock", info.name)])
+
+
+@routes.add("GET", "/v1/locks/{name}", action="lock", answers=LockInfo)
+async def describe(call: Call) -> LockInfo:
+    """Who holds a lock, since and until when, how many wait, and whether there is a document of its name."""
+    return await call.service.broker.locks.describe(call.path["name"])
+
+
+@routes.add("GET", "/v1/state", action="lock", scope="any", answers=DocumentNames)
+async def list_documents(call: Call) -> DocumentNames:
+    """The names of the documents that the caller may use."""
+    found = await call.service.broker.documents.list()
+    return DocumentNames(names=[name for name in found if call.principal.may("lock", name)])
+
+
+@routes.add("GET", "/v1/state/{name}", action="lock", answers=Document, errors=("not_found",))
+async def get_document(call: Call) -> Response:
+    """A document, with its version, which is the ETag, too."""
+    name = call.path["name"]
+    document = await call.service.broker.documents.get(name)
+    if document is None:
+        raise NotFound(f"there is no document {name}")
+    return _told(call, document)
+
+
+@routes.add(
+    "PUT",
+    "/v1/state/{name}",
+    action="lock",
+    query=DocumentQuery,
+    body=WriteDocument,
+    answers=Document,
+    errors=("conflict", "lease_lost", "message_too_large"),
+)
+async def update_document(call: Call) -> Response:
+    """Make or replace a document, if it has the expected version and the lease is good, where these are given."""
+    given: WriteDocument = call.body
+    version, lease_id = _conditions(call)
+    return _told(
+        call,
+        await call.service.broker.documents.update(call.path["name"], given.value, version=version, lock=lease_id),
+    )
+
+
+@routes.add(
+    "DELETE",
+    "/v1/state/{name}",
+    action="lock",
+    query=DocumentQuery,
+    answers=DocumentRemoved,
+    errors=("conflict", "lease_lost"),
+)
+async def remove_document(call: Call) -> DocumentRemoved:
+    """Take a document away, on the same conditions."""
+    version, lease_id = _conditions(call)
+    removed = await call.service.broker.documents.remove(call.path["name"], version=version, lock=lease_id)
+    return DocumentRemoved(removed=removed)
+
+
+def _told(call: Call, document: Document) -> Response:
+    return call.answer(document, headers=[("etag", f'"{document.version}"')])
+
+
+def _lease(call: Call, lease_id: str) -> str:
+    """The lease, if it is one of the lock that the path names, and that the caller may use."""
+    if proof_of(lease_id).name != call.path["name"]:
+        raise InvalidRequest(f"{lease_id!r} is no lease of the lock {call.path['name']}")
+    return lease_id
+
+
+def _conditions(call: Call) -> tuple[int | None, str | None]:
+    """The version that is expected, by the query or by the headers that HTTP has for it; and the lease."""
+    query: DocumentQuery = call.query
+    if query.lease_id is not None:
+        call.principal.check("lock", proof_of(query.lease_id).name)
+    expected = {query.version} - {None}
+    if "if-match" in call.request.headers:
+        found = _ETAG.fullmatch(call.request.header("if-match").strip())
+        if found is None:
+            raise InvalidRequest('If-Match must be the ETag of one version, such as "7"')
+        expected.add(int(found[1]))
+    if "if-none-match" in call.request.headers:
+        if call.request.header("if-none-match").strip() != "*":
+            raise InvalidRequest("If-None-Match must be *: only where there is no document yet")
+        expected.add(0)
+    if len(expected) > 1:
+        raise InvalidRequest("two different versions are expected; give one, as version, If-Match or If-None-Match")
+    return next(iter(expected), None), query.lease_id
