@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.traces import TraceStep
-    from holdfast.embedded.broker import Broker, open_broker
+    from holdfast.client.connecting import connect
+    from holdfast.client.opening import open_broker
+    from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
+    from holdfast.embedded.broker import Broker
     from holdfast.embedded.consumer import Consumer
     from holdfast.embedded.dead import DeadGroup
     from holdfast.embedded.drafts import NewMessage
@@ -45,7 +48,6 @@ if TYPE_CHECKING:
     from holdfast.embedded.producer import Producer
     from holdfast.embedded.publisher import Stored
     from holdfast.embedded.queue import Queue
-    from holdfast.embedded.queue import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.embedded.topics import GroupInfo, TopicInfo
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
@@ -104,6 +106,7 @@ __all__ = [
     "Worker",
     "WorkerHealth",
     "aio",
+    "connect",
     "open",
     "open_broker",
 ]
@@ -135,8 +138,9 @@ _LATER = {
     "TraceStep": "holdfast.broker.traces",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
-    "open": "holdfast.embedded.queue:open_queue",
-    "open_broker": "holdfast.embedded.broker",
+    "connect": "holdfast.client.connecting",
+    "open": "holdfast.client.opening:open_queue",
+    "open_broker": "holdfast.client.opening",
 }
 
 

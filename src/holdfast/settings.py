@@ -59,11 +59,6 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         low, high = _LEVELS[self.codec]
         if self.codec_level is not None and not low <= self.codec_level <= high:
             raise BadSettings(f"codec_level={self.codec_level} is outside {low} to {high}, the levels of {self.codec}")
-        if self.max_message_bytes > self.max_raw_bytes:
-            raise BadSettings(
-                f"max_message_bytes ({self.max_message_bytes}) is above max_raw_bytes ({self.max_raw_bytes}): "
-                "such a message could be written compressed and never read; raise max_raw_bytes"
-            )
 
 
 class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-from holdfast import aio
+from holdfast.embedded.aio_broker import open_broker
 from holdfast.env import real_world
 from holdfast.server.app import Auditor
 from holdfast.server.routing import Routes
@@ -108,7 +108,7 @@ def serving(
 
     async def serve() -> None:
         ending = asyncio.Event()
-        async with aio.open_broker(folder) as broker:
+        async with open_broker(folder) as broker:
             server = Server(real_world(), broker, chosen, meter=meter, auditor=auditor, more=more())
             addresses = await server.listen(tls)
             loop = asyncio.get_running_loop()

@@ -66,7 +66,7 @@ def test_a_child_that_closes_or_ends_leaves_the_folder_to_the_parent(queue):
         os._exit(0)
     os.waitpid(pid, 0)
     with pytest.raises(holdfast.Busy):
-        holdfast.open(queue.folder)
+        holdfast.open(queue.folder, share=False)
     queue.put(b"after")
     assert [message.body for message in queue.peek(5)] == [b"before", b"after"]
 

@@ -8,6 +8,7 @@ import holdfast
 import holdfast.aio
 import holdfast.testing
 from holdfast import errors
+from holdfast.embedded import aio_locks, locks
 
 ERRORS = {
     "BadBody",
@@ -67,7 +68,7 @@ VALUES = {
 
 
 def test_holdfast_exports_what_it_promised():
-    assert set(holdfast.__all__) == ERRORS | VALUES | {"aio", "open", "open_broker"}
+    assert set(holdfast.__all__) == ERRORS | VALUES | {"aio", "connect", "open", "open_broker"}
     assert set(holdfast.aio.__all__) == {
         "AsyncBroker",
         "AsyncConsumer",
@@ -75,6 +76,7 @@ def test_holdfast_exports_what_it_promised():
         "AsyncMessage",
         "AsyncProducer",
         "AsyncQueue",
+        "connect",
         "open",
         "open_broker",
     }
@@ -102,6 +104,9 @@ def test_both_faces_have_the_same_methods():
     for sync, task in (
         (holdfast.Queue, holdfast.aio.AsyncQueue),
         (holdfast.Message, holdfast.aio.AsyncMessage),
+        (locks.Locks, aio_locks.AsyncLocks),
+        (locks.Documents, aio_locks.AsyncDocuments),
+        (locks.HeldLock, aio_locks.AsyncHeldLock),
     ):
         methods = {name for name in dir(sync) if not name.startswith("_")}
         assert methods == {name for name in dir(task) if not name.startswith("_")}

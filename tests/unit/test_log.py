@@ -314,7 +314,7 @@ def test_settings_are_held_to_their_limits():
         {"min_free_bytes": -1},
         {"segment_messages": 0},
         {"sync_interval_ms": "fast"},
-        {"max_message_bytes": 60 << 20, "max_raw_bytes": 1 << 20},
+        {"max_message_bytes": (1 << 30) + 1},
     ):
         with pytest.raises(BadSettings):
             LogSettings(**bad)

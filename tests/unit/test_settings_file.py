@@ -406,7 +406,7 @@ def test_a_value_that_cannot_be_used_is_refused_with_what_can(section: str, line
 
 
 def test_settings_that_do_not_fit_each_other_are_refused_with_where_both_come_from():
-    text = "[consumer]\nheartbeat = '40s'\n[storage]\ncodec = 'gzip'\n[topics.a]\nmax_raw_bytes = 70_000\n"
+    text = "[consumer]\nheartbeat = '40s'\n[storage]\ncodec = 'gzip'\n[topics.a]\ncodec_level = 15\n"
     assert problems(text, HOLDFAST_CONSUMER_SESSION_MS="20000", HOLDFAST_STORAGE_CODEC_LEVEL="20") == [
         (
             "holdfast.toml, line 2 and HOLDFAST_CONSUMER_SESSION_MS: heartbeat_ms (40000) must be below session_ms "
@@ -414,13 +414,13 @@ def test_settings_that_do_not_fit_each_other_are_refused_with_where_both_come_fr
         ),
         "HOLDFAST_STORAGE_CODEC_LEVEL: codec_level=20 is outside 0 to 9, the levels of gzip",
     ]
-    (told,) = problems("[topics.a]\nmax_raw_bytes = 70_000\n[topics.b]\nmax_raw_bytes = 200_000_000")
-    assert told.startswith("holdfast.toml, line 2: max_message_bytes (10485760) is above max_raw_bytes (70000)")
+    (told,) = problems("[topics.a]\ncodec = 'gzip'\ncodec_level = 15\n[topics.b]\ncodec = 'zstd'\ncodec_level = 15")
+    assert told == "holdfast.toml, line 3: codec_level=15 is outside 0 to 9, the levels of gzip"
 
 
 def test_a_wrong_value_does_not_make_others_wrong():
     assert len(problems("[consumer]\nsession = 'x'\nheartbeat = '40s'\n")) == 1
-    assert len(problems("[topics.a]\nmax_raw_bytes = 70_000\nmax_message_bytes = 'x'\n")) == 1
+    assert len(problems("[topics.a]\ncodec = 'gzip'\ncodec_level = 'x'\n")) == 1
 
 
 def test_the_same_setting_under_two_names_is_refused():

@@ -64,7 +64,10 @@ def place(tmp_path: Path) -> Place:
 async def served(place: Place, *, mutual: bool = False) -> AsyncIterator[int]:
     """A server that answers with the names in the client's certificate; gives its port."""
 
+    open_ones: list[asyncio.StreamWriter] = []
+
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        open_ones.append(writer)
         names = names_in(writer.get_extra_info("peercert"))
         writer.write(f"hello {','.join(names)}\n".encode())
         await writer.drain()
@@ -77,6 +80,8 @@ async def served(place: Place, *, mutual: bool = False) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        for writer in open_ones:
+            writer.transport.abort()  # or the loop could not be closed after a failure
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:

@@ -200,10 +200,11 @@ def test_a_lease_that_was_lost_shows_in_the_handler_and_is_told_of(place: Place)
 def test_a_handler_that_has_had_its_time_loses_its_message_and_its_slot_is_replaced(place: Place):
     place.q.put(b"hangs")
     hung, go = threading.Event(), threading.Event()
-    attempts = []
+    attempts, threads = [], []
 
     def handler(message: Any) -> None:
         attempts.append(message.attempt)
+        threads.append(threading.current_thread())
         if message.attempt == 1:
             hung.set()
             assert go.wait(PATIENCE_S)
@@ -217,8 +218,10 @@ def test_a_handler_that_has_had_its_time_loses_its_message_and_its_slot_is_repla
     place.clock.advance(seconds=0.2)
     eventually(lambda: worker.health().handled == 1)  # by another thread, while the first one hangs
     go.set()
+    threads[0].join(PATIENCE_S)
+    assert not threads[0].is_alive()  # nobody needs it any more
     assert ended(worker) == 0
-    assert attempts == [1, 2]
+    assert (attempts, worker.health().handled) == ([1, 2], 1)
     assert (worker.health().timed_out, worker.health().failed) == (1, 0)
     ((error, message),) = place.errors
     assert isinstance(error, TimeoutError)
@@ -328,7 +331,8 @@ class Frail:
 def test_receiving_that_fails_is_tried_again_after_a_pause_that_grows(place: Place, caplog: pytest.LogCaptureFixture):
     place.q.put(b"a")
     caplog.set_level(logging.WARNING)
-    with place.worker(lambda message: None, queue=Frail(place.q, 3)) as worker:
+    frail = Frail(place.q, 3)
+    with place.worker(lambda message: None, queue=frail) as worker:
         pauses = []
         for number in range(1, 4):
             eventually(lambda number=number: len(place.errors) == number)
@@ -336,7 +340,10 @@ def test_receiving_that_fails_is_tried_again_after_a_pause_that_grows(place: Pla
             place.clock.advance(seconds=pauses[-1])
         eventually(lambda: worker.health().handled == 1)
         assert worker.health().restarts == 3
-    assert [isinstance(error, Unavailable) and message is None for error, message in place.errors] == [True] * 3
+        frail.left = 1
+        eventually(lambda: len(place.errors) == 4)
+        assert caplog.records[-1].args[0] <= 0.1  # from the beginning, since it went well in between
+    assert [isinstance(error, Unavailable) and message is None for error, message in place.errors] == [True] * 4
     assert all(low <= pause <= 2 * low for low, pause in zip((0.05, 0.1, 0.2), pauses, strict=True))
 
 

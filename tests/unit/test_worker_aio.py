@@ -208,6 +208,27 @@ def test_in_an_event_loop_of_ones_own(tmp_path: Path):
     assert asyncio.run(main()) == (0, [(b"a", True), (b"b", True)], True)
 
 
+def test_a_handler_that_is_cut_off_is_cancelled_in_the_loop_of_the_user(tmp_path: Path):
+    async def main() -> tuple[int, bool]:
+        async with holdfast.aio.open(tmp_path / "q") as queue:
+            await queue.put(b"endless")
+            cancelled = asyncio.Event()
+
+            async def handler(message: Any) -> None:
+                worker.stop()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.set()
+
+            worker = Worker(handler, queue=queue, poll=0.02, drain=0.05)
+            code = await worker.run_async()
+            async with asyncio.timeout(PATIENCE_S):
+                return code, await cancelled.wait()
+
+    assert asyncio.run(main()) == (1, True)
+
+
 def test_a_cancelled_run_ends_in_order(tmp_path: Path):
     async def main() -> None:
         async with holdfast.aio.open(tmp_path / "q") as queue:

@@ -63,6 +63,7 @@ class BrokerEngine:
         self._observer = observer
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None  # told first, while everything still works
         self.on_topic: list[Callable[[Topic], None]] = []  # told of each topic that was opened
         note = world.ids.process_note()
         self.holder = f"{settings.id or note['host']}:{note['pid']}"
@@ -433,6 +434,8 @@ class BrokerEngine:
         """Sync, save, let go of the folder. Closing twice is fine."""
         if self._forked:
             return  # without the lock: whoever had it in the parent does not give it back here
+        if not self.closed:
+            self.on_close()
         with self._lock:
             if self.closed:
                 return

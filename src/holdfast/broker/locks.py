@@ -334,6 +334,8 @@ class Locks:
         """A lock whose time is over goes to the next one, whether or not somebody ticks."""
         if self.table.is_over(name, now.mono_ms):
             self._end(decide(self.table, Tick(name), now), now)
+        elif name in self._lines:
+            self._hand_on(name, now)  # a signal may have come between the end of a lease and this
 
     def _release(self, proof: Proof) -> None:
         now = self.moment()
@@ -351,12 +353,13 @@ class Locks:
     def _hand_on(self, name: str, now: Moment) -> None:
         line = self._lines.get(name)
         while line and name not in self.table.held:
-            ticket = line.popleft()
-            self._waiting -= 1
+            ticket = line[0]
             try:
                 self._grant(ticket, now)
             except HoldfastError as error:
                 ticket.error = error
+            line.popleft()
+            self._waiting -= 1
             self._wake(ticket)
         self._drop_line(name)
 

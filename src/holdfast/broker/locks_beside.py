@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.broker.layout import LOCKS
 from holdfast.broker.locks_journal import LocksJournal, newest_locks
 from holdfast.broker.replay import TRIES, holds_log, replay_beside
@@ -11,7 +13,7 @@ from holdfast.delivery.decide import Moment
 from holdfast.env import World
 from holdfast.errors import HoldfastError
 from holdfast.locking.events import decode_event
-from holdfast.locking.table import Table, check, table_of
+from holdfast.locking.table import Held, Table, check, table_of
 from holdfast.storage.files import join
 
 
@@ -44,6 +46,11 @@ def _replayed(world: World, folder: str) -> ReplayedLocks:
     return ReplayedLocks(table, wrong or check(table))
 
 
-def is_held(world: World, table: Table, name: str, now: Moment) -> bool:
-    """Whether somebody holds the lock now. After a new boot leases count from the next opening on."""
-    return name in table.held and not (table.boot_id == world.ids.boot_id() and table.is_over(name, now.mono_ms))
+def held_now(world: World, table: Table, now: Moment) -> dict[str, Held]:
+    """The locks that somebody holds, as an owner that begins now would find them."""
+    if table.boot_id != world.ids.boot_id():  # then all of a lease is granted once more
+        return {
+            name: msgspec.structs.replace(held, until_ms=now.mono_ms + held.lease_ms)
+            for name, held in sorted(table.held.items())
+        }
+    return {name: held for name, held in sorted(table.held.items()) if held.until_ms > now.mono_ms}

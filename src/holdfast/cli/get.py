@@ -57,7 +57,7 @@ def get_command(
     if count > 1 and (raw or export or out):
         raise InvalidRequest("--raw, --export and --out are for one message; leave out --count, or use --json")
     lease_s = None if lease is None else parse_duration(lease, "--lease")
-    holder = _default_holder() if holder is None else holder
+    holder = default_holder() if holder is None else holder
 
     def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
@@ -88,7 +88,7 @@ def get_command(
     return OK
 
 
-def _default_holder() -> str:
+def default_holder() -> str:
     """The shell that this command was called by: the command itself is gone when somebody looks."""
     note = real_world().ids.process_note()
     return f"{note['host']}:{os.getppid()}"

@@ -18,6 +18,7 @@ from holdfast.cli import (
     doctor,
     get,
     group,
+    lock,
     log,
     look,
     operate,
@@ -28,6 +29,7 @@ from holdfast.cli import (
     serve,
     settings,
     settle,
+    state,
     stats,
     tail,
     token,
@@ -67,8 +69,10 @@ app.command("settings")(settings.settings_command)
 app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
 app.add_typer(group.app, name="group")
+app.add_typer(lock.app, name="lock")
 app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(state.app, name="state")
 app.add_typer(token.app, name="token")
 app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.broker.layout import DEFAULT_GROUP, DEFAULT_TOPIC, check_name, check_topic_name
+from holdfast.broker.layout import DEFAULT_GROUP, check_name, check_topic_name
 from holdfast.broker.positions import Reset
 from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
@@ -236,7 +236,7 @@ class RemoteBrokerFace:
             raise InvalidRequest(
                 f"{self.folder} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
             )
-        return found[0] if found else DEFAULT_TOPIC
+        return found[0] if found else self._client.default_topic
 
     async def _groups(self, topic: str | None) -> list[GroupInfo]:
         if topic is not None:

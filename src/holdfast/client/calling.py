@@ -162,7 +162,7 @@ class Caller:
             self.state.failed()
             self.drop_idle()
             if self.on_broken is not None:
-                self.on_broken()
+                await self._ways.aside(self.on_broken)
             raise _Unsent(_told(error)) from error
         self.state.opened()
         return Connection(wire)
@@ -184,6 +184,9 @@ class Caller:
     def close(self) -> None:
         """Call no more. Closing twice is fine."""
         self.closed = True
+        self.drop_idle()
+
+    def __del__(self) -> None:
         self.drop_idle()
 
     def _unreachable(self, why: Exception) -> Unavailable:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from holdfast.broker.layout import DEFAULT_TOPIC
 from holdfast.client.address import Address
 from holdfast.client.calling import Caller
 from holdfast.client.publishing import Publishing
@@ -32,13 +34,20 @@ class Client:
         threads = ThreadWays(world.clock)
         ways: Ways = TaskWays(world.clock) if for_tasks else threads
         self.world = world
+        self.default_topic = DEFAULT_TOPIC  # the name of a queue that is made without one
         self.caller = Caller(world, ways, address, token=token, tls=tls, timeout_s=timeout_s)
         # The thread has connections of its own: a task's are of its loop only.
         self.beside = Caller(world, threads, address, token=token, tls=tls, timeout_s=timeout_s)
         self.publishing = Publishing(self.caller)
         self.upkeep = Upkeep(self.beside)
+        self._on_close: Callable[[], None] | None = None
         self._note()
         close_in_children(self)
+
+    def inherit(self, take_over: Callable[[], None], on_close: Callable[[], None]) -> None:
+        """What to do when there is no server any more; and when this client is closed."""
+        self.caller.on_broken = self.beside.on_broken = take_over
+        self._on_close = on_close
 
     def _note(self) -> None:
         note = self.world.ids.process_note()
@@ -55,11 +64,16 @@ class Client:
     def close(self) -> None:
         """Give back what was dropped, and end. Closing twice is fine."""
         self.caller.close()
+        self._end()
+
+    def _end(self) -> None:
         self.upkeep.end()
         self.beside.close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
     async def close_async(self) -> None:
         """The same for a task: the thread is waited for aside."""
         self.caller.close()
-        await asyncio.to_thread(self.upkeep.end)
-        self.beside.close()
+        await asyncio.to_thread(self._end)

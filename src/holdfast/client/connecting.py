@@ -57,7 +57,7 @@ def client_of(
     timeout_s = duration_ms(timeout, "timeout", minimum_ms=1) / 1000
     if token is None:
         token = environment().get(TOKEN) or None
-    if token is not None and (not isinstance(token, str) or not token.isascii() or not token.isprintable()):
+    if not str(token or "").isascii() or not str(token or "").isprintable():
         raise InvalidRequest("the token cannot be used: give the text that `holdfast token create` printed")
     context = _context(tls) if address.secure else None
     if tls is not None and not address.secure:

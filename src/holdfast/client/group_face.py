@@ -342,7 +342,7 @@ class GroupFace(Generic[Body]):
             return []
         by_function = callable(where)
         wanted = compile_where(where, now_ms=self._caller.world.clock.now_ns() // 1_000_000) if by_function else None
-        query = {"where": None if by_function else where, "group": self._group}
+        query: dict[str, Any] = {"where": None if by_function else where, "group": self._group}
         query["limit"] = _MOST_LISTED if by_function or limit is None else min(limit, _MOST_LISTED)
         found: list[RemoteListed[Body]]
         if phase == "dead":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.client.address import is_address, parse_address
+from holdfast.client.shared import open_shared
 from holdfast.embedded.broker import open_broker as open_broker_here
 from holdfast.embedded.queue import open_queue as open_queue_here
 from holdfast.errors import InvalidRequest
@@ -14,10 +16,17 @@ if TYPE_CHECKING:
     import ssl
 
     from holdfast.broker.metrics import Observer
+    from holdfast.client.broker import RemoteBroker
+    from holdfast.client.client import Client
+    from holdfast.client.group import RemoteQueue
+    from holdfast.embedded.broker import Broker
     from holdfast.embedded.drafts import Seconds
+    from holdfast.embedded.queue import Queue
     from holdfast.env import World
     from holdfast.model import Durability
     from holdfast.settings import BrokerSettings, QueueSettings
+
+_Face = TypeVar("_Face")
 
 
 def open_queue(
@@ -30,39 +39,74 @@ def open_queue(
     settings: QueueSettings | None = None,
     observer: Observer | None = None,
     world: World | None = None,
+    share: bool = True,
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
     **changes: Any,
-) -> Any:
+) -> Queue[Any] | RemoteQueue[Any]:
     """Open the queue in a folder, which is made where there is none (unless create=False); or one behind a server.
 
     `topic` says which one where the folder has several. `changes` are settings by name, such as max_attempts=3;
-    they are kept with the queue. `body_type` is bytes, str, dict or any type that msgspec knows. For an address,
-    such as http://host:port/queue, `token`, `tls` and `timeout` are those of `connect`.
-    """
-    if is_address(folder):
-        from holdfast.client.connecting import connect
+    they are kept with the queue. `body_type` is bytes, str, dict or any type that msgspec knows.
 
-        _refuse_local(observer=observer, world=world)
-        address = parse_address(folder)
-        broker = connect(str(folder), **_given(token=token, tls=tls, timeout=timeout), durability=durability)
-        name = topic if topic is not None else address.queue
-        queue = broker.queue(name, create=create, body_type=body_type, settings=settings, **changes)
-        queue._alone, queue._durability = True, durability
+    The first process that opens a folder owns it, and others use it through that one; with share=False the folder
+    is for this one alone, and Busy tells that somebody else has it. For an address, such as http://host:port/queue,
+    `token`, `tls` and `timeout` are those of `connect`.
+    """
+    opening = QueueOpening(create, topic, durability, body_type, settings, changes)
+    if is_address(folder):
+        from holdfast.client.connecting import client_of
+
+        refuse_local(observer=observer, world=world)
+        client = client_of(str(folder), for_tasks=False, **given(token=token, tls=tls, timeout=timeout))
+        return opening.remote(client, parse_address(folder).queue)
+    refuse_remote(token=token, tls=tls, timeout=timeout)
+
+    def open_here() -> Queue[Any]:
+        return open_queue_here(
+            folder,
+            create=create,
+            topic=topic,
+            durability=durability,
+            body_type=body_type,
+            settings=settings,
+            observer=observer,
+            world=world,
+            **changes,
+        )
+
+    queue: Queue[Any] | RemoteQueue[Any] = shared(share, world, folder, open_here, opening.remote, None)
+    return queue
+
+
+class QueueOpening:
+    """What was asked of a queue, for one that is not here."""
+
+    def __init__(
+        self,
+        create: bool,  # noqa: FBT001  as it was given
+        topic: str | None,
+        durability: Durability | None,
+        body_type: Any,
+        settings: QueueSettings | None,
+        changes: dict[str, Any],
+    ) -> None:
+        self.topic = topic
+        self.durability = durability
+        self.options = {"create": create, "body_type": body_type, "settings": settings, **changes}
+
+    def remote(self, client: Client, name: str | None) -> RemoteQueue[Any]:
+        """The queue behind the client's server, which is this queue's own."""
+        from holdfast.client.broker import RemoteBroker
+
+        try:
+            queue = RemoteBroker(client, None).queue(self.topic or name, **self.options)
+        except BaseException:
+            client.close()
+            raise
+        queue._alone, queue._durability = True, self.durability
         return queue
-    _refuse_remote(token=token, tls=tls, timeout=timeout)
-    return open_queue_here(
-        folder,
-        create=create,
-        topic=topic,
-        durability=durability,
-        body_type=body_type,
-        settings=settings,
-        observer=observer,
-        world=world,
-        **changes,
-    )
 
 
 def open_broker(
@@ -75,44 +119,79 @@ def open_broker(
     settings_file: str | PathLike[str] | None = None,
     observer: Observer | None = None,
     world: World | None = None,
+    share: bool = True,
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
-) -> Any:
-    """Own the topics in a data folder, which is made where there is none (unless create=False); or use a server's.
+) -> Broker | RemoteBroker:
+    """Use the topics in a data folder, which is made where there is none (unless create=False); or a server's.
 
     `settings_file` is a TOML file; where none is given, the one that HOLDFAST_CONFIG names. Its data_dir is used
-    where no folder is given. `durability` is what topics promise by default. For an address, `token`, `tls` and
-    `timeout` are those of `connect`.
+    where no folder is given. `durability` is what topics promise by default.
+
+    The first process that opens a folder owns it, and others use it through that one; with share=False the folder
+    is for this one alone, and Busy tells that somebody else has it. For an address, `token`, `tls` and `timeout`
+    are those of `connect`.
     """
     if is_address(folder):
         from holdfast.client.connecting import connect
 
-        _refuse_local(observer=observer, world=world, settings=settings, settings_file=settings_file)
-        given = _given(token=token, tls=tls, timeout=timeout)
-        return connect(str(folder), **given, body_type=body_type, durability=durability)
-    _refuse_remote(token=token, tls=tls, timeout=timeout)
-    return open_broker_here(
-        folder,
-        create=create,
-        durability=durability,
-        body_type=body_type,
-        settings=settings,
-        settings_file=settings_file,
-        observer=observer,
-        world=world,
-    )
+        refuse_local(observer=observer, world=world, settings=settings, settings_file=settings_file)
+        options = given(token=token, tls=tls, timeout=timeout)
+        return connect(str(folder), **options, body_type=body_type, durability=durability)
+    refuse_remote(token=token, tls=tls, timeout=timeout)
+
+    def open_here() -> Broker:
+        return open_broker_here(
+            folder,
+            create=create,
+            durability=durability,
+            body_type=body_type,
+            settings=settings,
+            settings_file=settings_file,
+            observer=observer,
+            world=world,
+        )
+
+    def open_there(client: Client, _: str | None) -> RemoteBroker:
+        from holdfast.client.broker import RemoteBroker
+
+        return RemoteBroker(client, body_type, durability)
+
+    broker: Broker | RemoteBroker = shared(share, world, folder, open_here, open_there, settings)
+    return broker
 
 
-def _given(**arguments: Any) -> dict[str, Any]:
+def shared(
+    share: bool,  # noqa: FBT001  as it was given
+    world: World | None,
+    folder: Any,
+    open_here: Callable[[], Any],
+    open_there: Callable[[Client, str | None], Any],
+    settings: BrokerSettings | None,
+    *,
+    for_tasks: bool = False,
+) -> Any:
+    """A face of the folder: its owner's, or one by way of the owner. A world of its own is not shared."""
+    if not isinstance(share, bool):
+        raise InvalidRequest(f"share={share!r} cannot be used: give True or False")
+    if not share or world is not None:
+        return open_here()
+    return open_shared(folder, open_here, open_there, settings, for_tasks=for_tasks)
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _refuse_local(**arguments: Any) -> None:
-    for name in _given(**arguments):
+def refuse_local(**arguments: Any) -> None:
+    """Refuse what only the owner of a folder can be told."""
+    for name in given(**arguments):
         raise InvalidRequest(f"{name}=... is for a folder: a server has its own, and was told when it was started")
 
 
-def _refuse_remote(**arguments: Any) -> None:
-    for name in _given(**arguments):
+def refuse_remote(**arguments: Any) -> None:
+    """Refuse what only a connection can be told."""
+    for name in given(**arguments):
         raise InvalidRequest(f"{name}=... is for a server: give its address, such as http://host:port, not a folder")

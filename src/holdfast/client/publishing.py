@@ -197,7 +197,7 @@ def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:
     if new.body is None:
         message.tombstone = True
     else:
-        message.body = bytes(draft.value)  # type: ignore[arg-type]
+        message.body = bytes(draft.value)
     if isinstance(new.key, str):
         message.key = new.key
     else:

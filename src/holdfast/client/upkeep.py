@@ -69,12 +69,14 @@ class Upkeep:
     def begin(self) -> None:
         """Start the thread, if it does not run yet."""
         if self._thread is None:
-            with self._lock:
-                if self._thread is None and not self._ended:
-                    self._thread = threading.Thread(
-                        target=_Work(self._caller, self._inbox).run, name="holdfast-client", daemon=True
-                    )
-                    self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._ended:
+                work = _Work(self._caller, self._inbox)
+                self._thread = threading.Thread(target=work.run, name="holdfast-client", daemon=True)
+                self._thread.start()
 
     def renew(self, held: Held) -> None:
         """Keep the lease for as long as the message is in hand."""

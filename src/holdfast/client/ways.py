@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from holdfast.client.address import Address
@@ -49,6 +49,9 @@ class Ways(Protocol):
     async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Wire: ...
 
     async def pause(self, seconds: float) -> None: ...
+
+    async def aside(self, work: Callable[[], None]) -> None:
+        """Do something that may wait for the disk."""
 
 
 def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -106,6 +109,9 @@ class ThreadWays:
 
     async def pause(self, seconds: float) -> None:
         self._clock.wait(threading.Event(), seconds)
+
+    async def aside(self, work: Callable[[], None]) -> None:
+        work()
 
 
 class TaskWire(asyncio.Protocol):
@@ -170,8 +176,11 @@ class TaskWire(asyncio.Protocol):
         return self._over or bool(self._content) or self._loop.is_closed() or self._loop is not _loop()
 
     def close(self) -> None:
-        if not self._loop.is_closed():
+        if self._loop is _loop():
             self._transport.abort()
+        elif not self._loop.is_closed():  # called by a thread, or a finalizer in one
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._transport.abort)
 
     def forget(self) -> None:
         """Nothing: to take it from the loop would take it from the parent's, too."""
@@ -202,3 +211,6 @@ class TaskWays:
 
     async def pause(self, seconds: float) -> None:
         await self._clock.wait_async(asyncio.Event(), seconds)
+
+    async def aside(self, work: Callable[[], None]) -> None:
+        await asyncio.to_thread(work)

@@ -194,11 +194,11 @@ class LockFace:
 
     def _describe(self, name: str) -> LockInfo:
         locks = self._engine.locks()
-        return _info_of(locks.describe(check_name(name, "lock")), locks.moment())
+        return info_of(locks.describe(check_name(name, "lock")), locks.moment())
 
     def _list(self) -> list[LockInfo]:
         locks = self._engine.locks()
-        return [_info_of(standing, locks.moment()) for standing in locks.standings()]
+        return [info_of(standing, locks.moment()) for standing in locks.standings()]
 
 
 class DocumentFace:
@@ -228,7 +228,7 @@ def document_of(name: str, decided: Decided) -> Document | None:
     if decided.refused is not None:
         raise decided.refused
     content = decided.content
-    return None if content is None else _document(name, content)
+    return None if content is None else document_from(name, content)
 
 
 def written(name: str, decided: Decided) -> Document:
@@ -238,7 +238,8 @@ def written(name: str, decided: Decided) -> Document:
     return document
 
 
-def _document(name: str, content: Content) -> Document:
+def document_from(name: str, content: Content) -> Document:
+    """A document as it is told."""
     value = msgspec.json.decode(content.content)
     return Document(name=name, value=value, version=content.version, updated_at=to_datetime(content.at_ms * 1_000_000))
 
@@ -261,7 +262,8 @@ def proof_of(lock: object) -> Proof:
     return parse_lease(lock.lease_id if isinstance(lock, (Lock, Holding)) else lock)
 
 
-def _info_of(standing: Standing, now: Moment) -> LockInfo:
+def info_of(standing: Standing, now: Moment) -> LockInfo:
+    """How a lock stands, as it is told."""
     held = standing.held
     common: dict[str, Any] = {
         "name": standing.name,
@@ -307,8 +309,8 @@ def _version(version: object) -> int | None:
 def _content(name: str, value: Any) -> bytes:
     try:
         content = msgspec.json.encode(value)
-        msgspec.json.decode(content)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidRequest(
             f"document {name} cannot be written: {error}. It must be a value that JSON knows"
         ) from None

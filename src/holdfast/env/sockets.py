@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import select
 import socket
-import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import ssl
 
 _PATH_BYTES: Final = 107  # what a Unix socket's name may have, without the zero byte behind it
 
@@ -53,6 +55,54 @@ def listen_unix(path: str) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def someone_calls(listening: socket.socket) -> bool:
+    """Wait for the first one who connects; False where it was hung up instead."""
+    poll = select.poll()
+    try:
+        poll.register(listening, select.POLLIN)
+        return all(not event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll())
+    except (OSError, ValueError):
+        return False
+
+
+def hang_up(listening: socket.socket) -> None:
+    """Let nobody in any more, and wake whoever waits for somebody."""
+    with suppress(OSError):
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def remove_socket(path: str) -> None:
+    """Take the name of a socket away, if it is there."""
+    with suppress(OSError):
+        Path(path).unlink(missing_ok=True)
+
+
+def answers_at(path: str, timeout_s: float = 1.0) -> bool:
+    """Whether somebody listens there."""
+    try:
+        connect_unix(path, timeout_s).close()
+    except OSError:
+        return False
+    return True
+
+
+def close_in_child(sockets: Iterable[Any]) -> None:
+    """After a fork: let go of what the parent goes on with, or nobody would notice its end.
+
+    The numbers stay in use, by nothing: their objects here will close them once more.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for each in sockets:
+        with suppress(OSError):
+            os.dup2(nothing, each.fileno())
+    os.close(nothing)
+
+
+def absolute(path: str) -> str:
+    """The path from the root on: it holds when the process goes to another folder."""
+    return os.path.abspath(path)
 
 
 @contextmanager

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
-from holdfast.protocol.messages import Told, Wire
+from holdfast.protocol.messages import Instant, Told, Wire
 from holdfast.protocol.queues import Limit
 
 
@@ -13,7 +11,7 @@ class Status(Told, kw_only=True):
 
     version: str
     folder: str
-    started_at: datetime
+    started_at: Instant
     uptime_seconds: float
     disk_free_bytes: int
     connections: int

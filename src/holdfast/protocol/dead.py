@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -10,7 +9,7 @@ from msgspec import Meta
 
 from holdfast.delivery.group import Failure
 from holdfast.embedded.dead import DeadGroup
-from holdfast.protocol.messages import Told, Wire
+from holdfast.protocol.messages import Instant, Told, Wire
 from holdfast.protocol.queues import InGroup, Limit, Listed, Where
 
 LetterId = Annotated[str, Meta(min_length=1, max_length=300)]
@@ -36,11 +35,11 @@ class Letter(Listed, kw_only=True):
 
     original_id: str
     original_offset: int
-    original_timestamp: datetime
-    dead_at: datetime
+    original_timestamp: Instant
+    dead_at: Instant
     failures: list[Failure] = msgspec.field(default_factory=list)
-    first_delivery: datetime | None = None
-    last_delivery: datetime | None = None
+    first_delivery: Instant | None = None
+    last_delivery: Instant | None = None
     state: Any = None
 
 

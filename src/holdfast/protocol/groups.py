@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +9,7 @@ from msgspec import Meta
 
 from holdfast.broker.positions import GroupFacts, PartitionLag
 from holdfast.embedded.topics import GroupInfo
-from holdfast.protocol.messages import Durability, Name, Number, Owner, PartitionNumber, Said, Told, Wait, Wire
+from holdfast.protocol.messages import Durability, Instant, Name, Number, Owner, PartitionNumber, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit
 
 ManyPlaces = Meta(max_length=10_000)
@@ -108,7 +107,7 @@ class MoveMember(Wire, kw_only=True):
     partition: PartitionNumber | None = None
     to: Literal["start", "end"] | None = None
     offset: Number | None = None
-    time: datetime | None = None
+    time: Instant | None = None
 
 
 class OnTopic(Wire, kw_only=True):
@@ -149,7 +148,7 @@ class ResetOffsets(Wire, kw_only=True):
     topic: Name
     to: Literal["earliest", "latest"] | None = None
     offset: Number | None = None
-    time: datetime | None = None
+    time: Instant | None = None
     partition: PartitionNumber | None = None
     dry_run: bool = False
 

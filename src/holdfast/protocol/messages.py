@@ -16,6 +16,7 @@ Wait = Annotated[float, Meta(ge=-1, le=30 * 24 * 3600)]
 Count = Annotated[int, Meta(ge=1, le=10_000)]
 Number = Annotated[int, Meta(ge=0, le=2**53)]
 PartitionNumber = Annotated[int, Meta(ge=0, le=10_000)]
+Instant = Annotated[datetime, Meta(tz=True)]
 Priority = Annotated[int, Meta(ge=0, le=9)]
 Owner = Annotated[str, Meta(max_length=200)]
 Durability = Literal["fsync", "os", "interval"]
@@ -46,7 +47,7 @@ class Options(Wire, kw_only=True):
     headers: list[Header] = []
     priority: Priority = 0
     delay: Seconds | None = None
-    at: datetime | None = None
+    at: Instant | None = None
     ttl: Annotated[float, Meta(gt=0, le=100 * 365 * 24 * 3600)] | None = None
     dedup_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     dedup_data: bytes | None = None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from holdfast.protocol.messages import Name, Number, PartitionNumber, Said, Told, Wire
+from holdfast.protocol.messages import Instant, Name, Number, PartitionNumber, Said, Told, Wire
 
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Where = Annotated[str, Meta(max_length=10_000)]
@@ -71,7 +70,7 @@ class Seek(InGroup, kw_only=True):
 
     to: Literal["start", "end"] | None = None
     offset: Number | None = None
-    time: datetime | None = None
+    time: Instant | None = None
     partition: PartitionNumber | None = None
 
 

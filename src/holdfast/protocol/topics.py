@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -141,7 +141,7 @@ class SettingTold(Told, kw_only=True):
     """A setting in force, and where it comes from: "default", a file, a variable, or the folder itself."""
 
     name: str
-    value: object
+    value: Any
     origin: str
     kind: Literal["default", "file", "environment", "folder"] = "default"
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta
 
 from holdfast.broker.traces import TraceStep
-from holdfast.protocol.messages import Name, Told, Wire
+from holdfast.protocol.messages import Instant, Name, Told, Wire
 from holdfast.protocol.queues import Limit
 
 Words = Annotated[str, Meta(min_length=1, max_length=1_000)]
@@ -18,8 +17,8 @@ class StatsQuery(Wire, kw_only=True):
     """Of which topic, and of which time."""
 
     topic: Name | None = None
-    since: datetime | None = None
-    until: datetime | None = None
+    since: Instant | None = None
+    until: Instant | None = None
 
 
 class TracesQuery(StatsQuery, kw_only=True):

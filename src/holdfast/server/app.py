@@ -91,7 +91,7 @@ class App:
             fault = Fault(code="internal", message=_INTERNAL, retryable=False, correlation_id=correlation_id)
             answer = _answer(request, 500, fault)
             failed = True
-        if call is not None and call.route.act and self._auditor is not None:
+        if call is not None and self._auditor is not None and (call.route.act or call.act is not None):
             await self._auditor.end(call, error, failed=failed)
         self._tell(answer, call, correlation_id)
         if isinstance(answer, StreamResponse) and route is not None:
@@ -120,8 +120,10 @@ class App:
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
-        if route.act and self._auditor is not None:
-            await self._auditor.begin(call)
+        if self._auditor is not None:
+            call.begin_act = partial(self._auditor.begin, call)
+            if route.act:
+                await call.begin_act()
         found = await route.handler(call)
         if isinstance(found, Response | StreamResponse):
             return found

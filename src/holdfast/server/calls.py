@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
 
@@ -29,6 +29,7 @@ class Call:
 
     __slots__ = (
         "act",
+        "begin_act",
         "body",
         "confirm",
         "correlation_id",
@@ -53,6 +54,7 @@ class Call:
         self.correlation_id = correlation_id
         self.principal: Principal = None  # type: ignore[assignment]  # known before any handler runs
         self.trace: TraceContext | None = None
+        self.begin_act: Callable[[], Awaitable[None]] = _unwritten  # for what becomes an act only on the way
         self.confirm: Callable[[], None] = _nobody  # that the caller may still do this, for answers that go on
         self.query: Any = None
         self.body: Any = None
@@ -83,6 +85,10 @@ class Call:
 
 def _nobody() -> None:
     """Nobody has to be asked."""
+
+
+async def _unwritten() -> None:
+    """Nobody writes down what is done here."""
 
 
 def _body(content: bytes, media: str, kind: Any) -> Any:

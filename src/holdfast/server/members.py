@@ -95,6 +95,7 @@ class Member:
         refused = await self._commit_own(wanted.commit)
         self._pause({(place.topic, place.partition) for place in wanted.paused})
         before = self.consumer.assignment()
+        found: list[StreamMessage[bytes]] = []
         try:
             found = await self._next(0, wanted.max_records)
             if not found and wait_s and before == self.consumer.assignment():

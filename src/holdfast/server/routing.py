@@ -41,6 +41,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     takes: tuple[str, ...] = ()
     gives: tuple[str, ...] = ()
+    content: Any = None  # what the body is, where the handler reads it by itself
+    plain: bool = True  # it can answer with JSON and MessagePack
     errors: tuple[str, ...] = ()
     act: bool = False
     scope: Scope = "all"

@@ -11,6 +11,7 @@ from typing import Protocol
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
 from holdfast.server.access import Access
+from holdfast.server.api.description import description_routes
 from holdfast.server.api.table import API
 from holdfast.server.app import App, Auditor, Meter
 from holdfast.server.http.limits import Limits
@@ -46,7 +47,8 @@ class Server:
         self.service = Service(world, broker, settings, processors=processors)
         self.access = Access(settings, world)
         self._meter = meter or NoMeter()
-        self.app = App(self.service, self.access, [*API, *more], self._meter, auditor)
+        described = description_routes(lambda: self.app.router.routes)
+        self.app = App(self.service, self.access, [*API, *more, described], self._meter, auditor)
         self.http = HttpServer(self.app.handle, self.app.refuse, limits_of(settings), self._meter)
         self.service.connections = lambda: len(self.http.connections)
 

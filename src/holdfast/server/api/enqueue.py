@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Meta
 
-from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE
+from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.embedded.drafts import NewMessage as Draft
 from holdfast.embedded.publisher import Stored as Written
 from holdfast.errors import InvalidRequest, UnknownTopic
@@ -19,6 +18,7 @@ from holdfast.protocol.messages import (
     Codec,
     Durability,
     Header,
+    Instant,
     NewMessage,
     Options,
     PartitionNumber,
@@ -55,7 +55,7 @@ class EnqueueQuery(Placing, kw_only=True):
     header: Annotated[list[str], Meta(max_length=_MOST_HEADERS)] = msgspec.field(default_factory=list)
     priority: Priority = 0
     delay: Seconds | None = None
-    at: datetime | None = None
+    at: Instant | None = None
     ttl: Annotated[float, Meta(gt=0, le=100 * 365 * 24 * 3600)] | None = None
     dedup_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
@@ -93,6 +93,7 @@ async def enqueue(call: Call) -> Response:
     answers=StoredBatch,
     status=201,
     takes=(JSON, MSGPACK, LINES),
+    content=Batch,
     errors=("unknown_topic", "message_too_large", "disk_full"),
 )
 async def enqueue_batch(call: Call) -> Response:
@@ -147,6 +148,7 @@ async def publish(call: Call, topic: str, messages: Sequence[Draft], query: Plac
             error.add_note(f"make it with PUT /v1/queues/{topic}, or say create=true")
             raise
         call.principal.check("admin", topic)
+        await call.begin_act()
         await broker.create_topic(topic, exist_ok=True)
         await call.service.group(topic)
         written = await broker.publish_many(
@@ -238,10 +240,10 @@ def _is_plain(message: Draft) -> bool:
 def _traced(call: Call, message: Draft) -> Draft:
     """The message with the caller's trace context, if it has none of its own."""
     pairs = list(message.headers or ())  # always pairs here
-    if call.trace is None or any(pair[0] == TRACEPARENT for pair in pairs):
+    if any(pair[0].lower() in (TRACEPARENT, TRACESTATE) for pair in pairs):
         return message
     pairs.append((TRACEPARENT, call.request.header(TRACEPARENT)))
     state = call.request.header(TRACESTATE)
-    if state:
+    if state and parse_tracestate(state) is not None:
         pairs.append((TRACESTATE, state))
     return msgspec.structs.replace(message, headers=pairs)

@@ -12,6 +12,7 @@ from holdfast.embedded.drafts import NewMessage
 from holdfast.errors import InvalidRequest
 from holdfast.model import Appended, Producer
 from holdfast.protocol.media import JSON, LINES, MSGPACK
+from holdfast.protocol.messages import Batch
 from holdfast.protocol.topics import (
     AppendQuery,
     BeginProducer,
@@ -52,6 +53,7 @@ async def begin_producer(call: Call) -> ProducerBegun:
     answers=Written,
     status=201,
     takes=(JSON, MSGPACK, LINES),
+    content=Batch,
     errors=("unknown_topic", "message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
 )
 async def append(call: Call) -> Response:

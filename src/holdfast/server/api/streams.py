@@ -75,6 +75,7 @@ async def _deliveries(
     body=Subscribe,
     answers=Delivery,
     gives=(LINES, FRAMES),
+    plain=False,
     errors=("unknown_topic", "too_many_waiters"),
 )
 async def subscribe(call: Call) -> StreamResponse:
@@ -92,6 +93,7 @@ async def subscribe(call: Call) -> StreamResponse:
     body=Subscribe,
     answers=Delivery,
     gives=(LINES, FRAMES),
+    plain=False,
     errors=("unknown_topic", "too_many_waiters"),
 )
 async def subscribe_with_state(call: Call) -> StreamResponse:

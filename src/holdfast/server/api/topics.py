@@ -14,7 +14,7 @@ from holdfast.embedded.message import Contents
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
 from holdfast.protocol.media import JSON, LINES, MSGPACK
-from holdfast.protocol.messages import Said, StoredBatch
+from holdfast.protocol.messages import Batch, Said, StoredBatch
 from holdfast.protocol.topics import (
     AddPartitions,
     AlterTopic,
@@ -153,6 +153,7 @@ async def create_group(call: Call) -> GroupSettings:
     answers=StoredBatch,
     status=201,
     takes=(JSON, MSGPACK, LINES),
+    content=Batch,
     errors=("unknown_topic", "message_too_large", "queue_full", "disk_full"),
 )
 async def publish_messages(call: Call) -> Response:

@@ -1,0 +1,62 @@
+"""A folder that several processes use: the first owns it, the others come to it by its socket."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.broker.broker import folder_path
+from holdfast.broker.layout import topic_for
+from holdfast.client.sharing import share, socket_of
+from holdfast.env import real_world
+from holdfast.env.sockets import absolute, answers_at
+from holdfast.errors import Busy
+
+if TYPE_CHECKING:
+    from holdfast.client.client import Client
+    from holdfast.settings import BrokerSettings
+
+_PATIENCE_NS: Final = 500_000_000  # an owner that shares its folder can be reached by then; one that does not, never
+_PAUSE_S: Final = 0.01
+
+
+def open_shared(
+    folder: Any,
+    open_here: Callable[[], Any],
+    open_there: Callable[[Client, str | None], Any],
+    settings: BrokerSettings | None,
+    *,
+    for_tasks: bool,
+) -> Any:
+    """A face of the folder: as its owner, or by way of whoever owns it."""
+    until_ns = 0
+    while True:
+        try:
+            face = open_here()
+        except Busy as busy:
+            clock = real_world().clock
+            path = absolute(folder_path(folder))
+            if answers_at(socket_of(path)):
+                return open_there(_client(path, settings, for_tasks=for_tasks), None)
+            until_ns = until_ns or clock.monotonic_ns() + _PATIENCE_NS
+            if clock.monotonic_ns() > until_ns:
+                busy.add_note("its owner does not share it: it was opened with share=False, or by a command")
+                raise
+            clock.wait(threading.Event(), _PAUSE_S)
+        else:
+            share(face._engine)
+            return face
+
+
+def _client(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:
+    from holdfast.client.address import Address
+    from holdfast.client.client import Client
+    from holdfast.client.successors import leave, successor_of
+
+    address = Address(text=folder, socket=socket_of(folder))
+    client = Client(real_world(), address, for_tasks=for_tasks)
+    client.default_topic = topic_for(folder)
+    successor = successor_of(folder, settings)
+    client.inherit(successor.take_over, lambda: leave(successor))
+    return client

@@ -1,0 +1,99 @@
+"""Pages: a template filled with facts, and sent with headers that let nothing else in."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from functools import cache, wraps
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import holdfast
+from holdfast.errors import HoldfastError
+from holdfast.server.calls import Call
+from holdfast.server.console import shown
+from holdfast.server.http.messages import Response
+from holdfast.server.principals import Principal
+from holdfast.server.statuses import status_of
+
+HTML: Final = "text/html; charset=utf-8"
+
+# No script, style or picture but our own files; nothing of ours inside a page of somebody else.
+SAFE: Final = (
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+)
+_PAGE_HEADERS: Final = (*SAFE, ("cache-control", "no-store"))
+
+Page = Callable[[Call], Awaitable[Response]]
+
+
+@cache
+def environment() -> Environment:
+    """Templates that escape everything that they are given."""
+    made = Environment(
+        loader=PackageLoader("holdfast.server.console"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "age": shown.age,
+        "count": shown.count,
+        "size": shown.size,
+        "rate": shown.rate,
+        "moment": shown.moment,
+        "part": lambda text: quote(str(text), safe=""),
+        "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
+    }
+    return made
+
+
+def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Response:
+    """A page as an answer."""
+    text = page_text(call.principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
+    return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
+
+
+def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:
+    """The page for one who may do some things and not others."""
+    may = {
+        action: principal is not None and principal.may_any(action)  # type: ignore[arg-type]  # one of the actions
+        for action in ("publish", "consume", "read", "admin", "lock")
+    }
+    return (
+        environment()
+        .get_template(template)
+        .render(
+            who="" if principal is None else principal.name,
+            read_only=principal is not None and principal.read_only,
+            may=may,
+            version=holdfast.__version__,
+            now_ns=now_ns,
+            now=datetime.fromtimestamp(now_ns / 1e9, UTC),
+            path=path,
+            **facts,
+        )
+    )
+
+
+def page(handler: Page) -> Page:
+    """What goes wrong in making a page is told as a page."""
+
+    @wraps(handler)
+    async def made(call: Call) -> Response:
+        try:
+            return await handler(call)
+        except HoldfastError as error:
+            status = status_of(error)
+            return render(call, "error.html", status=status, number=status, code=error.code, message=str(error))
+
+    return made

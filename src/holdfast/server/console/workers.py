@@ -1,0 +1,104 @@
+"""Who works and who waits: leases by holder, members of streams, lines of waiters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.positions import MemberFacts
+from holdfast.protocol.admin import WaitersAt
+from holdfast.server.calls import Call
+from holdfast.server.console.rendering import page, render
+from holdfast.server.http.messages import Response
+from holdfast.server.routing import Routes
+
+routes = Routes("console")
+
+_MOST: Final = 500
+_SOME: Final = 5
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who has messages of one group in hand: how many, which, since when, until when."""
+
+    name: str
+    topic: str
+    group: str
+    count: int
+    places: list[str]
+    since_ms: int
+    until_ms: int
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a group in stream mode."""
+
+    group: str
+    facts: MemberFacts
+
+
+@routes.add("GET", "/ui/workers", action="read", scope="any", hidden=True)
+@page
+async def workers(call: Call) -> Response:
+    """Who holds leases, who reads streams, who waits."""
+    service = call.service
+    holders, members = await asyncio.to_thread(_at_work, call)
+    lines = [
+        WaitersAt(
+            topic=group.topic,
+            group=group.group,
+            waiters=len(group._group.waiters),
+            streams=service.windows.of(group),
+        )
+        for group in service.groups()
+        if call.principal.sees(group.topic)
+    ]
+    return render(
+        call,
+        "workers.html",
+        holders=holders[:_MOST],
+        left_out=max(len(holders) - _MOST, 0),
+        members=members[:_MOST],
+        lines=[line for line in lines if line.waiters or line.streams],
+        waiting=service.waits.waiting,
+        most=service.waits.most,
+    )
+
+
+def _at_work(call: Call) -> tuple[list[Holder], list[Member]]:
+    engine, sees = call.service.broker._engine, call.principal.sees
+    holders = [holder for holder in _holders(call) if sees(holder.topic)]
+    holders.sort(key=lambda holder: holder.since_ms)
+    members = [
+        Member(group=group.name, facts=facts)
+        for group in engine.streams.all()
+        for facts in group.describe().members
+        if all(map(sees, facts.topics))
+    ]
+    return holders, members
+
+
+def _holders(call: Call) -> Iterator[Holder]:
+    for topic in call.service.broker._engine.open_topics():
+        for group in list(topic.groups.values()):
+            found: dict[str, list[tuple[int, int, str]]] = {}
+            for station in list(group.stations):
+                with station.delivery.lock:
+                    leases = list(station.delivery.group.leases.items())
+                for offset, lease in leases:
+                    place = f"{topic.name}-{station.number}-{offset}"
+                    found.setdefault(lease.holder, []).append((lease.at_ms, lease.until_ms, place))
+            for name, held in found.items():
+                held.sort()
+                yield Holder(
+                    name=name,
+                    topic=topic.name,
+                    group=group.name,
+                    count=len(held),
+                    places=[place for _, _, place in held[:_SOME]],
+                    since_ms=held[0][0],
+                    until_ms=min(until for _, until, _ in held),
+                )

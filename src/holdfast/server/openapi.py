@@ -1,0 +1,234 @@
+"""The API described: an OpenAPI document made of the table of routes, so that it cannot say anything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from inspect import getdoc
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+import holdfast
+from holdfast.protocol.errors import KINDS, ErrorAnswer
+from holdfast.protocol.media import EVENTS, FRAMES, JSON, LINES, MSGPACK, MULTIPART, RAW
+from holdfast.protocol.messages import Name, Options
+from holdfast.server.openapi_examples import EXAMPLES, example
+from holdfast.server.routing import Route
+from holdfast.server.statuses import status_of_code
+
+Node: TypeAlias = dict[str, Any]
+
+_REFERENCE: Final = "#/components/schemas/{name}"
+_BINARY: Final[Node] = {"type": "string", "format": "binary"}
+_TEXT: Final[Node] = {"type": "string"}
+_OBJECT: Final[Node] = {"type": "object"}
+_VARIABLE: Final = re.compile(r"{(\w+)}")
+_NAME: Final[Node] = msgspec.json.schema(Name)
+_PATH: Final[dict[str, Node]] = {
+    "queue": _NAME,
+    "topic": _NAME,
+    "group": _NAME,
+    "partition": {"type": "integer", "minimum": 0, "maximum": 10_000},
+}
+_REFUSED: Final[dict[int, str]] = {
+    400: "The request cannot work as it is: change it.",
+    401: "`unauthenticated`: the server does not know who is calling; send `Authorization: Bearer ...`.",
+    403: "`forbidden`: the caller may not do this.",
+    408: "The request came too slowly.",
+    413: "The request's body is too large.",
+    415: "The content-type or the content-encoding is not understood here.",
+    429: "Too much at once: try again after a while.",
+    431: "The request's headers are too large.",
+    500: "The server failed, or found damaged data; its log says more.",
+    503: "The server is about to go, or has too many connections: try again after a while.",
+    507: "`disk_full`: there is no room; nothing was kept of this call.",
+}
+_ABOUT: Final = """
+The API of a Holdfast server.
+
+Bodies and answers are JSON or MessagePack, chosen by `Content-Type` and `Accept`; bytes are base64 in the one and
+themselves in the other. Every answer has an `x-correlation-id`, which is that of the request where it had one; a
+`traceparent` (W3C trace context) is taken in, kept with messages, and answered with a child of it.
+
+Every answer that is no success says `{"error": {"code": ..., "message": ..., "retryable": ..., "facts": {...}}}`.
+Codes are stable.
+"""
+
+
+def document(routes: Iterable[Route]) -> Node:
+    """The description of all routes that are not hidden."""
+    shown = [route for route in routes if not route.hidden]
+    kinds = _kinds(shown)
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
+    writer = _Writer({id(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}, components)
+    paths: dict[str, Node] = {}
+    for route in shown:
+        paths.setdefault(route.pattern, {})[route.method.lower()] = writer.operation(route)
+    for route in shown:  # what only stood behind a '?' is told with each parameter
+        if route.query is not None:
+            components.pop(route.query.__name__, None)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Holdfast", "version": holdfast.__version__, "description": _ABOUT.strip()},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag in dict.fromkeys(route.tag for route in shown)],
+        "security": [{"token": []}, {}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _kinds(routes: Sequence[Route]) -> list[Any]:
+    found: list[Any] = [ErrorAnswer, Options]
+    for route in routes:
+        found += [kind for kind in (route.body, route.content, route.query, route.answers) if kind is not None]
+    return list({id(kind): kind for kind in found}.values())
+
+
+class _Writer:
+    """Writes down one route after the other."""
+
+    def __init__(self, schemas: dict[int, Node], components: dict[str, Node]) -> None:
+        self._schemas = schemas
+        self._components = components
+
+    def operation(self, route: Route) -> Node:
+        found: Node = {
+            "operationId": _operation_id(route),
+            "tags": [route.tag],
+            "summary": route.summary,
+            "description": _description(route),
+            "parameters": [*map(_variable, _VARIABLE.findall(route.pattern)), *self._query(route)],
+            "responses": self._responses(route),
+            "x-action": route.action,
+        }
+        if route.action == "open":
+            found["security"] = []
+        body = self._body(route)
+        if body is not None:
+            found["requestBody"] = body
+        return found
+
+    def _query(self, route: Route) -> Iterable[Node]:
+        if route.query is None:
+            return
+        told = self._components[route.query.__name__]
+        for name, schema in told["properties"].items():
+            yield {
+                "name": name,
+                "in": "query",
+                "required": name in told["required"],
+                "schema": _without_null(schema),
+            }
+
+    def _body(self, route: Route) -> Node | None:
+        kind = route.body if route.body is not None else route.content
+        content: dict[str, Node] = {}
+        if kind is not None:
+            schema = self._schemas[id(kind)]
+            content = {media: {"schema": schema} for media in (JSON, MSGPACK)}
+            content[JSON]["example"] = example(self._components[kind.__name__])
+            if LINES in route.takes:
+                content[LINES] = {"schema": _TEXT}
+        if RAW in route.takes:
+            content[RAW] = {"schema": _BINARY}
+        if MULTIPART in route.takes:
+            content[MULTIPART] = {"schema": self._form(), "encoding": {"options": {"contentType": JSON}}}
+        if not content:
+            return None
+        needed = kind is not None and (route.content is not None or bool(self._required(kind)))
+        return {"required": needed, "content": content}
+
+    def _form(self) -> Node:
+        return {
+            "type": "object",
+            "properties": {"options": self._schemas[id(Options)], "payload": _BINARY},
+            "required": ["payload"],
+        }
+
+    def _required(self, kind: Any) -> list[str]:
+        found: list[str] = self._components[kind.__name__]["required"]
+        return found
+
+    def _responses(self, route: Route) -> Node:
+        found: Node = {str(route.status): {"description": _success(route), **self._answers(route)}}
+        if RAW in route.gives:
+            found["204"] = {"description": "Nothing was there in time (where the message itself was asked for)."}
+        statuses = {400, 408, 431, 500, 503}
+        if route.action != "open":
+            statuses |= {401, 403}
+        if route.body is not None or route.content is not None or route.takes:
+            statuses |= {413, 415}
+        if route.act:
+            statuses.add(507)
+        codes = {code: status_of_code(code) for code in _codes(route)}
+        for status in sorted(statuses | set(codes.values())):
+            told = [f"`{code}`: {_meaning(code)}" for code, its in codes.items() if its == status]
+            found[str(status)] = self._refusal([_REFUSED[status], *told] if status in _REFUSED else told)
+        return found
+
+    def _answers(self, route: Route) -> Node:
+        content: dict[str, Node] = {}
+        if route.answers is not None and route.plain:
+            schema = self._schemas[id(route.answers)]
+            content = {media: {"schema": schema} for media in (JSON, MSGPACK)}
+        for media in route.gives:
+            content[media] = {"schema": _BINARY if media in (RAW, FRAMES) else _OBJECT if media == JSON else _TEXT}
+        return {"content": content} if content else {}
+
+    def _refusal(self, told: list[str]) -> Node:
+        schema = self._schemas[id(ErrorAnswer)]
+        return {
+            "description": "\n\n".join(told),
+            "content": {media: {"schema": schema} for media in (JSON, MSGPACK)},
+        }
+
+
+def _codes(route: Route) -> list[str]:
+    """The codes that a call may be refused with, besides those that every call may be."""
+    found = [*route.errors]
+    if route.named in ("queue", "topic"):
+        found += ["unknown_topic", "unknown_group"] if route.named == "queue" else ["unknown_topic"]
+    return list(dict.fromkeys(found))
+
+
+def _meaning(code: str) -> str:
+    text = getdoc(KINDS[code]) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _variable(name: str) -> Node:
+    schema = _PATH.get(name, {"type": "string", "minLength": 1, "maxLength": 300})
+    return {"name": name, "in": "path", "required": True, "schema": schema, "example": EXAMPLES.get(name, name)}
+
+
+def _without_null(schema: Node) -> Node:
+    """Behind a '?' nothing is null: it is left out."""
+    found = {name: value for name, value in schema.items() if name != "default" or value is not None}
+    choices = [each for each in found.pop("anyOf", ()) if each.get("type") != "null"]
+    if not choices:
+        return found
+    return {**found, **choices[0]} if len(choices) == 1 else {**found, "anyOf": choices}
+
+
+def _operation_id(route: Route) -> str:
+    return f"{route.tag}.{route.handler.__name__}".replace(" ", "_")
+
+
+def _description(route: Route) -> str:
+    needs = "open to all" if route.action == "open" else f"needs the right to **{route.action}**"
+    written = "; written to the audit log" if route.act else ""
+    more = (getdoc(route.handler) or "").partition("\n")[2].strip()
+    said = f"{more}\n\n" if more else ""
+    events = "\n\nThe answer goes on until the caller ends it." if EVENTS in route.gives or not route.plain else ""
+    return f"{said}{needs[:1].upper()}{needs[1:]}{written}.{events}"
+
+
+def _success(route: Route) -> str:
+    if route.answers is None:
+        return "Done." if not route.gives else route.summary
+    return " ".join((getdoc(route.answers) or "Done.").split("\n\n")[0].split())
