@@ -85,7 +85,7 @@ class History:
         with Spool(world, log.folder, log.settings, head_bytes=head_bytes, file_bytes=250) as spool:
             for at in range(0, len(value), 500):
                 if spool.add(value[at : at + 500]):
-                    spool.flush()
+                    spool.write_gathered()
             self._note_and(value, spool.value())
         log._writer.apart_bytes = 1 << 40
 

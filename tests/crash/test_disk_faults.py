@@ -81,7 +81,7 @@ def stream(run: Run, value: bytes, durability: str) -> None:
     with Spool(run.world(), FOLDER, small_settings(), head_bytes=8, file_bytes=500) as spool:
         for at in range(0, len(value), 700):
             if spool.add(value[at : at + 700]):
-                spool.flush()
+                spool.write_gathered()
         appended = run.log.append(Batch(values=[spool.value()]), durability=durability)
     run.acknowledged[appended.offset] = (value, durability)
 

@@ -147,7 +147,10 @@ def flip(path: Path, position: int) -> None:
 
 MEASURED = """
 import hashlib, sys, threading
+from pathlib import Path
+
 import holdfast
+from holdfast.storage.check import check
 
 MIB = 1 << 20
 folder, mebibytes = sys.argv[1], int(sys.argv[2])
@@ -199,9 +202,11 @@ with holdfast.open(folder, max_message_bytes=1024 * MIB, backoff_ms=0) as q:
     q.put_stream(pieces(), delay=0.5)
     with q.get(timeout=60) as message:
         assert digest(message.chunks()) == expected
-    done.set()
-    watcher.join()
-    print((peak - base) / MIB)
+(log,) = Path(folder).glob("topics/q/0/log")
+assert check(log).ok
+done.set()
+watcher.join()
+print((peak - base) / MIB)
 """
 
 

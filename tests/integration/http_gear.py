@@ -16,6 +16,7 @@ from urllib.parse import urlencode, urlsplit
 from holdfast.embedded.aio_broker import open_broker
 from holdfast.env import real_world
 from holdfast.server.app import Auditor
+from holdfast.server.process import make_server
 from holdfast.server.routing import Routes
 from holdfast.server.server import MeterAndCounts, Server, event_loop
 from holdfast.settings import ServerSettings
@@ -98,9 +99,13 @@ def serving(
     meter: MeterAndCounts | None = None,
     auditor: Auditor | None = None,
     tls: ssl.SSLContext | None = None,
+    whole: bool = False,
     **settings: Any,
 ) -> Iterator[Serving]:
-    """A server of the folder; `settings` are those of ServerSettings, on a free port of 127.0.0.1."""
+    """A server of the folder; `settings` are those of ServerSettings, on a free port of 127.0.0.1.
+
+    A `whole` one is what `holdfast serve` starts: with metrics, audit log and console.
+    """
     chosen = ServerSettings(**{"port": 0, "drain_ms": 2_000, **settings})
     started = threading.Event()
     found: list[Serving] = []
@@ -109,7 +114,10 @@ def serving(
     async def serve() -> None:
         ending = asyncio.Event()
         async with open_broker(folder) as broker:
-            server = Server(real_world(), broker, chosen, meter=meter, auditor=auditor, more=more())
+            if whole:
+                server = make_server(real_world(), broker, chosen, processors=1)
+            else:
+                server = Server(real_world(), broker, chosen, meter=meter, auditor=auditor, more=more())
             addresses = await server.listen(tls)
             loop = asyncio.get_running_loop()
             made = Serving(server, loop, addresses[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import re
 import socket
 import ssl
@@ -17,11 +18,9 @@ import msgspec
 import pytest
 
 from holdfast.env import real_world
-from holdfast.server.api.audit import audit_routes
-from holdfast.server.api.health import metrics_routes
 from holdfast.server.audit import Audit
 from holdfast.server.auditing import CallAuditor
-from holdfast.server.routing import Route, Routes
+from holdfast.server.routing import Route
 from holdfast.server.tls import tls_context
 from holdfast.server.tokens import Entry, digest_of
 from holdfast.server.tokens_text import with_entry
@@ -30,6 +29,7 @@ from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer
 
 TOPIC = "orders"
+MESSAGE = f"{TOPIC}-0-0"
 EXPIRED = "2020-01-01T00:00:00Z"
 
 # What each caller may do, once more and by hand: the test is not to learn it from what it tests.
@@ -71,6 +71,20 @@ ODD_PATHS = [
 ]
 
 
+# Calls whose path names no topic, but something else in them does: the handler looks at it.
+NAMING: dict[str, dict[str, Any]] = {
+    "GET /v1/traces": {"query": f"?topic={TOPIC}"},
+    "GET /v1/traces/stats": {"query": f"?topic={TOPIC}"},
+    "GET /v1/traces/{message_id}": {},
+    "POST /v1/topics": {"body": {"name": TOPIC, "exist_ok": True}},
+    "GET /v1/groups": {"query": f"?topic={TOPIC}"},
+    "GET /v1/groups/{group}/offsets": {"query": f"?topic={TOPIC}"},
+    "DELETE /v1/groups/{group}": {"query": f"?topic={TOPIC}"},
+    "POST /v1/groups/{group}/reset": {"body": {"topic": TOPIC, "to": "earliest"}},
+    "POST /v1/groups/{group}/members": {"body": {"topics": [TOPIC]}},
+}
+
+
 class Caller(NamedTuple):
     """Somebody with a token, or without one that holds."""
 
@@ -106,13 +120,8 @@ def tokens_file(folder: Path) -> str:
 @contextmanager
 def guarded(folder: Path, **settings: Any) -> Iterator[Serving]:
     """A server with a tokens file, an audit log, and everything that can be asked."""
-    audit = Audit(real_world(), f"{folder}/audit.jsonl")
-
-    def more() -> list[Routes]:
-        return [metrics_routes(lambda accept: (b"", "text/plain"), asks=True), audit_routes(audit)]
-
     chosen = {"tokens_file": tokens_file(folder), "max_wait_ms": 1, **settings}
-    with serving(folder / "data", more=more, auditor=CallAuditor(audit), **chosen) as server:
+    with serving(folder / "data", whole=True, **chosen) as server:
         yield server
 
 
@@ -122,16 +131,30 @@ def routes_of(server: Serving) -> list[Route]:
 
 def path_of(route: Route) -> str:
     """The route's path, about our topic."""
-    values = {"queue": TOPIC, "topic": TOPIC, "name": TOPIC, "id": f"{TOPIC}-0-0", "partition": "0", "offset": "0"}
-    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), route.pattern)
+    values = {
+        "queue": TOPIC,
+        "topic": TOPIC,
+        "name": TOPIC,
+        "id": MESSAGE,
+        "message_id": MESSAGE,
+        "partition": "0",
+        "offset": "0",
+    }
+    path = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), route.pattern)
+    return path + NAMING.get(name_of(route), {}).get("query", "")
 
 
-def status_of(server: Serving, method: str, path: str, token: str | None = None) -> int:
+def name_of(route: Route) -> str:
+    return f"{route.method} {route.pattern}"
+
+
+def status_of(server: Serving, method: str, path: str, token: str | None = None, body: Any = None) -> int:
     """How a call is answered; a stream is left as soon as it begins."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
+    content = json.dumps(body or {}) if method in ("POST", "PUT", "PATCH") else None
     connection = server.connection(timeout_s=20)
     try:
-        connection.request(method, path, b"{}" if method in ("POST", "PUT", "PATCH") else None, headers)
+        connection.request(method, path, content, headers)
         return connection.getresponse().status
     finally:
         connection.close()
@@ -146,6 +169,8 @@ def wanted(caller: Caller, route: Route) -> set[int] | None:
     if route.action not in MAY[caller.name]:
         return {403}
     if caller.name in ("of-these", "of-others") and route.named is None:
+        if name_of(route) in NAMING:
+            return None if caller.name == "of-these" else {403}
         return None if route.scope == "any" else {403}
     return {403} if caller.name == "of-others" else None
 
@@ -161,7 +186,8 @@ def test_every_route_lets_in_whom_it_may_and_nobody_else(tmp_path: Path):
             for caller in CALLERS:
                 for method in methods:
                     asked += 1
-                    status = status_of(server, method, path_of(route), caller.token)
+                    body = NAMING.get(name_of(route), {}).get("body")
+                    status = status_of(server, method, path_of(route), caller.token, body)
                     refusal = wanted(caller, route)
                     fits = status in refusal if refusal else status not in (401, 403) and status < 500
                     if not fits:
@@ -187,15 +213,63 @@ def test_the_table_has_no_route_that_somebody_forgot_to_guard(tmp_path: Path):
         routes = routes_of(server)
     assert [route.pattern for route in routes if route.action == "open" and not OPEN.fullmatch(route.pattern)] == []
     assert [route.pattern for route in routes if route.action not in {*ALL, "open"}] == []
-    unnamed = [f"{route.method} {route.pattern}" for route in routes if route.action == "admin" and not route.act]
-    assert [each for each in unnamed if not each.startswith("GET ")] == [], "administrative acts must be audited"
+    changing = [route for route in routes if route.method != "GET"]
+    assert [name_of(route) for route in changing if route.action in ("read", "open")] == []
+    unaudited = [name_of(route) for route in changing if route.action == "admin" and not route.act]
+    assert unaudited == [], "administrative acts must be audited"
+
+
+def test_every_call_that_names_its_topic_elsewhere_than_in_the_path_is_looked_at(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        routes = [route for route in routes_of(server) if route.scope == "any" and route.named is None]
+    fields = {
+        name_of(route): {*getattr(route.body, "__struct_fields__", ()), *getattr(route.query, "__struct_fields__", ())}
+        for route in routes
+    }
+    naming = {"topic", "topics", "queue", "queues", "message_id"}
+    forgotten = [name for name, found in fields.items() if found & naming and name not in NAMING]
+    assert [name for name in forgotten if "{member}" not in name] == []  # a member reads what it was let join
+
+
+def test_a_member_is_reached_only_by_those_who_may_read_all_that_it_reads(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
+        joined = server.post("/v1/groups/g/members", {"topics": [TOPIC]}, token="token-of-of-these")
+        assert joined.status == 201
+        member = f"/v1/groups/g/members/{joined.body['member']}"
+        routes = [route for route in routes_of(server) if "{member}" in route.pattern]
+        bodies: dict[str, Any] = {
+            "poll": {"poll": 1},
+            "commit": {"offsets": [{"topic": TOPIC, "partition": 0, "offset": 0}]},
+            "seek": {"to": "start"},
+        }
+        for route in routes:
+            path = route.pattern.replace("{group}", "g").replace("{member}", joined.body["member"])
+            body = bodies.get(path.rpartition("/")[2])
+            assert status_of(server, route.method, path, "token-of-of-others", body) == 403, route.pattern
+        assert len(routes) > 4
+        assert status_of(server, "DELETE", "/v1/groups/g", "token-of-of-others") == 403
+        assert server.post(f"{member}/heartbeat", token="token-of-of-these").status == 200
+
+
+def test_a_unix_socket_is_for_its_owner_who_may_do_everything(tmp_path: Path):
+    path = tmp_path / "socket"
+    with guarded(tmp_path, socket=str(path)), socket.socket(socket.AF_UNIX) as caller:
+        assert path.stat().st_mode & 0o777 == 0o600
+        caller.connect(str(path))
+        caller.sendall(b"GET /v1/admin/audit HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert caller.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_refusal_says_what_to_do(tmp_path: Path):
     with guarded(tmp_path) as server:
         nobody = server.post(f"/v1/queues/{TOPIC}/ack")
         assert (nobody.status, nobody.code) == (401, "unauthenticated")
-        assert nobody.headers["www-authenticate"] == 'Bearer realm="holdfast", Basic realm="holdfast", charset="UTF-8"'
+        connection = server.connection()
+        connection.request("GET", "/metrics")
+        challenges = connection.getresponse().msg.get_all("www-authenticate")
+        connection.close()
+        assert challenges == ['Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"']
         producer = server.post(f"/v1/queues/{TOPIC}/ack", token="token-of-producer")
         assert (producer.status, producer.code) == (403, "forbidden")
         assert producer.body["error"]["message"] == (

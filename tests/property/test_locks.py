@@ -130,7 +130,7 @@ class LockMachine(RuleBasedStateMachine):
                 with pytest.raises(LeaseLost):
                     call()
 
-    @rule(name=names, value=st.integers(), known=st.booleans(), stale=st.booleans())
+    @rule(name=names, value=st.integers(-(2**63), 2**63), known=st.booleans(), stale=st.booleans())
     def update(self, name, value, known, stale):
         version = self.model.documents.get(name, (None, 0))[1]
         expected = version + stale if known else None
@@ -215,6 +215,8 @@ class LockMachine(RuleBasedStateMachine):
             first = self.model.lines[name].pop(0)
             assert first.woken
             assert first.ticket.granted is not None
+            locks = self.place.engine.locks()
+            locks.journal.log.wait(locks.settle(first.ticket))  # as whoever waits does, before anybody is told
             self.granted(name, first.ticket.granted.fence, first.lease_ms)
 
     def expire(self) -> None:

@@ -138,3 +138,17 @@ def test_a_damaged_frame_fails_or_is_passed_over_and_told(spark: SparkSession, t
     lost = sum(row.next_offset - row.first_offset for row in corrupt)
     assert lost > 0
     assert there + lost == 400
+
+
+def test_large_messages_are_whole_values(spark: SparkSession, tmp_path: Path) -> None:
+    values = {size: bytes(range(251)) * (size // 251) for size in (100, 3 << 20, 17 << 20)}
+    with holdfast.open_broker(tmp_path, durability="os") as broker:
+        broker.create_topic("orders", max_message_bytes=64 << 20)
+        for value in values.values():
+            broker.publish_stream("orders", [value], key="k")
+        broker.publish_stream("orders", [values[3 << 20]], delay=3600)
+        rows = read(spark, str(tmp_path), "key string, value binary, offset long").orderBy("offset").collect()
+        assert [bytes(row.value) for row in rows] == list(values.values())
+        waiting = spark.read.format("holdfast").options(path=str(tmp_path), topic="orders", table="delayed").load()
+        [row] = waiting.collect()
+        assert bytes(row.value) == values[3 << 20]

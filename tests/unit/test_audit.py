@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from holdfast.env import ManualClock, World
+import holdfast
+from holdfast.env import ManualClock, World, real_world
 from holdfast.env.ids import SeededIds
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import BadSettings, DiskFull, Unavailable
-from holdfast.server.audit import BEGUN, DONE, Act, Audit
+from holdfast.server.audit import BEGUN, DONE, Act, Audit, open_audit
+from holdfast.settings import ServerSettings
 
 PATH = "/data/audit.jsonl"
 
@@ -179,6 +182,20 @@ def test_no_secret_and_no_body_is_written_down():
     assert begin(audit, parameters={str(number): "x" * 400 for number in range(1000)}).parameters.keys() == {
         "left_out_bytes"
     }
+
+
+def test_a_served_folder_with_nothing_but_an_audit_log_can_be_opened_again(tmp_path: Path):
+    world, folder = real_world(), str(tmp_path / "data")
+    for _ in range(2):
+        with holdfast.open_broker(folder):
+            audit = open_audit(world, folder, ServerSettings())
+            record(audit, "a")
+            audit.close()
+    assert len(audit.last(10)) == 2
+    elsewhere = ServerSettings(audit_file=str(tmp_path / "audit"), audit_bytes=4096, audit_files=1)
+    with holdfast.open_broker(folder):
+        record(open_audit(world, folder, elsewhere), "b")
+    assert (tmp_path / "audit").read_text().count('"b"') == 2
 
 
 def test_a_log_that_can_never_be_written_stops_the_server_at_its_start():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import io
 import random
 from collections.abc import AsyncIterator, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,15 @@ import holdfast
 from holdfast import aio
 from holdfast.codec.encode import PLAIN, encode_batch
 from holdfast.codec.frame import Kind
-from holdfast.env import real_world
+from holdfast.env import ManualClock, SeededIds, World, real_world
+from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import ChecksumMismatch, DiskFull, InvalidRequest, MessageTooLarge, Unavailable
 from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from holdfast.storage import LogReader, open_log
 from holdfast.storage.check import check
+from holdfast.storage.log import Log
 from holdfast.storage.spool import Spool
 from tests.unit.queues import Place
 
@@ -424,11 +428,72 @@ def test_behind_an_empty_segment_a_large_message_takes_the_plain_way(tmp_path):
         with Spool(real_world(), str(tmp_path), log.settings, head_bytes=8) as spool:
             for piece in pieces(APART):
                 if spool.add(piece):
-                    spool.flush()
+                    spool.write_gathered()
             log.append(Batch(values=[spool.value()]))
         assert [s.base_offset for s in log.segments()] == [0, 1]
         assert next(log.records(1)).value == APART
     assert real_spools(tmp_path) == []
+
+
+def simulated_log() -> tuple[SimulatedDisk, Log]:
+    disk = SimulatedDisk()
+    log = Log.open("log", LogSettings(min_free_bytes=0), World(clock=ManualClock(), disk=disk, ids=SeededIds(1)))
+    log._writer.apart_bytes = 1000
+    log.append([b"first"])
+    return disk, log
+
+
+def stream_into(log: Log, value: bytes) -> None:
+    with Spool(log._world, "log", log.settings, head_bytes=8, file_bytes=500) as spool:
+        for piece in pieces(value, 700):
+            if spool.add(piece):
+                spool.write_gathered()
+        log.append(Batch(values=[spool.value()]))
+
+
+def test_others_append_while_a_large_message_is_written():
+    disk, log = simulated_log()
+    held: list[bool] = []
+
+    def beside(call: str) -> None:
+        if call == "sync" and not held:
+            held.append(log._writer.lock.locked())
+            if not held[0]:
+                log.append([b"beside"], durability="os")
+
+    disk.on_call = beside
+    stream_into(log, b"x" * 5000)
+    assert held == [False]
+    assert [record.value for record in log.records(0)] == [b"first", b"beside", b"x" * 5000]
+
+
+def test_a_large_message_that_is_interrupted_anywhere_leaves_the_log_sound():
+    for nth in count(1):
+        disk, log = simulated_log()
+        left = nth
+
+        def interrupt(call: str) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        disk.on_call = interrupt
+        with contextlib.suppress(KeyboardInterrupt):
+            stream_into(log, b"x" * 5000)
+        disk.on_call = None
+        log.append([b"next"])
+        there = [record.value for record in log.records(0)]
+        assert there in ([b"first", b"next"], [b"first", b"x" * 5000, b"next"])
+        log.close()
+        world = World(clock=ManualClock(), disk=disk, ids=SeededIds(1))
+        with Log.open("log", log.settings, world) as again:
+            assert again.report.clean
+            assert [record.value for record in again.records(0)] == there
+            assert not [name for name in disk.names("log") if name.endswith(".tmp")]
+        if left > 0:
+            assert nth > 8
+            return
 
 
 def test_large_values_stay_in_their_file_unless_they_are_asked_for(tmp_path):

@@ -159,10 +159,10 @@ def test_a_plain_function_that_returns_a_coroutine_has_handled_nothing(place: Pl
 
     async def work(message: Any, factor: int) -> None: ...
 
-    with place.worker(lambda message: work(message, 2)):
+    with place.worker(lambda message: work(message, 2)) as worker:
         assert place.told.wait(PATIENCE_S)
     assert "make it async def" in str(place.errors[0][0])
-    assert place.q.stats().ready == 1
+    assert worker.health().handled == 0
 
 
 def test_a_handler_that_outlives_its_lease_keeps_it(tmp_path: Path):
@@ -507,8 +507,8 @@ def test_a_folder_is_opened_and_closed_again(tmp_path: Path):
         assert queue.stats().ready == 0
 
 
-def test_a_folder_that_somebody_has_is_waited_for(tmp_path: Path):
-    owner = holdfast.open(tmp_path / "q")
+def test_a_folder_that_somebody_does_not_share_is_waited_for(tmp_path: Path):
+    owner = holdfast.open(tmp_path / "q", share=False)
     owner.put(b"a")
     busy = threading.Event()
     worker = Worker(lambda message: None, queue=str(tmp_path / "q"), on_error=lambda error, message: busy.set())

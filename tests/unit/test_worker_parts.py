@@ -105,13 +105,14 @@ def asked(port: int, path: str) -> tuple[int, Any]:
 def test_the_health_page_says_how_it_is(tmp_path: Path):
     place = Place(tmp_path)
     place.q.put(b"a")
-    hang, go = threading.Event(), threading.Event()
+    hang, hanging, go = threading.Event(), threading.Event(), threading.Event()
 
     class Hanging:
         name, closed = "hanging", False
 
         def receive_many(self, *arguments: Any, **options: Any) -> Any:
             if hang.is_set():
+                hanging.set()
                 assert go.wait(PATIENCE_S)
             return place.q.receive_many(*arguments, **options)
 
@@ -125,7 +126,7 @@ def test_the_health_page_says_how_it_is(tmp_path: Path):
         assert (health["running"], health["handled"], health["failed"], health["restarts"]) == (0, 1, 0, 0)
         assert health["seconds_since_last_receive"] < 1
         hang.set()
-        eventually(lambda: worker._control._lanes[0]._asking_since_ns is not None)
+        assert hanging.wait(PATIENCE_S)
         place.clock.advance(seconds=61)
         status, health = asked(port, "/healthz?now")
         assert (status, health["status"]) == (503, "silent")

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.broker.catalog import Catalog, TopicFacts
 from holdfast.broker.cleaner import Cleaner
 from holdfast.broker.layout import (
+    OWNER_SOCKET,
     TOPICS,
     check_topic_name,
     message_id,
@@ -481,7 +482,7 @@ def folder_path(folder: object, what: str = "the folder") -> str:
 def _check_folder(world: World, folder: str, *, create: bool) -> None:
     """Topics are kept in a folder that is new or empty, or has them already: never among somebody's files."""
     there = world.disk.exists(folder)
-    names = [name for name in world.disk.names(folder) if name != LOCK] if there else []
+    names = [name for name in world.disk.names(folder) if name not in (LOCK, OWNER_SOCKET)] if there else []
     if TOPICS in names:
         return
     if not create:

@@ -37,6 +37,7 @@ from holdfast.storage.files import join
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
+OWNER_SOCKET: Final = "owner.sock"  # where the owner of a data folder lets other processes in
 QUERIES: Final = "queries"
 STAGING: Final = "staging"
 SETTINGS: Final = "settings.json"

@@ -68,7 +68,7 @@ def replay_beside(
     while at < reader.end:
         try:
             for record in reader.records(at):
-                apply(record.value)
+                apply(bytes(record.value))
                 at = record.offset + 1
         except DamagedRange as damage:
             wrong.append(f"events {damage.first_offset} to {damage.next_offset - 1} are lost: {damage_means}")

@@ -13,6 +13,7 @@ from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.layout import check_name
 from holdfast.broker.positions import To
 from holdfast.broker.topic import Topic
+from holdfast.cli.completion import topic_names
 from holdfast.cli.intake import separator_of
 from holdfast.cli.opened import chosen_topic, owned
 from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, Wait
@@ -34,7 +35,7 @@ _OPEN_EVERY_S: Final = 2.0
 @command
 def consume_command(
     folder: DataFolder,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to read.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to read.", autocompletion=topic_names)],
     group: Annotated[
         str | None, typer.Option("--group", metavar="NAME", help="Read as this group: what is printed is handled.")
     ] = None,

@@ -63,7 +63,7 @@ def get_command(
         try:
             if out is not None:
                 with open(out, "wb") as file:
-                    file.write(messages[0].raw)
+                    file.writelines(messages[0].chunks())
             _Showing(folder, queue, acked=ack, out=out).show(messages, raw=raw, export=export, as_json=as_json)
             sys.stdout.flush()
         except BaseException:
@@ -142,7 +142,8 @@ class _Showing:
             write_bytes(variables(self._folder, self._queue._group.name, messages[0], self._out).encode())
         elif raw:
             if self._out is None:
-                write_bytes(messages[0].raw)
+                for chunk in messages[0].chunks():
+                    write_bytes(chunk)
             self._show_receipt(messages[0])
         else:
             console = stdout()

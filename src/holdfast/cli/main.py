@@ -12,6 +12,7 @@ import typer
 from holdfast import __version__
 from holdfast.cli import (
     check,
+    completion,
     config,
     consume,
     dead,
@@ -33,6 +34,7 @@ from holdfast.cli import (
     stats,
     tail,
     token,
+    top,
     topic,
     trace,
     worker,
@@ -62,10 +64,12 @@ app.command("tail")(tail.tail_command)
 app.command("list")(look.list_command)
 app.command("show")(look.show_command)
 app.command("stats")(stats.stats_command)
+app.command("top")(top.top_command)
 app.command("cancel")(operate.cancel_command)
 app.command("seek")(operate.seek_command)
 app.command("compact")(operate.compact_command)
 app.command("settings")(settings.settings_command)
+app.add_typer(completion.app, name="completion")
 app.add_typer(config.app, name="config")
 app.add_typer(dead.app, name="dead")
 app.add_typer(group.app, name="group")

@@ -6,6 +6,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from holdfast.cli.completion import group_names, topic_names
+
 # Long enough for another command to be through with the folder, short enough to be told of an owner that stays.
 WAIT: Final = "1s"
 
@@ -13,10 +15,16 @@ Folder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The folde
 DataFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The data folder.")]
 QueueFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The queue's folder.")]
 Topic: TypeAlias = Annotated[
-    str | None, typer.Option("--topic", metavar="NAME", help="Which topic, where the folder has several.")
+    str | None,
+    typer.Option(
+        "--topic", metavar="NAME", help="Which topic, where the folder has several.", autocompletion=topic_names
+    ),
 ]
 Group: TypeAlias = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="Which group of the topic; `default` by default.")
+    str | None,
+    typer.Option(
+        "--group", metavar="NAME", help="Which group of the topic; `default` by default.", autocompletion=group_names
+    ),
 ]
 PartitionNumber: TypeAlias = Annotated[
     int | None, typer.Option("--partition", metavar="N", min=0, help="Only this partition of the topic.")

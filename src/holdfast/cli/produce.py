@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
+from holdfast.cli.completion import topic_names
 from holdfast.cli.intake import Defaults, Intake, Item, header_pairs, separator_of, text_or_bytes
 from holdfast.cli.lifeline import time_text
 from holdfast.cli.opened import chosen_topic, opened_broker
@@ -35,7 +36,7 @@ _TELL_EVERY: Final = 1_000
 @command
 def produce_command(
     folder: DataFolder,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the messages go.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the messages go.", autocompletion=topic_names)],
     bodies: Annotated[list[str] | None, typer.Option("-m", "--message", metavar="BODY", help="A message.")] = None,
     files: Annotated[list[str] | None, typer.Option("--file", metavar="FILE", help="A message for each line.")] = None,
     jsonl: Annotated[

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -92,16 +93,20 @@ class Reading:
 
     def wait(self, ends: Mapping[int, int], most_s: float) -> None:
         """Return when a partition does not end there, or came to be since, or when the time is over."""
-        stop_s, known = time.monotonic() + most_s, len(self._readers)
-        while self.ends() == ends and len(self._readers) == known and (left_s := stop_s - time.monotonic()) > 0:
-            folders = self._unused()
+        stop_s = time.monotonic() + most_s
+        while self.ends() == ends and (left_s := stop_s - time.monotonic()) > 0:
+            unused = self._unused()
             self._arrivals.wait(
                 self._readers.values(),
-                lambda: self.ends() != ends or self._unused() != folders,  # noqa: B023
-                folders=[topic_folder(self._folder, self._topic), *folders],
+                partial(self._changed, ends, unused),
+                folders=[topic_folder(self._folder, self._topic), *unused],
                 timeout_s=left_s,
             )
-            self._find()
+
+    def _changed(self, ends: Mapping[int, int], unused: list[str]) -> bool:
+        """Whether there is something to read, or something else to be watched."""
+        self._find()
+        return self.ends() != ends or self._unused() != unused
 
     def _unused(self) -> list[str]:
         """The folders in which the logs of partitions without one will come to be, as far as they are there."""

@@ -103,7 +103,7 @@ def run(folder: str | None, effective: Effective, settings: ServerSettings) -> i
             settings,
             processors=os.cpu_count() or 1,
             ready=lambda addresses: _say(folder, addresses, settings),
-            told_to_go=told_to_go.wait(),
+            told_to_go=loop.create_task(told_to_go.wait()),
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:

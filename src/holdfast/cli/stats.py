@@ -9,14 +9,13 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import RenderableType
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 import holdfast
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.standing import Standing
+from holdfast.cli.live import screen
 from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import opened, topics_of
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
@@ -99,7 +98,7 @@ def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
     """Between two looks the folder belongs to whoever wants it; while somebody has it, it says so."""
     looking.look()  # what is wrong now is an error; what comes later is shown
     console = stdout()
-    with Live(console=console, auto_refresh=False) if console.is_terminal and not as_json else _Plain() as live:
+    with screen(console, painted=not as_json) as live:
         while True:
             try:
                 found, shown = looking.look()
@@ -114,19 +113,6 @@ def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
                     live.update(Text(safe(str(busy))), refresh=True)
             console.file.flush()
             time.sleep(every_s)
-
-
-class _Plain:
-    """Live, where there is no screen to paint on: one table behind the other."""
-
-    def __enter__(self) -> _Plain:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-    def update(self, table: RenderableType, *, refresh: bool) -> None:
-        stdout().print(table)
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -11,6 +11,7 @@ from rich.table import Table
 from holdfast.broker.layout import check_topic_name
 from holdfast.broker.standing import Standing, TopicStanding
 from holdfast.cli.ask import confirmed
+from holdfast.cli.completion import topic_names
 from holdfast.cli.group import groups_table
 from holdfast.cli.opened import opened_broker, owned, topics_of, unknown_topic
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, Wait, Yes
@@ -25,7 +26,7 @@ from holdfast.storage.finding import count_of
 
 app = typer.Typer(help="Topics: make them, look at them, change them, take them away.", rich_markup_mode=None)
 
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=topic_names)]
 _Changes: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as retention_ms=7d cleanup=compact.")
 ]

@@ -16,6 +16,7 @@ import typer
 import holdfast
 from holdfast.cli.opened import chosen_topic, some_of
 from holdfast.cli.output import OK, command
+from holdfast.client.address import is_address
 from holdfast.embedded.times import parse_duration
 from holdfast.errors import InvalidRequest
 
@@ -62,7 +63,7 @@ def worker_command(
     the process at once.
     """
     names = queue or []
-    if "://" not in at:
+    if not is_address(at):
         names = [chosen_topic(at, name) for name in names] or [chosen_topic(at, None)]
     elif not names:
         raise InvalidRequest("say which queue with --queue")

@@ -11,7 +11,11 @@ from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
 from holdfast.client.aio_group import AsyncRemoteGroup, AsyncRemoteQueue
 from holdfast.client.broker_face import RemoteBrokerFace
+from holdfast.client.consumer import AsyncRemoteConsumer
+from holdfast.client.locks import AsyncRemoteDocuments, AsyncRemoteLocks
 from holdfast.client.messages import RemoteContents
+from holdfast.client.producer import AsyncRemoteProducer
+from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.publisher import Stored
@@ -141,6 +145,36 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         """
         return await self._group(AsyncRemoteGroup[Any], topic, name, start, body_type, changes)
 
+    def producer(
+        self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
+    ) -> AsyncRemoteProducer:
+        """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
+
+        One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
+        order again after a crash, and stores those that are not stored yet.
+        """
+        producer = AsyncRemoteProducer(
+            self._client,
+            producer_settings(changes),
+            name=name,
+            resume=resume,
+            body_type=self._body_type(body_type),
+        )
+        self._sending.add(producer)
+        return producer
+
+    async def consumer(
+        self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
+    ) -> AsyncRemoteConsumer[Any]:
+        """A member of a group in stream mode, which is made where there is none.
+
+        `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
+        on_revoked.
+        """
+        return await AsyncRemoteConsumer.open(
+            self._client, topics, group, body_type=self._body_type(body_type), **options
+        )
+
     async def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
         return await self._compact_topic(name)
@@ -195,12 +229,24 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         """How long messages waited and were worked on, how often they were tried, what failed."""
         return await self._trace_stats({"topic": topic, "since": since, "until": until})
 
+    @property
+    def locks(self) -> AsyncRemoteLocks:
+        """Locks with leases and fencing numbers, for whoever uses this server."""
+        return AsyncRemoteLocks(self._client)
+
+    @property
+    def documents(self) -> AsyncRemoteDocuments:
+        """State documents, each a JSON value with a version."""
+        return AsyncRemoteDocuments(self._client)
+
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
         await self._sync()
 
     async def close(self) -> None:
-        """Give back what was dropped, and let go of the connection. Closing twice is fine."""
+        """Let producers send what they have, give back what was dropped, let go. Closing twice is fine."""
+        for producer in list(self._sending):
+            await producer.close()
         await self._client.close_async()
 
     async def __aenter__(self) -> AsyncRemoteBroker:

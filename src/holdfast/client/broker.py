@@ -10,8 +10,12 @@ from holdfast.broker.positions import Reset
 from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
 from holdfast.client.broker_face import RemoteBrokerFace
+from holdfast.client.consumer import RemoteConsumer
 from holdfast.client.group import RemoteGroup, RemoteQueue
+from holdfast.client.locks import RemoteDocuments, RemoteLocks
 from holdfast.client.messages import RemoteContents
+from holdfast.client.producer import RemoteProducer
+from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
@@ -142,6 +146,35 @@ class RemoteBroker(RemoteBrokerFace):
         """
         return run(self._group(RemoteGroup[Any], topic, name, start, body_type, changes))
 
+    def producer(
+        self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
+    ) -> RemoteProducer:
+        """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
+
+        One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
+        order again after a crash, and stores those that are not stored yet.
+        """
+        producer = RemoteProducer(
+            self._client,
+            producer_settings(changes),
+            name=name,
+            resume=resume,
+            body_type=self._body_type(body_type),
+        )
+        producer._sender.begin()
+        self._sending.add(producer)
+        return producer
+
+    def consumer(
+        self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
+    ) -> RemoteConsumer[Any]:
+        """A member of a group in stream mode, which is made where there is none.
+
+        `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
+        on_revoked.
+        """
+        return RemoteConsumer.open(self._client, topics, group, body_type=self._body_type(body_type), **options)
+
     def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
         return run(self._compact_topic(name))
@@ -196,12 +229,24 @@ class RemoteBroker(RemoteBrokerFace):
         """How long messages waited and were worked on, how often they were tried, what failed."""
         return run(self._trace_stats({"topic": topic, "since": since, "until": until}))
 
+    @property
+    def locks(self) -> RemoteLocks:
+        """Locks with leases and fencing numbers, for whoever uses this server."""
+        return RemoteLocks(self._client)
+
+    @property
+    def documents(self) -> RemoteDocuments:
+        """State documents, each a JSON value with a version."""
+        return RemoteDocuments(self._client)
+
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
         run(self._sync())
 
     def close(self) -> None:
-        """Give back what was dropped, and let go of the connection. Closing twice is fine."""
+        """Let producers send what they have, give back what was dropped, let go. Closing twice is fine."""
+        for producer in list(self._sending):
+            producer.close()
         self._client.close()
 
     def __enter__(self) -> RemoteBroker:

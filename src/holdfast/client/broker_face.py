@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
@@ -45,6 +46,7 @@ class RemoteBrokerFace:
         self._bodies_type = body_type
         self._bodies = Bodies(body_type)
         self._durability = durability
+        self._sending: WeakSet[Any] = WeakSet()  # producers, which may have messages that are not stored yet
 
     @property
     def folder(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import httptools
 import msgspec
@@ -80,15 +81,20 @@ class AnswerReader:
 
 def path_of(*parts: str | int, **query: Any) -> str:
     """A path of these parts, whatever is in them, and a query of all that is given."""
-    path = "/v1/" + "/".join(quote(str(part), safe="") for part in parts)
-    given = {name: _text(value) for name, value in query.items() if value is not None}
-    return f"{path}?{urlencode(given)}" if given else path
+    path = "/v1/" + "/".join(map(_quoted, parts))
+    given = "&".join([f"{name}={_quoted(value)}" for name, value in query.items() if value is not None])
+    return f"{path}?{given}" if given else path
 
 
-def _text(value: object) -> str:
+def _quoted(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)
+    return str(value) if isinstance(value, int) else _quote(str(value))
+
+
+@lru_cache(maxsize=1024)
+def _quote(text: str) -> str:
+    return quote(text, safe="")
 
 
 def common_headers(authority: str, token: str | None, more: Mapping[str, str]) -> bytes:

@@ -21,6 +21,7 @@ from holdfast.model import CodecName, Durability
 from holdfast.protocol import messages as wire
 from holdfast.settings import TopicSettings
 
+_USUAL: Final = TopicSettings()
 _COMPACTED: Final = TopicSettings(cleanup="compact")
 _LOOK_AGAIN_NS: Final = 5_000_000_000  # a topic may have got more partitions meanwhile
 
@@ -64,14 +65,14 @@ class Publishing:
     ) -> list[Stored]:
         """Store messages: those that go to one partition all or not at all, and each once however often it is sent."""
         self._caller.check_open()
-        messages, drafts = self._messages(given, bodies, verb)
+        messages, drafts = self.messages(given, bodies, verb)
         check_options(durability, codec)
         if not messages:
             return []
-        known = await self._look(topic)
+        known = await self.look(topic)
         loose = any(draft.dedup_id is not None or draft.due_at_ms for draft in drafts)
         if loose or known.count is None:
-            return await self._publish_loose(topic, messages, partition, durability, codec)
+            return await self.publish_loose(topic, messages, partition, durability, codec)
         for again in (False, True):
             try:
                 return await self._publish_in_lanes(topic, known, messages, drafts, partition, durability, codec)
@@ -79,7 +80,7 @@ class Publishing:
                 self._known.pop(topic, None)
                 if again or partition is not None:
                     raise
-                known = await self._look(topic)
+                known = await self.look(topic)
                 if known.count is None:
                     raise
         raise AssertionError
@@ -88,7 +89,8 @@ class Publishing:
         """Look at the topic again before the next message."""
         self._known.pop(topic, None)
 
-    async def _look(self, topic: str) -> Known:
+    async def look(self, topic: str) -> Known:
+        """What the topic is; asked for again now and then."""
         known, now_ns = self._known.get(topic), self._clock.monotonic_ns()
         if known is None or now_ns - known.looked_ns > _LOOK_AGAIN_NS:
             try:
@@ -104,11 +106,12 @@ class Publishing:
             known.count, known.looked_ns = count, now_ns
         return known
 
-    def _messages(self, given: object, bodies: Bodies, verb: str) -> tuple[list[wire.NewMessage], list[Draft]]:
+    def messages(self, given: object, bodies: Bodies, verb: str) -> tuple[list[wire.NewMessage], list[Draft]]:
+        """Messages as they are sent, and as they will be stored; InvalidRequest names what is wrong with one."""
         if isinstance(given, (bytes, bytearray, str, Mapping)) or not isinstance(given, Iterable):
             raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(given).__name__}")
         now_ms = self._clock.now_ns() // 1_000_000
-        plain, keyed = Drafter(bodies, TopicSettings()), Drafter(bodies, _COMPACTED)
+        plain, keyed = Drafter(bodies, _USUAL), Drafter(bodies, _COMPACTED)
         messages, drafts = [], []
         for each in given:
             new = each if isinstance(each, NewMessage) else NewMessage(body=each)
@@ -143,7 +146,7 @@ class Publishing:
                 found[i] = Stored(topic, offset, None, False, written.durability, number)
         return [found[i] for i in range(len(messages))]
 
-    async def _publish_loose(
+    async def publish_loose(
         self,
         topic: str,
         messages: Sequence[wire.NewMessage],
@@ -189,6 +192,18 @@ def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | 
             number = in_turn
         routed.setdefault(number, []).append(i)
     return routed
+
+
+def route_of(count: int, draft: Draft, turns: RoundRobin) -> int:
+    """The partition of one message: by its key, or its dedup id, or in turn."""
+    by = draft.key if draft.key is not None else draft.dedup_id
+    return partition_for(by, count) if by is not None else turns.take(count)
+
+
+def check_places(topic: str, known: Known, partition: int | None) -> None:
+    """Refuse a partition that the topic does not have."""
+    if partition is not None and known.count is not None:
+        check_partition(partition, topic, known.count)
 
 
 def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:

@@ -10,6 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
+from holdfast.broker.layout import OWNER_SOCKET
 from holdfast.env import close_in_children, end_at_exit
 from holdfast.env.sockets import absolute, close_in_child, hang_up, listen_unix, remove_socket, someone_calls
 
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SOCKET: Final = "owner.sock"
-
 _DRAIN_MS: Final = 1_000
 _ENDED_S: Final = 5.0
 
 
 def socket_of(folder: str) -> str:
     """Where the owner of the folder listens."""
-    return f"{folder}/{SOCKET}"
+    return f"{folder}/{OWNER_SOCKET}"
 
 
 def share(engine: BrokerEngine) -> None:

@@ -74,7 +74,7 @@ class Accumulator:
                     return None
             index = len(parcel.values)
             parcel.add_draft(draft)
-            parcel.values.append(draft.value)  # type: ignore[arg-type]  bodies are in memory here
+            parcel.values.append(draft.value)  # type: ignore[arg-type]
             self.buffered += size + MESSAGE_COST
             parcel.bytes += size
             if index >= parcel.last or parcel.bytes >= parcel.enough_bytes:

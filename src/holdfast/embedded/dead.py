@@ -83,12 +83,12 @@ class DeadLetters(Generic[Body]):
         """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):
             raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
-        letters = self.to_redrive(ids, where, limit)
+        letters = self._to_redrive(ids, where, limit)
         if dry_run:
             return _result(letters, 0)
         return _result(letters, sum(map(put_back, self._paced(letters, rate))))
 
-    def to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
+    def _to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
         """Those that are meant, in the order in which they were published: those of one key must not overtake."""
         letters = self._chosen(ids, where, limit)
         letters.sort(key=lambda letter: (letter.original_offset, letter.offset))

@@ -152,7 +152,7 @@ class Producing:
         route.check_size(draft)
         lane = route.lane_for(draft, partition)
         loose = bool(draft.due_at_ms) or draft.dedup_id is not None
-        return lane, draft.value, draft.key, draft.flags, draft, loose  # type: ignore[return-value]  in memory
+        return lane, draft.value, draft.key, draft.flags, draft, loose  # type: ignore[return-value]
 
     def _put(self, placed: Placed) -> Sent | None:
         """Take it in; None where its topic must be opened again, or room be made first."""

@@ -52,17 +52,18 @@ class Upload:
             if isinstance(stream, AsyncIterable):
                 async for piece in stream:
                     if spool.add(piece):
-                        await asyncio.to_thread(spool.flush)
+                        await asyncio.to_thread(spool.write_gathered)
             else:
                 await asyncio.to_thread(self._take, _pieces(stream))
-            parts = await asyncio.to_thread(self._store, durability)
+            in_memory = spool.in_memory  # then storing it waits for nothing
+            parts = self._store(durability) if in_memory else await asyncio.to_thread(self._store, durability)
         await self._publisher.wait_async(parts)
         return self._publisher.stored(parts, self._began_ns)[0]
 
     def _take(self, pieces: Iterator[object]) -> None:
         for piece in pieces:
             if self._spool.add(piece):
-                self._spool.flush()
+                self._spool.write_gathered()
 
     def _store(self, durability: Durability | None) -> list[Part]:
         # Once more: a delay, or a time to live, begins now.

@@ -17,7 +17,8 @@ from holdfast.server.tokens import Entry, Tokens, read_tokens
 from holdfast.settings import ServerSettings
 
 # What an answer to an unknown caller says: programs send the token as it is, browsers ask for it as a password.
-CHALLENGE: Final = 'Bearer realm="holdfast", Basic realm="holdfast", charset="UTF-8"'
+# In headers of their own: browsers understand only the first challenge of one.
+CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
 
 LOCAL: Final = "local"
 _HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
 from holdfast.errors import HoldfastError, Unauthenticated
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
-from holdfast.server.access import CHALLENGE, Access
+from holdfast.server.access import CHALLENGES, Access
 from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.messages import Request, Response, StreamResponse
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 _ID: Final = re.compile(r"[!-~]{1,128}")  # what may come back as a header
 _INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
+
+
+# An error as a page, for those who asked for one; None for all others.
+ErrorPage: TypeAlias = Callable[[Request, int, Fault], Response | None]
 
 
 class Meter(Protocol):
@@ -63,6 +67,7 @@ class App:
             self.router.include(each)
         self._meter = meter
         self._auditor = auditor
+        self.error_page: ErrorPage | None = None
         self._prefix = f"{service.world.ids.random_u32():08x}"
         self._numbers = count(1)
 
@@ -89,7 +94,7 @@ class App:
         except Exception:
             logger.exception("call failed", extra={"path": request.path, "correlation_id": correlation_id})
             fault = Fault(code="internal", message=_INTERNAL, retryable=False, correlation_id=correlation_id)
-            answer = _answer(request, 500, fault)
+            answer = self._answer(request, 500, fault)
             failed = True
         if call is not None and self._auditor is not None and (call.route.act or call.act is not None):
             await self._auditor.end(call, error, failed=failed)
@@ -151,14 +156,22 @@ class App:
                 extra={"path": request.path, "error": str(error), "code": error.code, "correlation_id": correlation_id},
             )
         retry_after = retry_after_of(status)
-        answer = _answer(request, status, fault_of(error, retry_after=retry_after, correlation_id=correlation_id))
+        answer = self._answer(request, status, fault_of(error, retry_after=retry_after, correlation_id=correlation_id))
         if retry_after is not None:
             answer.headers.append(("retry-after", f"{retry_after:.0f}"))
         if isinstance(error, Unauthenticated):
-            answer.headers.append(("www-authenticate", CHALLENGE))
+            answer.headers += [("www-authenticate", challenge) for challenge in CHALLENGES]
         if isinstance(error, Refused):
             answer.headers += error.headers
         return answer
+
+    def _answer(self, request: Request, status: int, fault: Fault) -> Response:
+        page = None if self.error_page is None else self.error_page(request, status, fault)
+        if page is not None:
+            return page
+        media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
+        body: Any = ErrorAnswer(error=fault)
+        return Response(status, encode(body, media), media)
 
     def refuse(self, refused: Refused) -> Response:
         """The answer to what never became a request."""
@@ -166,9 +179,3 @@ class App:
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
         return answer
-
-
-def _answer(request: Request, status: int, fault: Fault) -> Response:
-    media = MSGPACK if MSGPACK in request.headers.get("accept", "") else JSON
-    body: Any = ErrorAnswer(error=fault)
-    return Response(status, encode(body, media), media)

@@ -17,10 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.broker.layout import TOPICS
 from holdfast.env import World
 from holdfast.env.disk import File
 from holdfast.errors import BadSettings, DiskFull, Unavailable
-from holdfast.storage.files import read_file, write_fully
+from holdfast.settings import ServerSettings
+from holdfast.storage.files import join, read_file, write_fully
 
 _log = logging.getLogger(__name__)
 
@@ -105,10 +107,13 @@ class Audit:
             ) from error
         return act
 
-    def end(self, act: Act, outcome: str = DONE, *, count: int | None = None) -> None:
+    def end(self, act: Act, outcome: str = DONE, *, count: int | None = None, target: str = "") -> None:
         """Note what became of it: done, or the code of an error. It is too late to refuse, so a failure is logged."""
+        ended = msgspec.structs.replace(
+            act, time=self._now(), outcome=outcome, count=count, target=(target or act.target)[:_MOST_TEXT]
+        )
         try:
-            self._append(msgspec.structs.replace(act, time=self._now(), outcome=outcome, count=count))
+            self._append(ended)
         except OSError as error:
             _log.error(
                 "the outcome of an act cannot be written to the audit log: %s",
@@ -185,6 +190,16 @@ class Audit:
             for line in reversed((content or b"")[-_MOST_READ:].splitlines()):
                 with suppress(msgspec.DecodeError):  # cut short by a crash, or by the limit above
                     yield msgspec.json.decode(line, type=Act)
+
+
+def open_audit(world: World, folder: str, settings: ServerSettings) -> Audit:
+    """The audit log of a folder that is served; BadSettings where it could never be written."""
+    # A folder that holds nothing but this file would not be taken for one of ours.
+    world.disk.make_folder(join(folder, TOPICS))
+    path = settings.audit_file or join(folder, FILE)
+    audit = Audit(world, path, most_bytes=settings.audit_bytes, files=settings.audit_files)
+    audit.prepare()
+    return audit
 
 
 def _without_secrets(parameters: Mapping[str, Any]) -> dict[str, Any]:

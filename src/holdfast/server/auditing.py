@@ -27,7 +27,7 @@ class CallAuditor:
         """What became of it. A refusal is noted, too, if it is known whose: strangers could fill a disk."""
         outcome = "internal" if failed else DONE if error is None else error.code
         if call.act is not None:
-            await asyncio.to_thread(self.audit.end, call.act, outcome, count=call.count)
+            await asyncio.to_thread(self.audit.end, call.act, outcome, count=call.count, target=call.target)
         elif isinstance(error, Forbidden) and call.principal is not None:
             with suppress(HoldfastError):  # refused it is, whether or not that can be written down
                 await asyncio.to_thread(self.audit.record, outcome=outcome, **_facts(call))

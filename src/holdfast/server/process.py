@@ -9,7 +9,12 @@ from holdfast.embedded.aio_broker import AsyncBroker, open_broker
 from holdfast.env import World
 from holdfast.env.environ import environment
 from holdfast.server.access import check_listening
+from holdfast.server.api.audit import audit_routes
 from holdfast.server.api.health import metrics_routes
+from holdfast.server.audit import open_audit
+from holdfast.server.auditing import CallAuditor
+from holdfast.server.console.pages import console_routes
+from holdfast.server.console.rendering import error_page
 from holdfast.server.metrics import ServerMetrics
 from holdfast.server.otel import start_export
 from holdfast.server.server import Server
@@ -58,14 +63,21 @@ def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, 
     """A server with everything: the API, the metrics, the pages."""
     metrics = ServerMetrics(broker._engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(broker._engine, settings.otlp_endpoint, environment())
+    audit = open_audit(world, broker.folder, settings)
+    more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
+    if settings.console:
+        more += console_routes(broker._engine, audit)
     server = Server(
         world,
         broker,
         settings,
         processors=processors,
         meter=metrics,
-        more=[metrics_routes(metrics.render, asks=settings.metrics_auth)],
+        auditor=CallAuditor(audit),
+        more=more,
     )
+    if settings.console:
+        server.app.error_page = error_page
     service = server.service
     metrics.gauge("http_waiting", "Calls that wait for messages.", lambda: service.waits.waiting)
     metrics.gauge(

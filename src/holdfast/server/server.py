@@ -10,6 +10,7 @@ from typing import Protocol
 
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
+from holdfast.env.sockets import listen_unix
 from holdfast.server.access import Access
 from holdfast.server.api.description import description_routes
 from holdfast.server.api.table import API
@@ -59,7 +60,7 @@ class Server:
         for host, port in await self.http.listen(self.settings.host, self.settings.port, tls):
             found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         if self.settings.socket is not None:
-            await self.http.listen_at(self.settings.socket)
+            await self.http.listen_on(listen_unix(self.settings.socket))
             found.append(f"unix:{self.settings.socket}")
         return found
 

@@ -117,7 +117,7 @@ class Spool(LaidOut):
             self._check_free(size_hint)
 
     def add(self, piece: object) -> bool:
-        """Take the next piece; True when enough are gathered for `flush`."""
+        """Take the next piece; True when enough are gathered for `write_gathered`."""
         if not isinstance(piece, (bytes, bytearray, memoryview)):
             raise InvalidRequest(f"a stream must give bytes, not {type(piece).__name__}. Nothing was stored")
         content = bytes(piece)
@@ -126,7 +126,7 @@ class Spool(LaidOut):
         self._gathered_bytes += len(content)
         return self._gathered_bytes >= self._file_bytes
 
-    def flush(self) -> None:
+    def write_gathered(self) -> None:
         """Write what is gathered."""
         content, self._gathered, self._gathered_bytes = b"".join(self._gathered), [], 0
         if not content:
@@ -139,11 +139,16 @@ class Spool(LaidOut):
         self._sum = crc32c(content, self._sum)
         self._written += len(content)
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether what came so far is small."""
+        return not self._written and self._gathered_bytes < self._file_bytes
+
     def value(self) -> Value:
         """All that came: in memory where it is small, else in the file, with the checksum of what was given."""
-        if not self._written and self._gathered_bytes < self._file_bytes:
+        if self.in_memory:
             return b"".join(self._gathered)
-        self.flush()
+        self.write_gathered()
         with self._naming_errors():
             view = self.view(self._start, self._written)
         return LargeValue(view, 0, self._written, self._sum, home=self)

@@ -209,7 +209,7 @@ class Survey:
         frame = Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
         try:
             columns = frame.columns()
-            columns.values()
+            frame.stored_values()  # a large one is not copied
             columns.keys()
             columns.headers()
             values_end = array("i", bytes(columns.value_ends()[-4:]))[0]

@@ -177,11 +177,7 @@ class _Opener:
         self._package = "holdfast.aio" if for_tasks else "holdfast"
 
     def queue(self, place: str) -> Any:
-        faces = import_module(self._package)
-        return (faces.connect if "://" in place else faces.open)(place, **self._options)
+        return import_module(self._package).open(place, **self._options)
 
     def broker(self, place: str) -> Any:
-        faces = import_module(self._package)
-        if "://" in place:
-            return faces.connect(place, **self._options)
-        return faces.open_broker(place, create=False, **self._options)
+        return import_module(self._package).open_broker(place, create=False, **self._options)

@@ -58,6 +58,12 @@ def waiting_beside(world: World, partition: str) -> Iterator[Delayed]:
     raise _too_fast(folder)
 
 
+def count_beside(world: World, partition: str) -> int:
+    """How many wait there, without reading them."""
+    folder = join(partition, "delayed")
+    return len(_steady_look(world, partition, folder).waiting) if is_log(world, join(folder, "intake")) else 0
+
+
 def _steady_look(world: World, partition: str, folder: str) -> _Look:
     for _ in range(_TRIES - 1):
         try:

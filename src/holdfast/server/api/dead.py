@@ -120,7 +120,7 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is."""
     wanted: Redrive = call.body
     group = await existing_group(call, wanted.group)
-    letters = await asyncio.to_thread(DeadLetters(group).to_redrive, wanted.ids, wanted.where, wanted.limit)
+    letters = await asyncio.to_thread(DeadLetters(group)._to_redrive, wanted.ids, wanted.where, wanted.limit)
     call.count = len(letters)
     if wanted.dry_run:
         return _told(letters, 0)

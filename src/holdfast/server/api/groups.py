@@ -92,7 +92,8 @@ def _topics(call: Call) -> set[str]:
     if name not in engine.streams.names():
         return {info.topic for info in call.service.broker._groups(None) if info.name == name}
     group = engine.streams.group(name)
-    return {entry.topic for entry in group.offsets.entries()}
+    reading = {topic for member in group.describe().members for topic in member.topics}
+    return reading | {entry.topic for entry in group.offsets.entries()}
 
 
 @routes.add(

@@ -50,7 +50,6 @@ def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) ->
         "GET",
         "/metrics",
         action="read" if asks else "open",
-        scope="any",
         query=MetricsQuery,
         gives=("text/plain",),
     )

@@ -72,7 +72,10 @@ async def append(call: Call) -> Response:
         await asyncio.to_thread(engine.topic, call.path["topic"])
     with engine.using(call.path["topic"]) as topic:
         partition = topic.partition(partition_of(call))
-        appended, known = await asyncio.to_thread(_append, call, partition, messages, producer)
+        if partition.sequences is None:  # not in the loop's time: it may read much
+            await asyncio.to_thread(partition.open_sequences)
+            await asyncio.to_thread(engine.producers)
+        appended, known = _append(call, partition, messages, producer)
         await partition.log.wait_async(appended)
     if known is None:
         offsets: Sequence[int] = range(appended.offset, appended.next_offset)

@@ -15,7 +15,7 @@ from holdfast.server.calls import Call
 from holdfast.server.console.finding import group_for
 from holdfast.server.console.queues import head_of
 from holdfast.server.console.rates import Rates
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -42,7 +42,6 @@ def dead_routes(rates: Rates) -> Routes:
     routes = Routes("console")
 
     @routes.add("GET", "/ui/queues/{queue}/dead", action="read", query=DeadPageQuery, hidden=True)
-    @page
     async def dead(call: Call) -> Response:
         """Dead letters by kind of error, the most frequent first."""
         query: DeadPageQuery = call.query

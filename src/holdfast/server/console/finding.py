@@ -12,6 +12,7 @@ import msgspec
 from holdfast.broker.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
 from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
+from holdfast.delivery.group import Lease
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
 from holdfast.embedded.listing import chosen, listed
@@ -113,8 +114,14 @@ def row_of(found: Listed[Any]) -> MessageRow:
         error=found.error,
         due_ms=_due_ms(found),
         since_ms=0 if lease is None else lease.at_ms,
-        until_ms=0 if lease is None else lease.until_ms,
+        until_ms=0 if lease is None else ends_ms(station, lease),
     )
+
+
+def ends_ms(station: Station, lease: Lease) -> int:
+    """When a lease ends by the clock on the wall; it is kept by one that nobody sets."""
+    now_ms = station.delivery._now_ns() // 1_000_000
+    return now_ms + lease.until_ms - station.delivery.mono_ms()
 
 
 def _due_ms(found: Listed[Any]) -> int:

@@ -13,7 +13,7 @@ from holdfast.protocol.messages import Wire
 from holdfast.server.api.groups import _facts, _offsets
 from holdfast.server.calls import Call
 from holdfast.server.console.overview import OLD_S
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -29,7 +29,6 @@ class GroupsPageQuery(Wire, kw_only=True):
 
 
 @routes.add("GET", "/ui/groups", action="read", scope="any", query=GroupsPageQuery, hidden=True)
-@page
 async def groups(call: Call) -> Response:
     """All groups and how far behind they are."""
     query: GroupsPageQuery = call.query
@@ -52,7 +51,6 @@ async def groups(call: Call) -> Response:
 
 
 @routes.add("GET", "/ui/groups/{group}", action="read", scope="any", hidden=True)
-@page
 async def group(call: Call) -> Response:
     """One group: its place in each partition, and in stream mode its members."""
     name = call.path["group"]

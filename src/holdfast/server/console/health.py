@@ -11,7 +11,7 @@ from holdfast.protocol.messages import Wire
 from holdfast.server.api.settings import effective_of
 from holdfast.server.audit import Audit
 from holdfast.server.calls import Call
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.rendering import render
 from holdfast.server.engine_metrics import sync_times
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -33,7 +33,6 @@ health_routes = Routes("console")
 
 
 @health_routes.add("GET", "/ui/health", action="read", query=HealthQuery, hidden=True)
-@page
 async def health(call: Call) -> Response:
     """How the server does."""
     service = call.service
@@ -60,9 +59,7 @@ async def health(call: Call) -> Response:
 def _disk(call: Call) -> dict[str, Any]:
     engine = call.service.broker._engine
     topics = engine.open_topics()
-    segments = [
-        segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()
-    ]
+    segments = [segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()]
     return {
         "free_bytes": engine.world.disk.free_bytes(engine.folder),
         "syncs": sync_times(engine),
@@ -80,7 +77,6 @@ def audit_page_routes(audit: Audit | None) -> Routes:
     routes = Routes("console")
 
     @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)
-    @page
     async def acts(call: Call) -> Response:
         """What administrators did."""
         found = None if audit is None else await asyncio.to_thread(audit.last, call.query.limit)

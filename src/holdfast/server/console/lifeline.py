@@ -11,6 +11,7 @@ from holdfast.broker import traces
 from holdfast.broker.traces import TraceStep
 from holdfast.embedded.listed import DeadLetter, Listed, Waiting
 from holdfast.embedded.times import to_datetime
+from holdfast.server.console.finding import ends_ms
 
 _GOOD: Final = frozenset({traces.ACKED})
 _BAD: Final = frozenset({traces.NACKED, traces.BURIED, traces.LOST, traces.EXPIRED})
@@ -75,7 +76,7 @@ def _kept(found: Listed[Any]) -> Iterator[Step]:
     yield from map(_failure, () if history is None else history.failures)
     lease = group.leases.get(found.offset)
     if lease is not None:
-        until = f"to {lease.holder}, lease until {_time(lease.until_ms)}"
+        until = f"to {lease.holder}, lease until {_time(ends_ms(found._home, lease))}"
         yield Step(at_ns=lease.at_ms * _MS, name="leased", says=until)
     if found.phase == "delayed" and found.due_at is not None:
         yield Step(at_ns=round(found.due_at.timestamp() * 1e9), name="comes again")

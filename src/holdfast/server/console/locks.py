@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from holdfast.protocol.messages import Wire
 from holdfast.server.calls import Call
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.rendering import render
 from holdfast.server.console.shown import SHOWN_BYTES
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -27,7 +27,6 @@ class LocksQuery(Wire, kw_only=True):
 
 
 @routes.add("GET", "/ui/locks", action="lock", scope="any", query=LocksQuery, hidden=True)
-@page
 async def locks(call: Call) -> Response:
     """Who holds which lock, and which documents there are."""
     query: LocksQuery = call.query

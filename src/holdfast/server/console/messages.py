@@ -17,7 +17,7 @@ from holdfast.server.console.finding import MessageRow, find, group_for, letter_
 from holdfast.server.console.lifeline import Step, life_of
 from holdfast.server.console.queues import head_of
 from holdfast.server.console.rates import Rates
-from holdfast.server.console.rendering import SAFE, page, render
+from holdfast.server.console.rendering import SAFE, render
 from holdfast.server.console.shown import Payload, View, payload, plain
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.routing import Routes
@@ -54,7 +54,6 @@ def message_routes(rates: Rates) -> Routes:
     routes = Routes("console")
 
     @routes.add("GET", "/ui/queues/{queue}/messages/{id}", action="read", query=MessageQuery, hidden=True)
-    @page
     async def message(call: Call) -> Response:
         """One message, wherever it stands."""
         group = await _group(call)

@@ -15,7 +15,7 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import Wire
 from holdfast.server.calls import Call
 from holdfast.server.console.rates import Flow, Rates, points
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -69,7 +69,6 @@ def overview_routes(rates: Rates) -> Routes:
     routes = Routes("console")
 
     @routes.add("GET", "/ui", action="read", scope="any", query=OverviewQuery, hidden=True)
-    @page
     async def overview(call: Call) -> Response:
         """All queues at a glance."""
         query: OverviewQuery = call.query

@@ -18,7 +18,7 @@ from holdfast.server.calls import Call
 from holdfast.server.console.finding import DONE_PLACES, MessageRow, Tab, group_for, rows
 from holdfast.server.console.overview import OLD_S, QueueRow, row_of, spark_of
 from holdfast.server.console.rates import Rates
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup
@@ -69,10 +69,7 @@ async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[s
         "row": row,
         "group": chosen,
         "old_s": OLD_S,
-        "may_here": {
-            action: call.principal.may(action, name)  # type: ignore[arg-type]  # one of the actions
-            for action in ("publish", "consume", "admin")
-        },
+        "may_here": {action: call.principal.may(action, name) for action in ("publish", "consume", "admin")},
     }
 
 
@@ -100,7 +97,6 @@ def queue_routes(rates: Rates) -> Routes:
     routes = Routes("console")
 
     @routes.add("GET", "/ui/queues/{queue}", action="read", query=QueueQuery, hidden=True)
-    @page
     async def queue(call: Call) -> Response:
         """The messages of a queue in one phase, as a condition chooses."""
         query: QueueQuery = call.query
@@ -127,14 +123,12 @@ def queue_routes(rates: Rates) -> Routes:
         )
 
     @routes.add("GET", "/ui/queues/{queue}/tail", action="read", query=InGroup, hidden=True)
-    @page
     async def tail(call: Call) -> Response:
         """Messages as they come."""
         group = await group_for(call, call.query.group)
         return render(call, "tail.html", section="tail", **await head_of(call, rates, group))
 
     @routes.add("GET", "/ui/queues/{queue}/send", action="publish", query=SendQuery, hidden=True)
-    @page
     async def send(call: Call) -> Response:
         """A form for a new message."""
         try:

@@ -74,8 +74,6 @@ class Rates:
         for (before_s, before), (after_s, after) in pairwise(list(self._samples)):
             passed_s = max(after_s - before_s, 0.001)
             grown = [_growth(old, new) for old, new in zip(before.get(key, _NONE), after.get(key, _NONE), strict=True)]
-            if key not in before:  # opened in between: what it counted by now may be older
-                grown = [0, 0, 0]
             into.append(grown[0] / passed_s)
             out.append(grown[1] / passed_s)
             buried += grown[2]
@@ -83,7 +81,7 @@ class Rates:
 
 
 def _growth(before: int, after: int) -> int:
-    """How much a counter grew; one that is smaller than before began anew."""
+    """How much a counter grew; one that is smaller than before began anew, when its topic was opened again."""
     return after - before if after >= before else after
 
 

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from functools import cache, wraps
+from functools import cache
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import holdfast
-from holdfast.errors import HoldfastError
+from holdfast.protocol.errors import Fault
 from holdfast.server.calls import Call
 from holdfast.server.console import shown
-from holdfast.server.http.messages import Response
+from holdfast.server.http.messages import Request, Response
 from holdfast.server.principals import Principal
-from holdfast.server.statuses import status_of
 
 HTML: Final = "text/html; charset=utf-8"
 
 # No script, style or picture but our own files; nothing of ours inside a page of somebody else.
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
 SAFE: Final = (
-    (
-        "content-security-policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-    ),
+    ("content-security-policy", _POLICY),
     ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
 )
 _PAGE_HEADERS: Final = (*SAFE, ("cache-control", "no-store"))
-
-Page = Callable[[Call], Awaitable[Response]]
 
 
 @cache
@@ -51,6 +47,7 @@ def environment() -> Environment:
         "size": shown.size,
         "rate": shown.rate,
         "moment": shown.moment,
+        "told": shown.told,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
@@ -66,7 +63,7 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
 def page_text(principal: Principal | None, now_ns: int, path: str, template: str, facts: dict[str, Any]) -> str:
     """The page for one who may do some things and not others."""
     may = {
-        action: principal is not None and principal.may_any(action)  # type: ignore[arg-type]  # one of the actions
+        action: principal is not None and principal.may_any(action)
         for action in ("publish", "consume", "read", "admin", "lock")
     }
     return (
@@ -85,15 +82,10 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
     )
 
 
-def page(handler: Page) -> Page:
-    """What goes wrong in making a page is told as a page."""
-
-    @wraps(handler)
-    async def made(call: Call) -> Response:
-        try:
-            return await handler(call)
-        except HoldfastError as error:
-            status = status_of(error)
-            return render(call, "error.html", status=status, number=status, code=error.code, message=str(error))
-
-    return made
+def error_page(request: Request, status: int, fault: Fault) -> Response | None:
+    """What went wrong in making a page, told as a page to those who asked for one."""
+    if not request.path.startswith("/ui") or "text/html" not in request.header("accept"):
+        return None
+    facts = {"number": status, "code": fault.code, "message": fault.message}
+    text = page_text(None, 0, request.path, "error.html", facts)
+    return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))

@@ -52,6 +52,13 @@ def age(seconds: float) -> str:
     return f"{seconds:,.0f} s"
 
 
+def told(value: object) -> str:
+    """A setting or an argument: a text as it is, anything else as JSON."""
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else msgspec.json.encode(value, enc_hook=str).decode()
+
+
 def moment(value: datetime | int) -> str:
     """A time to the millisecond; a number is one in nanoseconds."""
     found = datetime.fromtimestamp(value / 1e9, UTC) if isinstance(value, int) else value.astimezone(UTC)

@@ -11,7 +11,8 @@ import msgspec
 from holdfast.broker.positions import MemberFacts
 from holdfast.protocol.admin import WaitersAt
 from holdfast.server.calls import Call
-from holdfast.server.console.rendering import page, render
+from holdfast.server.console.finding import ends_ms
+from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -41,7 +42,6 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @routes.add("GET", "/ui/workers", action="read", scope="any", hidden=True)
-@page
 async def workers(call: Call) -> Response:
     """Who holds leases, who reads streams, who waits."""
     service = call.service
@@ -90,7 +90,7 @@ def _holders(call: Call) -> Iterator[Holder]:
                     leases = list(station.delivery.group.leases.items())
                 for offset, lease in leases:
                     place = f"{topic.name}-{station.number}-{offset}"
-                    found.setdefault(lease.holder, []).append((lease.at_ms, lease.until_ms, place))
+                    found.setdefault(lease.holder, []).append((lease.at_ms, ends_ms(station, lease), place))
             for name, held in found.items():
                 held.sort()
                 yield Holder(

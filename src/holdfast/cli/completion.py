@@ -1,0 +1,78 @@
+"""`holdfast completion`, and the names that a shell completes: topics and groups of the folder typed before them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Annotated, Final, Literal, TypeAlias
+
+import typer
+from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+from holdfast.broker.catalog import Catalog
+from holdfast.broker.groups import GroupNotes
+from holdfast.broker.layout import GROUPS, names_in, topic_folder, topics
+from holdfast.cli.output import NOT_DONE, OK, command, stdout
+from holdfast.env import real_world
+from holdfast.errors import HoldfastError
+from holdfast.storage.files import join
+
+app = typer.Typer(help="Completion of commands and names in a shell.", rich_markup_mode=None)
+
+Shell: TypeAlias = Literal["bash", "zsh", "fish"]
+_VARIABLE: Final = "_HOLDFAST_COMPLETE"
+
+
+@app.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
+
+@app.command("show")
+@command
+def show_command(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> int:
+    """Print the script that teaches a shell to complete: save it where the shell looks for such scripts."""
+    sys.stdout.write(get_completion_script(prog_name="holdfast", complete_var=_VARIABLE, shell=shell) + "\n")
+    return OK
+
+
+def topic_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The topics whose names begin so."""
+    return _found(_topics(context), incomplete)
+
+
+def group_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The groups whose names begin so: of the topic that was typed before, or of all."""
+    return _found(_groups(context), incomplete)
+
+
+def _found(names: Iterator[str], incomplete: str) -> list[str]:
+    found: set[str] = set()
+    with suppress(OSError, HoldfastError):  # a shell wants names, not reasons
+        found.update(name for name in names if name.startswith(incomplete))
+    return sorted(found)
+
+
+def _topics(context: typer.Context) -> Iterator[str]:
+    folder = _folder(context)
+    if folder is not None:
+        yield from topics(real_world(), folder)
+
+
+def _groups(context: typer.Context) -> Iterator[str]:
+    folder, chosen, world = _folder(context), context.params.get("topic"), real_world()
+    if folder is None:
+        return
+    catalog = Catalog(world, folder)
+    for topic in [chosen] if isinstance(chosen, str) else topics(world, folder):
+        yield from GroupNotes(world, topic_folder(folder, topic)).names(catalog.facts(topic).partitions)
+    yield from (name for name in names_in(world, join(folder, GROUPS)) if not name.startswith("."))
+
+
+def _folder(context: typer.Context) -> str | None:
+    """The folder comes first everywhere; behind an option that still lacks its value nothing is parsed."""
+    folder = context.params.get("folder") or next(iter(context.args), None)
+    return folder if isinstance(folder, str) else None

@@ -1,0 +1,94 @@
+"""The identity of a producer at a server, and the numbers of its messages in each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.client.calling import Caller, packed
+from holdfast.client.http import Ask, path_of
+from holdfast.embedded.publisher import Stored
+from holdfast.errors import OutOfSequence
+from holdfast.membership.wishes import TopicPartition
+from holdfast.model import Durability
+from holdfast.protocol.messages import Batch, NewMessage
+from holdfast.protocol.topics import BeginProducer, NextSequence, ProducerBegun, Written
+
+_NUMBERS: Final = 2**32
+
+
+class Identity:
+    """One producer. Its batches go one after the other, so that the same one can go again."""
+
+    def __init__(self, caller: Caller, name: str | None, *, resume: bool) -> None:
+        self._caller = caller
+        self._name = name
+        self._resume = resume
+        self._begun: ProducerBegun | None = None
+        self._next: dict[TopicPartition, int] = {}
+        self._skip: dict[TopicPartition, int] = {}  # so many were stored by the one that this one resumes
+
+    async def begin(self) -> ProducerBegun:
+        """Be somebody; one with a name fences those of that name before it."""
+        if self._begun is None:
+            body = BeginProducer(name=self._name, resume=self._resume)
+            self._begun = await self._caller.call(
+                Ask(method="POST", path=path_of("producers"), body=packed(body), answers=ProducerBegun)
+            )
+        assert self._begun is not None
+        return self._begun
+
+    async def append(
+        self, place: TopicPartition, messages: Sequence[NewMessage], durability: Durability
+    ) -> list[Stored | None]:
+        """Store a batch, but for what the one before has stored already."""
+        begun = await self.begin()
+        if place not in self._next:
+            await self._look(place, begun)
+        skipped = min(self._skip[place], len(messages))
+        answers: list[Stored | None] = [
+            Stored(place[0], None, None, True, durability, place[1]) for _ in messages[:skipped]
+        ]
+        left = messages[skipped:]
+        if left:
+            answers += await self._append(place, begun, left, durability)
+        self._skip[place] -= skipped
+        return answers
+
+    async def _append(
+        self, place: TopicPartition, begun: ProducerBegun, messages: Sequence[NewMessage], durability: Durability
+    ) -> list[Stored | None]:
+        body = packed(Batch(messages=list(messages)))
+        try:
+            written = await self._send(place, begun, body, durability)
+        except OutOfSequence as error:
+            if error.known or self._name is not None or not self._next[place]:
+                raise
+            self._next[place] = 0  # idle for so long that the partition has forgotten it: nothing is missing
+            written = await self._send(place, begun, body, durability)
+        self._next[place] = (self._next[place] + len(messages)) % _NUMBERS
+        offsets: Sequence[int | None] = written.offsets or [None] * len(messages)
+        return [Stored(place[0], offset, None, False, written.durability, place[1]) for offset in offsets]
+
+    async def _send(self, place: TopicPartition, begun: ProducerBegun, body: bytes, durability: Durability) -> Written:
+        path = path_of(
+            "topics",
+            place[0],
+            "partitions",
+            place[1],
+            "append",
+            producer=begun.id,
+            epoch=begun.epoch,
+            sequence=self._next[place],
+            durability=durability,
+        )
+        written: Written = await self._caller.call(Ask(method="POST", path=path, body=body, answers=Written))
+        return written
+
+    async def _look(self, place: TopicPartition, begun: ProducerBegun) -> None:
+        """Where to count on from."""
+        self._skip[place] = self._next[place] = 0
+        if self._resume:
+            path = path_of("topics", place[0], "partitions", place[1], "sequence", producer=begun.id, since=begun.since)
+            known: NextSequence = await self._caller.call(Ask(method="GET", path=path, answers=NextSequence))
+            self._skip[place] = self._next[place] = known.sequence

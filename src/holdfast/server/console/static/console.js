@@ -1,0 +1,298 @@
+// What all pages share: the theme, the keyboard, parts that renew themselves, and acts that ask first.
+
+const find = (selector) => document.querySelector(selector);
+
+export function toast(text, bad = false) {
+  const made = document.createElement("div");
+  made.className = bad ? "toast bad" : "toast";
+  made.textContent = text;
+  find("#toasts").append(made);
+  setTimeout(() => made.remove(), bad ? 12000 : 5000);
+}
+
+// A call of the API; what went wrong is an Error with the server's own sentence.
+export async function call(method, url, body, accept = "application/json") {
+  const options = { method, headers: { accept } };
+  if (body !== undefined) {
+    options.headers["content-type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(url, options);
+  } catch {
+    throw new Error("The server does not answer. Is it running?");
+  }
+  if (!answer.ok) {
+    const told = await answer.json().catch(() => null);
+    throw new Error(told?.error?.message ?? `The server answered with ${answer.status}`);
+  }
+  return answer;
+}
+
+export const number = (value) => value.toLocaleString("en-US");
+
+// Theme: the system's, until somebody chooses.
+find("#theme").addEventListener("click", () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  try {
+    localStorage.setItem("holdfast-theme", root.dataset.theme);
+  } catch {
+    // It holds for this page only.
+  }
+});
+
+// Live parts: the page is fetched again, and each part that has changed takes the place of the old one.
+const live = [...document.querySelectorAll("[data-live]")].filter((part) => part.id);
+const every = Math.min(...live.map((part) => Number(part.dataset.live) || Infinity));
+let paused = false;
+
+export async function renew() {
+  const answer = await fetch(location.href, { headers: { accept: "text/html" } });
+  if (!answer.ok) throw new Error(String(answer.status));
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+  for (const old of document.querySelectorAll("[data-live]")) {
+    const found = fresh.getElementById(old.id);
+    if (!found || found.isEqualNode(old)) continue;
+    const focused = old.contains(document.activeElement) ? focusName(document.activeElement) : null;
+    const lefts = [...old.querySelectorAll(".scroll")].map((part) => part.scrollLeft);
+    const taken = document.importNode(found, true);
+    old.replaceWith(taken);
+    taken.querySelectorAll(".scroll").forEach((part, i) => { part.scrollLeft = lefts[i] ?? 0; });
+    if (focused) taken.querySelector(focused)?.focus({ preventScroll: true });
+  }
+  const note = fresh.getElementById("live-note");
+  if (note) find("#live-note").textContent = note.textContent;
+}
+
+function focusName(element) {
+  if (element.id) return `#${CSS.escape(element.id)}`;
+  const href = element.getAttribute("href");
+  if (href) return `a[href="${CSS.escape(href)}"]`;
+  const url = element.dataset.url;
+  return url ? `[data-url="${CSS.escape(url)}"][data-body="${CSS.escape(element.dataset.body ?? "")}"]` : null;
+}
+
+function busy() {
+  const chosen = getSelection();
+  return paused || document.hidden || document.querySelector("dialog[open]") || (chosen && !chosen.isCollapsed);
+}
+
+async function keepFresh() {
+  if (!busy()) {
+    try {
+      await renew();
+      document.body.classList.remove("stale");
+    } catch {
+      find("#live-note").textContent = "the server does not answer; this is old";
+      document.body.classList.add("stale");
+    }
+  }
+  setTimeout(keepFresh, every * 1000);
+}
+if (Number.isFinite(every)) setTimeout(keepFresh, every * 1000);
+
+// Acts: a dialog that says what will happen, to how many, and then how far it is.
+const ask = find("#ask");
+const yes = find("#ask-yes");
+const no = find("#ask-no");
+const text = find("#ask-text");
+const list = find("#ask-list");
+const progress = find("#ask-progress");
+let onYes = null;
+let running = false;
+
+function open(title, verb, danger) {
+  find("#ask-title").textContent = title;
+  yes.textContent = verb;
+  yes.hidden = false;
+  yes.className = danger ? "primary danger" : "primary";
+  no.textContent = "Cancel";
+  list.replaceChildren();
+  progress.hidden = true;
+  text.className = "";
+  ask.showModal();
+}
+
+function tell(words, bad = false) {
+  text.textContent = words;
+  text.className = bad ? "bad" : "";
+}
+
+function finish(words, bad = false) {
+  running = false;
+  tell(words, bad);
+  yes.hidden = true;
+  no.disabled = false;
+  no.textContent = "Close";
+  no.focus();
+}
+
+no.addEventListener("click", () => ask.close());
+ask.addEventListener("cancel", (event) => running && event.preventDefault());
+yes.addEventListener("click", async () => {
+  if (running || !onYes) return;
+  running = true;
+  yes.disabled = no.disabled = true;
+  try {
+    await onYes();
+  } catch (error) {
+    finish(error.message, true);
+  }
+});
+ask.addEventListener("close", () => {
+  onYes = null;
+  no.disabled = false;
+  if (document.querySelector("[data-live]")) renew().catch(() => {});
+});
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-act]");
+  if (button) begin(button.dataset).catch((error) => finish(error.message, true));
+  const copied = event.target.closest("[data-copy]");
+  if (copied) copy(copied);
+});
+
+async function begin(act) {
+  if (act.act === "redrive" || act.act === "purge") return many(act);
+  open(act.title, act.verb, act.method === "DELETE");
+  tell(act.text);
+  yes.disabled = false;
+  no.focus();
+  onYes = async () => {
+    const told = await (await call(act.method, act.url)).json();
+    ask.close();
+    running = false;
+    const late = told.cancelled === false;
+    toast(late ? act.late : act.done, late);
+  };
+}
+
+async function many(act) {
+  const body = JSON.parse(act.body);
+  const drops = act.act === "purge";
+  open(act.title, act.verb, drops);
+  yes.disabled = true;
+  tell("Looking which…");
+  const dry = await (await call("POST", act.url, { ...body, dry_run: true })).json();
+  const letters = dry.matched === 1 ? "1 dead letter" : `${number(dry.matched)} dead letters`;
+  if (!dry.matched) return finish("No dead letter is meant any more: they were put back, or dropped.");
+  tell(drops
+    ? `${letters} will be dropped for good. They cannot be brought back.`
+    : `${letters} will be put back into the queue, each once, in the order in which they were sent.`);
+  for (const id of (dry.ids ?? []).slice(0, 10)) {
+    const item = document.createElement("li");
+    item.textContent = id;
+    list.append(item);
+  }
+  if (dry.matched > 10) {
+    const item = document.createElement("li");
+    item.textContent = `and ${number(dry.matched - 10)} more`;
+    list.append(item);
+  }
+  yes.textContent = `${act.verb} ${number(dry.matched)}`;
+  yes.disabled = false;
+  no.focus();
+  onYes = async () => {
+    const done = drops ? (await (await call("POST", act.url, body)).json()).done : await redrive(act.url, body);
+    finish(drops ? `${number(done)} dropped.` : `${number(done)} put back.`);
+    if (act.then) location.assign(act.then);
+  };
+}
+
+async function redrive(url, body) {
+  const answer = await call("POST", url, body, "application/x-ndjson");
+  const lines = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  let done = 0;
+  progress.hidden = false;
+  for (;;) {
+    const { value, done: ended } = await lines.read();
+    if (ended) break;
+    const parts = (rest + value).split("\n");
+    rest = parts.pop();
+    for (const line of parts.filter(Boolean)) {
+      const told = JSON.parse(line);
+      if (told.error) throw new Error(`${number(done)} put back, then: ${told.error.message}`);
+      done = told.done;
+      progress.max = Math.max(told.matched, 1);
+      progress.value = done;
+      tell(`${number(done)} of ${number(told.matched)} put back`);
+    }
+  }
+  return done;
+}
+
+async function copy(button) {
+  const source = document.getElementById(button.dataset.copy);
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+    toast("Copied");
+  } catch {
+    getSelection().selectAllChildren(source);
+    toast("Selected; copy it with the keyboard");
+  }
+}
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-submits]")) event.target.form.submit();
+});
+
+find("#new-queue")?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const name = encodeURIComponent(find("#new-name").value.trim());
+  try {
+    await call("PUT", `/v1/queues/${name}`, {});
+    location.assign(`/ui/queues/${name}`);
+  } catch (error) {
+    find("#new-problem").textContent = error.message;
+  }
+});
+
+// Keyboard.
+const PLACES = { o: "/ui", g: "/ui/groups", w: "/ui/workers", h: "/ui/health", l: "/ui/locks", a: "/ui/audit" };
+const keys = find("#keys");
+find("#help").addEventListener("click", () => keys.showModal());
+let going = 0;
+
+function move(step) {
+  const rows = [...document.querySelectorAll("a.row")].filter((row) => row.offsetParent);
+  if (!rows.length) return;
+  const at = rows.indexOf(document.activeElement);
+  const next = at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.min(Math.max(at + step, 0), rows.length - 1);
+  rows[next].focus();
+}
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input, textarea, select");
+  if (typing && event.key === "Escape") return typing.blur();
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return undefined;
+  if (Date.now() - going < 1500 && PLACES[event.key]) {
+    event.preventDefault();
+    return location.assign(PLACES[event.key]);
+  }
+  going = 0;
+  switch (event.key) {
+    case "g": going = Date.now(); break;
+    case "j": move(1); break;
+    case "k": move(-1); break;
+    case "?": keys.showModal(); break;
+    case "/": {
+      const filter = find("#filter");
+      if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
+      break;
+    }
+    case "p": {
+      const button = find("#pause");
+      if (button) button.click();
+      else if (live.length) {
+        paused = !paused;
+        toast(paused ? "This page stands still; p lets it go on" : "This page renews itself again");
+      }
+      break;
+    }
+  }
+  return undefined;
+});

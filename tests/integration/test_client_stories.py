@@ -1,0 +1,398 @@
+"""One suite of stories for every face: a folder, a server, a folder that another owns; for threads and for tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Conflict, Empty, InvalidRequest, LeaseLost, NewMessage, NotAQueue, UnknownTopic, aio
+from tests.integration.http_gear import serving
+
+PLACES = ["folder", "server", "shared"]
+
+
+async def done(answer: Any) -> Any:
+    """The answer of a call, for threads or for tasks."""
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+class Place:
+    """Where queues are, and by which faces to come there."""
+
+    def __init__(self, where: str, *, tasks: bool) -> None:
+        self.where = where
+        self.faces: Any = aio if tasks else holdfast
+
+    @asynccontextmanager
+    async def queue(self, **options: Any) -> AsyncIterator[Any]:
+        queue = await done(self.faces.open(self.where, topic="jobs", **options))
+        try:
+            yield queue
+        finally:
+            await done(queue.close())
+
+    @asynccontextmanager
+    async def broker(self, **options: Any) -> AsyncIterator[Any]:
+        broker = await done(self.faces.open_broker(self.where, **options))
+        try:
+            yield broker
+        finally:
+            await done(broker.close())
+
+
+@pytest.fixture(params=PLACES)
+def where(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[str]:
+    folder = tmp_path / "data"
+    if request.param == "folder":
+        yield str(folder)
+    elif request.param == "server":
+        with serving(folder) as server:
+            yield server.url
+    else:
+        with holdfast.open_broker(folder):
+            yield str(folder)
+
+
+@pytest.fixture(params=[False, True], ids=["threads", "tasks"])
+def place(request: pytest.FixtureRequest, where: str) -> Place:
+    return Place(where, tasks=request.param)
+
+
+def story(function: Callable[[Place], Any]) -> Callable[[Place], None]:
+    """A test of a story that is told once for all faces."""
+
+    def test(place: Place) -> None:
+        asyncio.run(function(place))
+
+    test.__name__, test.__doc__ = function.__name__, function.__doc__
+    return test
+
+
+@story
+async def test_what_is_put_comes_out_as_it_went_in(place):
+    async with place.queue() as queue:
+        stored = await done(queue.put(b"\x00\xff", key="k", headers={"a": "text", "b": b"\xfe"}, priority=3))
+        assert (stored.offset, stored.partition, stored.duplicate) == (0, 0, False)
+        message = await done(queue.get(timeout=5))
+        assert (message.id, message.body, message.raw) == (stored.id, b"\x00\xff", b"\x00\xff")
+        assert (message.key, message.priority, message.attempt) == ("k", 3, 1)
+        assert dict(message.headers) == {"a": "text", "b": b"\xfe"}
+        assert (message.topic, message.partition, message.offset) == ("jobs", 0, 0)
+        assert message.correlation_id == stored.id
+        assert message.timestamp.tzinfo is UTC
+        assert not message.lost
+        await done(message.ack())
+        assert message.settled
+        with pytest.raises(Empty):
+            await done(queue.get_nowait())
+
+
+@story
+async def test_bodies_have_the_type_that_the_queue_was_opened_with(place):
+    async with place.queue(body_type=dict) as queue:
+        await done(queue.put({"n": 1}))
+        message = await done(queue.get(timeout=5))
+        assert message.body == {"n": 1}
+        await done(message.ack())
+        with pytest.raises(holdfast.BadBody):
+            await done(queue.put(b"no dict"))
+
+
+@story
+async def test_many_at_once_keep_their_order(place):
+    async with place.queue() as queue:
+        stored = await done(queue.put_many([b"a", NewMessage(body=b"b", key=b"raw"), b"c"]))
+        assert [each.offset for each in stored] == [0, 1, 2]
+        messages = await done(queue.get_many(10, timeout=5))
+        assert [message.body for message in messages] == [b"a", b"b", b"c"]
+        assert messages[1].key == b"raw"
+        await done(queue.ack_many(messages))
+        assert (await done(queue.stats())).ready == 0
+        assert await done(queue.committed()) == {0: 3}
+
+
+@story
+async def test_a_nack_brings_it_back_and_counts(place):
+    async with place.queue(backoff_ms=1) as queue:
+        await done(queue.put(b"x"))
+        message = await done(queue.get(timeout=5))
+        await done(message.nack(delay=0, error=ValueError("not today")))
+        again = await done(queue.get(timeout=5))
+        assert again.attempt == 2
+        assert again.fence > message.fence
+        await done(again.defer())
+        assert (await done(queue.get(timeout=5))).attempt == 2
+
+
+@story
+async def test_a_rejected_one_is_a_dead_letter_that_can_be_redriven(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x", headers={"tenant": "a"}))
+        await done((await done(queue.get(timeout=5))).reject("never"))
+        (letter,) = await done(queue.dead.list())
+        assert (letter.body, letter.reason, letter.error) == (b"x", "REJECTED", "never")
+        assert letter.headers["tenant"] == "a"
+        assert (await done(queue.dead.show(letter.id))).original_offset == 0
+        assert [group.count for group in await done(queue.dead.groups())] == [1]
+        assert (await done(queue.dead.redrive(dry_run=True))).matched == 1
+        assert (await done(queue.dead.redrive(letter.id))).done == 1
+        assert (await done(queue.get(timeout=5))).body == b"x"
+
+
+@story
+async def test_a_message_that_is_dropped_comes_back_at_once(place):
+    async with place.queue(lease_ms=600_000) as queue:
+        await done(queue.put(b"x"))
+        message = await done(queue.get(timeout=5))
+        del message
+        gc.collect()
+        assert (await done(queue.get(timeout=5))).attempt in (1, 2)
+
+
+@story
+async def test_a_lease_that_is_over_is_lost(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+        message = await done(queue.get(timeout=5, lease=0.05))
+        other = await done(queue.get(timeout=5))
+        with pytest.raises(LeaseLost):
+            await done(message.ack())
+        assert message.settled
+        await done(other.ack())
+
+
+@story
+async def test_a_lease_is_renewed_while_the_message_is_in_hand(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+        message = await done(queue.get(timeout=5, lease=0.3, renew=True))
+        with pytest.raises(Empty):
+            await done(queue.get(timeout=1))
+        assert not message.lost
+        await done(message.ack())
+
+
+@story
+async def test_a_document_goes_with_a_message_from_one_holder_to_the_next(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+        message = await done(queue.get(timeout=5))
+        assert await done(message.state.load()) is None
+        await done(message.state.save({"step": 1}))
+        await done(message.nack(delay=0))
+        again = await done(queue.get(timeout=5))
+        assert await done(again.state.load()) == {"step": 1}
+        stale = await done(queue.resume(again.receipt))
+        await done(again.state.save({"step": 2}))
+        stale.state.version = 1
+        with pytest.raises(Conflict):
+            await done(stale.state.save({"step": 3}))
+        await done(again.ack())
+
+
+@story
+async def test_a_receipt_is_enough_to_go_on(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+        receipt = (await done(queue.get(timeout=5, detached=True))).receipt
+        message = await done(queue.resume(receipt))
+        assert message.body == b"x"
+        await done(message.ack())
+        with pytest.raises(LeaseLost):
+            await done(queue.resume(receipt))
+
+
+@story
+async def test_a_delayed_one_waits_and_can_be_cancelled(place):
+    async with place.queue() as queue:
+        stored = await done(queue.put(b"later", delay=timedelta(hours=1)))
+        assert stored.delayed_id is not None
+        listed = queue.messages("delayed")
+        found = [each async for each in listed] if hasattr(listed, "__aiter__") else list(listed)
+        assert [each.body for each in found] == [b"later"]
+        assert found[0].due_at > datetime.now(UTC) + timedelta(minutes=50)
+        assert await done(queue.cancel(stored.id))
+        assert not await done(queue.cancel(stored.id))
+
+
+@story
+async def test_a_duplicate_is_answered_with_the_first(place):
+    async with place.queue() as queue:
+        first = await done(queue.put(b"x", dedup_id="order-1"))
+        second = await done(queue.put(b"x", dedup_id="order-1"))
+        assert second.duplicate and second.id == first.id
+        assert (await done(queue.stats())).ready == 1
+
+
+@story
+async def test_looking_takes_nothing(place):
+    async with place.queue() as queue:
+        await done(queue.put_many([b'{"n": 1}', b'{"n": 2}']))
+        assert [each.body for each in await done(queue.peek(5))] == [b'{"n": 1}', b'{"n": 2}']
+        for where in ("json.n > 1", lambda each: b"2" in each.body):
+            listed = queue.messages(where=where)
+            found = [each async for each in listed] if hasattr(listed, "__aiter__") else list(listed)
+            assert [each.offset for each in found] == [1]
+        assert await done(queue.seek("end")) == 2
+        assert (await done(queue.stats())).ready == 0
+        await done(queue.seek(offset=1))
+        assert (await done(queue.get(timeout=5))).offset == 1
+
+
+@story
+async def test_wrong_calls_are_refused_alike(place):
+    async with place.queue() as queue:
+        for wrong in (
+            lambda: queue.put("text"),
+            lambda: queue.put(b"x", priority=10),
+            lambda: queue.put(b"x", delay=-1),
+            lambda: queue.put(b"x", headers=7),
+            lambda: queue.put_many(b"bytes"),
+            lambda: queue.get(timeout=-1),
+            lambda: queue.get(lease=0),
+            lambda: queue.get_many(0),
+            lambda: queue.seek("middle"),
+            lambda: queue.peek(0),
+            lambda: queue.put(b"x", codec="rar"),
+            lambda: queue.resume("nonsense"),
+            lambda: queue.dead.show("nonsense"),
+        ):
+            with pytest.raises(InvalidRequest):
+                await done(wrong())
+    with pytest.raises(NotAQueue):
+        await done(place.faces.open(place.where, topic="missing", create=False))
+
+
+@story
+async def test_topics_are_made_changed_and_deleted(place):
+    async with place.broker() as broker:
+        info = await done(broker.create_topic("orders", partitions=2, max_attempts=3))
+        assert (info.name, len(info.partitions), info.settings["max_attempts"]) == ("orders", 2, 3)
+        with pytest.raises(holdfast.TopicExists):
+            await done(broker.create_topic("orders"))
+        assert len((await done(broker.add_partitions("orders", 1))).partitions) == 3
+        assert (await done(broker.alter_topic("orders", max_attempts=4))).settings["max_attempts"] == 4
+        assert await done(broker.topics()) == ["orders"]
+        await done(broker.delete_topic("orders"))
+        with pytest.raises(UnknownTopic):
+            await done(broker.publish("orders", b"x"))
+
+
+@story
+async def test_keys_go_to_the_partitions_that_they_always_go_to(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders", partitions=4))
+        stored = [await done(broker.publish("orders", b"x", key=f"k{i}")) for i in range(8)]
+        from holdfast.broker.routing import partition_for
+
+        assert [each.partition for each in stored] == [partition_for(f"k{i}".encode(), 4) for i in range(8)]
+        chosen = await done(broker.publish("orders", b"mine", partition=3))
+        assert chosen.partition == 3
+        found = await done(broker.read("orders", partition=3, offset=chosen.offset))
+        assert [each.body for each in found] == [b"mine"]
+        with pytest.raises(UnknownTopic):
+            await done(broker.publish("orders", b"x", partition=9))
+
+
+@story
+async def test_groups_read_the_same_messages_each_for_itself(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish_many("orders", [b"a", b"b"]))
+        first = await done(broker.group("orders", "first", max_attempts=2))
+        assert first.settings.max_attempts == 2
+        second = await done(broker.group("orders", "second"))
+        for group in (first, second):
+            messages = await done(group.receive_many(5, timeout=5))
+            assert [message.body for message in messages] == [b"a", b"b"]
+            await done(group.ack_many(messages))
+        assert [info.lag for info in await done(broker.groups("orders"))] == [0, 0]
+        resets = await done(broker.reset_offsets("first", "orders", to="earliest"))
+        assert [(reset.before, reset.after) for reset in resets] == [(2, 0)]
+        await done(broker.delete_group("second", "orders"))
+        assert [info.name for info in await done(broker.groups("orders"))] == ["first"]
+
+
+@story
+async def test_a_consumer_goes_on_behind_what_was_handled(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders", partitions=2))
+        await done(broker.publish_many("orders", [NewMessage(body=b"%d" % i, key=f"k{i}") for i in range(10)]))
+        consumer = await done(broker.consumer("orders", group="billing"))
+        assert consumer.assignment() == [("orders", 0), ("orders", 1)]
+        got: list[bytes] = []
+        while len(got) < 10:
+            got += [message.body for message in await done(consumer.poll(timeout=5))]
+        assert sorted(got) == [b"%d" % i for i in range(10)]
+        await done(consumer.close())
+        again = await done(broker.consumer("orders", group="billing"))
+        assert await done(again.poll(timeout=0.05)) == []
+        await done(again.seek_to_start())
+        assert len(await done(again.poll(timeout=5))) > 0
+        await done(again.close())
+
+
+@story
+async def test_a_consumer_that_commits_itself_gets_the_rest_again(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish_many("orders", [b"a", b"b", b"c"]))
+        consumer = await done(broker.consumer("orders", group="billing", auto_commit=False))
+        messages = await done(consumer.poll(timeout=5))
+        await done(consumer.commit(messages[:1]))
+        assert await done(consumer.committed("orders", 0)) == 1
+        assert consumer.position("orders", 0) == 3
+        await done(consumer.close())
+        again = await done(broker.consumer("orders", group="billing", auto_commit=False))
+        assert [message.body for message in await done(again.poll(timeout=5))] == [b"b", b"c"]
+        await done(again.close())
+
+
+@story
+async def test_a_producer_stores_what_it_was_given(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders", partitions=2))
+        producer = broker.producer(name="importer")
+        sent = [await done(producer.send("orders", b"%d" % i, key=f"k{i}")) for i in range(20)]
+        await done(producer.flush())
+        assert all(each.done() for each in sent)
+        many = await done(producer.send_many("orders", [b"x", b"y"], partition=1))
+        stored = await many if hasattr(many, "__await__") else many.result()
+        assert [each.partition for each in stored] == [1, 1]
+        await done(producer.close())
+        assert (await done(broker.describe_topic("orders"))).messages == 22
+
+
+@story
+async def test_a_lock_is_held_by_one_at_a_time(place):
+    async with place.broker() as broker:
+        lock = await done(broker.locks.acquire("nightly", owner="a", lease=30))
+        with pytest.raises(holdfast.LockHeld):
+            await done(broker.locks.acquire("nightly", owner="b", wait=0))
+        assert (await done(broker.locks.describe("nightly"))).owner == "a"
+        assert (await done(broker.locks.keepalive(lock))).fence == lock.fence
+        await done(broker.locks.release(lock))
+        document = await done(broker.documents.update("cursor", {"at": 1}, version=0))
+        with pytest.raises(Conflict):
+            await done(broker.documents.update("cursor", {"at": 2}, version=0))
+        assert (await done(broker.documents.get("cursor"))).value == {"at": 1}
+        assert await done(broker.documents.list()) == ["cursor"]
+        assert await done(broker.documents.remove("cursor", version=document.version))
+        assert await done(broker.documents.get("cursor")) is None
+
+
+@story
+async def test_what_is_closed_says_so(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+    assert queue.closed
+    with pytest.raises(holdfast.Closed):
+        await done(queue.put(b"x"))

@@ -1,0 +1,204 @@
+"""`holdfast top`, and what a shell completes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli import top as top_module
+from holdfast.cli.top import FolderSource, Load, TopicLoad, document, load_table
+from holdfast.errors import Unavailable
+from tests.unit.commands import Run, runner
+
+
+@pytest.fixture
+def run(capsys, monkeypatch) -> Run:
+    return runner(capsys, monkeypatch)
+
+
+@pytest.fixture
+def shop(tmp_path) -> Path:
+    """A folder with a queue in all phases, a group in stream mode, and a topic without a group."""
+    folder = tmp_path / "shop"
+    with holdfast.open_broker(folder) as broker:
+        broker.create_topic("clicks")
+        broker.create_topic("orders", partitions=2)
+        broker.publish("clicks", b"click")
+        for number in range(10):
+            broker.publish("orders", b"%d" % number)
+        broker.publish("orders", b"later", delay=3600)
+        group = broker.group("orders", "billing")
+        done, bad, again, *_ = group.receive_many(3, timeout=0)
+        done.ack()
+        bad.reject("no")
+        again.nack()
+        with broker.consumer("orders", group="statistics") as consumer:
+            consumer.poll(timeout=10)
+            consumer.commit()
+    return folder
+
+
+def times(pauses: list[float], count: int, between=lambda: None):
+    """A clock on which a command sleeps so many times, until somebody has seen enough."""
+
+    class Clock:
+        monotonic = staticmethod(lambda: 100.0 + sum(pauses))
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+            between()
+            if len(pauses) == count:
+                raise KeyboardInterrupt
+
+    return Clock
+
+
+def test_top_shows_every_phase_of_every_queue(run, shop):
+    clicks, orders = run("top", shop, "--once", "--json").document["topics"]
+    assert (clicks["name"], clicks["messages"], clicks["groups"]) == ("clicks", 1, [])
+    assert (orders["delayed"], orders["dead"], orders["in_per_second"]) == (1, 1, None)
+    billing, statistics = orders["groups"]
+    assert (billing["name"], billing["mode"], billing["ready"]) == ("billing", "queue", 7)
+    assert (billing["leased"], billing["retries"], billing["out_per_second"]) == (0, 1, None)
+    assert billing["oldest_seconds"] > 0
+    assert (statistics["mode"], statistics["ready"], statistics["oldest_seconds"]) == ("stream", 0, 0.0)
+
+
+def test_top_for_people_has_a_line_for_each_group(run, shop):
+    lines = [line.split() for line in run("top", shop, "--once").out.splitlines()]
+    assert lines[0] == ["topic", "group", "ready", "leased", "delayed", "dead", "oldest", "in/s", "out/s", "disk"]
+    assert [line[:6] for line in lines[1:]] == [
+        ["clicks", "-", "1", "0", "0", "0"],
+        ["orders", "billing", "7", "0", "2", "1"],
+        ["orders", "statistics", "0", "0", "1", "1"],
+    ]
+
+
+def test_top_looks_beside_an_owner_and_tells_rates(run, shop, monkeypatch):
+    pauses: list[float] = []
+    with holdfast.open_broker(shop) as broker:
+        group = broker.group("orders", "billing")
+
+        def work() -> None:
+            for _ in range(4):
+                broker.publish("orders", b"new")
+            group.ack_many(group.receive_many(2, timeout=10))
+
+        held = group.receive_many(3, timeout=10)
+        monkeypatch.setattr(top_module, "time", times(pauses, 3, work))
+        done = run("top", shop, "--interval", "500ms", "--topic", "orders", "--json")
+        assert (done.code, pauses) == (130, [0.5] * 3)
+        topics = [line["topics"][0] for line in done.lines]
+        assert [topic["in_per_second"] for topic in topics] == [None, 8.0, 8.0]
+        assert [topic["groups"][0]["out_per_second"] for topic in topics] == [None, 4.0, 4.0]
+        assert [topic["groups"][0]["leased"] for topic in topics] == [len(held)] * 3
+
+
+def test_top_without_a_screen_prints_one_table_behind_the_other(run, shop, monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr(top_module, "time", times(pauses, 2))
+    done = run("top", shop)
+    assert (done.code, pauses) == (130, [2.0, 2.0])
+    assert done.out.count("2 topics, 2 groups") == 2
+    assert done.out.count("billing") == 2
+
+
+def test_top_goes_on_when_a_look_fails(run, shop, monkeypatch):
+    pauses: list[float] = []
+    real_look = FolderSource.look
+
+    def look(source: FolderSource) -> Load:
+        if len(pauses) == 1:
+            raise Unavailable("it changes faster than it can be read")
+        return real_look(source)
+
+    monkeypatch.setattr(top_module, "time", times(pauses, 3))
+    monkeypatch.setattr(FolderSource, "look", look)
+    first, failed, last = run("top", shop, "--json").lines
+    assert failed["error"]["code"] == "unavailable"
+    assert len(first["topics"]) == len(last["topics"]) == 2
+    assert last["topics"][0]["in_per_second"] == 0
+
+
+def test_what_goes_backwards_is_no_rate():
+    def load(at_s: float, published: int) -> Load:
+        topic = TopicLoad(name="t", messages=1, delayed=0, dead=0, bytes=1, published=published, groups=[])
+        return Load(at_s=at_s, topics=[topic])
+
+    assert document("d", load(2, 5), load(1, 10))["topics"][0]["in_per_second"] == 0
+    assert document("d", load(1, 10), load(1, 5))["topics"][0]["in_per_second"] is None
+    assert load_table(load(2, 5), load(1, 2)).row_count == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(1.25, "1.2s"), (59.9, "59s"), (61, "1m01s"), (3_700, "1h01m"), (90_000, "1d01h"), (8_640_000, "100d00h")],
+)
+def test_ages_are_short(seconds, text):
+    assert top_module._age(seconds) == text
+
+
+def test_top_says_what_is_wrong_with_a_call(run, shop, tmp_path):
+    assert "too often" in run("top", shop, "--interval", "1ms").err
+    assert "clicks, orders" in run("top", shop, "--topic", "nothing").err
+    assert run("top", tmp_path / "nowhere").code == 2
+
+
+# Completion
+
+
+def completed(run: Run, monkeypatch: pytest.MonkeyPatch, *words: object) -> list[str]:
+    """What a shell offers for the last word."""
+    line = ["holdfast", *map(str, words)]
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(line))
+    monkeypatch.setenv("COMP_CWORD", str(len(line) - 1))
+    return run().out.split()
+
+
+def test_commands_and_options_are_completed(run, monkeypatch):
+    assert completed(run, monkeypatch, "to") == ["top", "token", "topic"]
+    assert {"create", "ls", "show"} <= set(completed(run, monkeypatch, "topic", ""))
+    assert completed(run, monkeypatch, "tail", "jobs", "--fo") == ["--follow"]
+    assert completed(run, monkeypatch, "completion", "show", "z") == ["zsh"]
+
+
+def test_names_of_topics_and_groups_are_completed(run, monkeypatch, shop):
+    assert completed(run, monkeypatch, "tail", shop, "--topic", "") == ["clicks", "orders"]
+    assert completed(run, monkeypatch, "tail", shop, "--topic", "o") == ["orders"]
+    assert completed(run, monkeypatch, "topic", "show", shop, "c") == ["clicks"]
+    assert completed(run, monkeypatch, "list", shop, "--group", "") == ["billing", "statistics"]
+
+
+def test_where_there_are_no_names_the_shell_is_left_to_itself(run, monkeypatch, tmp_path):
+    assert completed(run, monkeypatch, "tail", tmp_path / "nowhere", "--topic", "") == []
+    assert completed(run, monkeypatch, "tail", "") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_each_shell_calls_us(run, shell):
+    done = run("completion", "show", shell)
+    assert done.code == 0
+    assert f"_HOLDFAST_COMPLETE=complete_{shell}" in done.out
+    assert run("completion", "show", "cmd").code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_real_bash_completes(run, shop):
+    script = run("completion", "show", "bash").out
+    calling = f"{sys.executable} -c 'from holdfast.cli.main import main; main()'"
+    typed = (
+        f'holdfast() {{ {calling} "$@"; }}; export -f holdfast\n'
+        f"{script.replace('complete_bash $1', 'complete_bash bash -c holdfast')}\n"
+        f"COMP_WORDS=(holdfast tail {shop} --topic or); COMP_CWORD=4\n"
+        '_holdfast_completion holdfast; echo "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["orders"]

@@ -1,0 +1,126 @@
+"""The faces of a folder and of a server are the same: what one has, the other has, with the same arguments."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from holdfast.client.aio_broker import AsyncRemoteBroker
+from holdfast.client.aio_group import AsyncRemoteGroup, AsyncRemoteMessage, AsyncRemoteQueue, AsyncRemoteState
+from holdfast.client.aio_opening import open as aio_open
+from holdfast.client.aio_opening import open_broker as aio_open_broker
+from holdfast.client.broker import RemoteBroker
+from holdfast.client.consumer import AsyncRemoteConsumer, RemoteConsumer
+from holdfast.client.consuming import RemoteStreamMessage
+from holdfast.client.dead import AsyncRemoteDeadLetters, RemoteDeadLetters
+from holdfast.client.group import RemoteGroup, RemoteMessage, RemoteQueue, RemoteState
+from holdfast.client.locks import (
+    AsyncRemoteDocuments,
+    AsyncRemoteHeldLock,
+    AsyncRemoteLocks,
+    RemoteDocuments,
+    RemoteHeldLock,
+    RemoteLocks,
+)
+from holdfast.client.messages import RemoteContents, RemoteDeadLetter, RemoteListed
+from holdfast.client.opening import open_broker, open_queue
+from holdfast.client.producer import AsyncRemoteProducer, AsyncRemoteSent, RemoteProducer, RemoteSent
+from holdfast.embedded import aio as embedded_aio
+from holdfast.embedded import aio_broker as embedded_aio_broker
+from holdfast.embedded import broker as embedded_broker
+from holdfast.embedded import queue as embedded_queue
+from holdfast.embedded.aio import AsyncQueue
+from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.embedded.aio_consumer import AsyncConsumer
+from holdfast.embedded.aio_group import AsyncDeadLetters, AsyncGroup, AsyncMessage, AsyncState
+from holdfast.embedded.aio_locks import AsyncDocuments, AsyncHeldLock, AsyncLocks
+from holdfast.embedded.aio_producer import AsyncProducer, AsyncSent
+from holdfast.embedded.broker import Broker
+from holdfast.embedded.consumer import Consumer
+from holdfast.embedded.dead import DeadLetters
+from holdfast.embedded.feeds import StreamMessage
+from holdfast.embedded.group import Group, Message, State
+from holdfast.embedded.listed import DeadLetter, Listed
+from holdfast.embedded.locks import Documents, HeldLock, Locks
+from holdfast.embedded.message import Contents
+from holdfast.embedded.parcels import Sent
+from holdfast.embedded.producer import Producer
+from holdfast.embedded.queue import Queue
+
+PAIRS = [
+    (Queue, RemoteQueue),
+    (AsyncQueue, AsyncRemoteQueue),
+    (Group, RemoteGroup),
+    (AsyncGroup, AsyncRemoteGroup),
+    (Message, RemoteMessage),
+    (AsyncMessage, AsyncRemoteMessage),
+    (State, RemoteState),
+    (AsyncState, AsyncRemoteState),
+    (Contents, RemoteContents),
+    (Listed, RemoteListed),
+    (DeadLetter, RemoteDeadLetter),
+    (DeadLetters, RemoteDeadLetters),
+    (AsyncDeadLetters, AsyncRemoteDeadLetters),
+    (Broker, RemoteBroker),
+    (AsyncBroker, AsyncRemoteBroker),
+    (Consumer, RemoteConsumer),
+    (AsyncConsumer, AsyncRemoteConsumer),
+    (StreamMessage, RemoteStreamMessage),
+    (Producer, RemoteProducer),
+    (AsyncProducer, AsyncRemoteProducer),
+    (Sent, RemoteSent),
+    (AsyncSent, AsyncRemoteSent),
+    (Locks, RemoteLocks),
+    (AsyncLocks, AsyncRemoteLocks),
+    (HeldLock, RemoteHeldLock),
+    (AsyncHeldLock, AsyncRemoteHeldLock),
+    (Documents, RemoteDocuments),
+    (AsyncDocuments, AsyncRemoteDocuments),
+]
+# A remote one asks the server for what an embedded one knows: docs/reference/client.md says so.
+ASKED = {"seek", "seek_to_start", "seek_to_end", "seek_to_time", "committed", "lag"}
+# Made by their brokers; and what only the thread of an embedded producer calls.
+INSIDE = {"open", "round", "await_all", "call_when_done", "disown"}
+SPECIAL = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__aiter__", "__await__"}
+
+
+def names(kind: type) -> set[str]:
+    found = {name for name in dir(kind) if not name.startswith("_") or name in SPECIAL}
+    return found - {name for name in dir(object)}
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS, ids=lambda kind: kind.__name__)
+def test_what_an_embedded_face_has_a_remote_one_has_too(here, there):
+    missing = names(here) - names(there) - INSIDE
+    assert missing == set(), f"{there.__name__} lacks {sorted(missing)}"
+
+
+@pytest.mark.parametrize(("here", "there"), PAIRS, ids=lambda kind: kind.__name__)
+def test_their_methods_take_the_same_arguments(here, there):
+    for name in sorted(names(here) & names(there) - INSIDE):
+        mine, theirs = inspect.getattr_static(here, name), inspect.getattr_static(there, name)
+        if isinstance(mine, property) or not callable(mine):
+            continue
+        assert arguments(mine) == arguments(theirs), f"{there.__name__}.{name}"
+        awaited = inspect.iscoroutinefunction(mine), inspect.iscoroutinefunction(theirs)
+        assert awaited[0] == awaited[1] or name in ASKED, f"{there.__name__}.{name} is awaited, or not"
+
+
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (embedded_queue.open_queue, open_queue),
+        (embedded_broker.open_broker, open_broker),
+        (embedded_aio.open, aio_open),
+        (embedded_aio_broker.open_broker, aio_open_broker),
+    ],
+)
+def test_what_opens_a_folder_opens_an_address_and_takes_more(here, there):
+    added = {"share", "token", "tls", "timeout"}
+    assert [each for each in arguments(there) if each[0] not in added] == arguments(here)
+
+
+def arguments(function: object) -> list[tuple[str, object, object]]:
+    parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    return [(each.name, each.kind, each.default) for each in parameters]

@@ -1,0 +1,164 @@
+"""The parts of the console's pages that need no server: conditions, rates, bodies, recipes."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import holdfast
+from holdfast.delivery.where import compile_where
+from holdfast.embedded.dead import DeadGroup, fingerprint
+from holdfast.server.console import recipes, shown
+from holdfast.server.console.dead import both, where_of
+from holdfast.server.console.rates import EVERY_S, KEPT, Rates, points
+
+ERRORS = [
+    "",
+    "plain",
+    "plain and more",
+    "card 17 of 'c-1' was declined",
+    "card 99 of 'c-2' was declined",
+    'quoted "this" and back\\slash \\d+ (group) [set] {n} ^$ | *',
+    "first line\nsecond line",
+    "first line",
+    "tab\tand 0xdeadbeef",
+    "long " * 100,
+    "long " * 100 + "other end",
+    "…",
+]
+
+
+def kind(error: str) -> DeadGroup:
+    now = datetime.now(UTC)
+    return DeadGroup(reason="REJECTED", error=fingerprint(error), count=1, first=now, last=now, example="")
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=range(len(ERRORS)))
+def test_the_condition_of_a_kind_of_error_chooses_that_kind_and_no_other(error: str):
+    wanted = compile_where(where_of(kind(error)), now_ms=0)
+    for other in ERRORS:
+        letter = SimpleNamespace(error=other, reason="REJECTED")
+        if "…" not in error:
+            assert wanted(letter) == (fingerprint(other) == fingerprint(error)), other
+    assert not wanted(SimpleNamespace(error=error, reason="MAX_ATTEMPTS"))
+
+
+def test_two_conditions_are_one():
+    wanted = compile_where(both("attempts > 1 or key == null", where_of(kind("plain"))), now_ms=0)
+    assert wanted(SimpleNamespace(error="plain", reason="REJECTED", attempts=2, key=None))
+    assert not wanted(SimpleNamespace(error="other", reason="REJECTED", attempts=2, key=None))
+
+
+def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
+    with holdfast.open_broker(tmp_path) as broker:
+        rates = Rates(broker._engine)
+        rates.sample(0)
+        queue = broker.queue("orders")
+        for _ in range(10):
+            queue.put(b"x")
+        rates.sample(5)
+        for _ in range(4):
+            queue.get().ack()
+        rates.sample(10)
+        flow = rates.of("orders", "default")
+        assert (flow.into, flow.out, rates.seconds) == ([2.0, 0.0], [0.0, 0.8], 10)
+        assert rates.of("nothing").into == [0.0, 0.0]
+
+
+def test_a_topic_that_was_opened_again_begins_at_nothing(tmp_path: Path):
+    with holdfast.open_broker(tmp_path) as broker:
+        rates = Rates(broker._engine)
+        rates._samples.append((0.0, {("orders", ""): (100, 0, 0)}))
+        rates._samples.append((1.0, {("orders", ""): (3, 0, 0)}))
+        assert rates.of("orders").into == [3.0]
+
+
+def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
+    broker = holdfast.open_broker(tmp_path)
+    rates = Rates(broker._engine)
+    for i in range(3 * KEPT):
+        rates.sample(i)
+    assert len(rates._samples) == KEPT
+    assert len(points(rates.of("orders").into, 1.0).split()) == KEPT - 1
+
+    async def begin() -> int:
+        loop = asyncio.get_running_loop()
+        waiting: list[float] = []
+        loop.call_later = lambda seconds, *call: waiting.append(seconds)  # type: ignore[assignment,method-assign]
+        rates.begin(loop)
+        broker.close()
+        rates.begin(loop)
+        return len(waiting)
+
+    assert asyncio.run(begin()) == 1
+    assert EVERY_S > 1
+
+
+@pytest.mark.parametrize(
+    ("content", "view", "views"),
+    [
+        (b'{"a": [1, 2]}', "json", ("json", "text", "hex")),
+        (b"[broken", "text", ("text", "hex")),
+        (b"plain", "text", ("text", "hex")),
+        (b"17", "text", ("text", "hex")),
+        (b"\x00\x01", "hex", ("hex",)),
+        (b"\xff\xfe", "hex", ("hex",)),
+        (b"", "text", ("text", "hex")),
+        (b'{"a": "\xff"}', "hex", ("hex",)),
+        (b"[" * 60_000, "text", ("text", "hex")),
+    ],
+)
+def test_a_body_is_shown_as_what_it_is(content: bytes, view: str, views: tuple[str, ...]):
+    found = shown.payload(content)
+    assert (found.view, found.views, found.size, found.cut) == (view, views, len(content), False)
+    assert shown.payload(content, "hex").view == "hex"
+
+
+def test_a_letter_that_the_end_cuts_in_two_does_not_make_bytes_of_a_text():
+    text = "ü" * shown.SHOWN_BYTES
+    found = shown.payload(b"x" + text.encode())
+    assert (found.view, found.cut) == ("text", True)
+    assert found.text.endswith("ü")
+
+
+def test_what_is_long_is_one_short_line_in_a_list():
+    assert shown.preview(b"a\n  b\tc") == "a b c"
+    assert shown.preview(b"x" * 1000) == "x" * shown.PREVIEW_BYTES + "…"
+    assert shown.preview(b"\x00" * 50).endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.0123, "12.3 ms"), (1, "1 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")],
+)
+def test_a_length_of_time_is_short(seconds: float, text: str):
+    assert shown.age(seconds) == text
+
+
+@pytest.mark.parametrize("body", [b'it\'s "quoted" $HOME `x` \\', b"@file", b"\x00\xff", "Grüße\n".encode()])
+def test_a_recipe_sends_the_same_bytes(tmp_path: Path, body: bytes):
+    with holdfast.open(tmp_path / "queue") as queue:
+        queue.put(body, key="a b&c", headers={"tenant": "it's"}, priority=3)
+        (found,) = queue.list()
+        command = recipes.curl(found, "http://127.0.0.1:7")
+        fake = 'curl() { printf "%s" "${4#@-}" > value; case "$4" in @-) cat > value;; esac; }; '
+        subprocess.run(["bash", "-c", fake + command], cwd=tmp_path, check=True)
+        assert (tmp_path / "value").read_bytes() == body
+        assert "key=a+b%26c" in command
+        program = recipes.python(found, "http://127.0.0.1:7")
+        sent: list[tuple[bytes, dict[str, object]]] = []
+        fake_queue = SimpleNamespace(put=lambda content, **options: sent.append((content, options)))
+
+        class Connected:
+            def __enter__(self) -> SimpleNamespace:
+                return SimpleNamespace(queue=lambda _name: fake_queue)
+
+            def __exit__(self, *_: object) -> None: ...
+
+        exec(program.replace("import holdfast\n", ""), {"holdfast": SimpleNamespace(connect=lambda _url: Connected())})
+        assert sent == [(body, {"key": "a b&c", "headers": {"tenant": "it's"}, "priority": 3})]
