@@ -26,6 +26,7 @@ setup: $(DEV) ## make .venv and install Holdfast with its development tools
 	@echo "The environment in $(VENV) is ready: $$($(PY) --version)."
 
 test: $(DEV) ## run every test; ARGS go to pytest (ARGS='-k torn', ARGS=--long)
+	@tools/browser.sh
 	@echo "Running the tests on all cores, then those on Spark, then those that need the machine for themselves."
 	@shared=0; spark=0; serial=0; \
 	$(PY) -m pytest $(PARALLEL) -m "not serial and not spark" $(ARGS) || shared=$$?; \

@@ -221,4 +221,4 @@ def test_a_message_of_hundreds_of_megabytes_takes_a_few_of_memory(tmp_path):
         env={**os.environ, "PYTHONMALLOC": "malloc"},
     )
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout) < 16
+    assert float(ran.stdout) < 8

@@ -228,7 +228,8 @@ async def test_a_duplicate_is_answered_with_the_first(place):
     async with place.queue() as queue:
         first = await done(queue.put(b"x", dedup_id="order-1"))
         second = await done(queue.put(b"x", dedup_id="order-1"))
-        assert second.duplicate and second.id == first.id
+        assert second.duplicate
+        assert second.id == first.id
         assert (await done(queue.stats())).ready == 1
 
 

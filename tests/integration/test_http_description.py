@@ -92,7 +92,13 @@ def test_the_page_shows_every_call_and_every_code_and_loads_nothing(server: Serv
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_the_examples_of_the_page_work(server: Serving, document: dict[str, Any], tmp_path: Path) -> None:
+def test_the_reference_lists_every_call(document: dict[str, Any]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "http.md").read_text()
+    missing = [f"{method} {path}" for method, path, _ in operations(document) if f"`{method} {path}`" not in text]
+    assert missing == [], "add each of these, as code, to docs/reference/http.md"
+
+
+def test_the_examples_of_the_page_work(server: Serving, document: dict[str, Any]) -> None:
     """Those that need nothing but a queue: they are sent as they are told."""
     server.request("PUT", "/v1/queues/orders", {})
     for method, path, operation in operations(document):

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol.media import MSGPACK
+from holdfast.server.tokens import digest_of
 from tests.integration.http_gear import Answer, Serving, serving
 
 LOCK = "/v1/locks/report"
@@ -51,7 +52,7 @@ def test_a_lock_is_taken_kept_alive_described_and_released(server: Serving):
     assert (lock["name"], lock["owner"], lock["lease"]) == ("report", "ann", 60)
     info = server.get(LOCK).body
     assert (info["held"], info["owner"], info["fence"]) == (True, "ann", lock["fence"])
-    assert (info["expires_at"], info["lease_id"]) == (lock["expires_at"], lock["lease_id"])
+    assert (info["acquired_at"], info["lease_id"]) == (lock["acquired_at"], lock["lease_id"])
     longer = server.post(f"{LOCK}/keepalive", {"lease_id": lock["lease_id"], "lease": 90})
     assert (longer.status, longer.body["lease"], longer.body["fence"]) == (200, 90, lock["fence"])
     assert [each["name"] for each in server.get("/v1/locks").body["locks"]] == ["report"]
@@ -228,3 +229,39 @@ def test_conditions_that_cannot_be_kept_are_refused(server: Serving, headers: di
 def test_a_document_that_is_too_large_is_refused(server: Serving):
     answer = server.request("PUT", STATE, {"value": "x" * 1_048_576})
     assert (answer.status, answer.code) == (413, "message_too_large")
+
+
+TOKENS = """
+[[tokens]]
+name = "all"
+sha256 = "{all}"
+role = ["lock"]
+
+[[tokens]]
+name = "some"
+sha256 = "{some}"
+role = ["lock"]
+locks = ["ours.*"]
+"""
+
+
+def test_a_token_for_some_locks_sees_and_uses_no_others(tmp_path: Path):
+    file = tmp_path / "tokens.toml"
+    file.write_text(TOKENS.format(all=digest_of("a" * 40), some=digest_of("b" * 40)), encoding="ascii")
+    file.chmod(0o600)
+    with serving(tmp_path / "data", tokens_file=str(file)) as server:
+        leases = {}
+        for name in ("ours.a", "theirs"):
+            path = f"/v1/locks/{name}/acquire"
+            leases[name] = server.post(path, {}, token="a" * 40).body["lease_id"]
+            assert server.request("PUT", f"/v1/state/{name}", {"value": 1}, token="a" * 40).status == 200
+        some = {"token": "b" * 40}
+        assert [lock["name"] for lock in server.get("/v1/locks", **some).body["locks"]] == ["ours.a"]
+        assert server.get("/v1/state", **some).body["names"] == ["ours.a"]
+        assert server.get("/v1/state/theirs", **some).status == 403
+        assert server.post("/v1/locks/theirs/release", {"lease_id": leases["theirs"]}, **some).status == 403
+        # Not by way of another name in the path, nor as the guard of a document.
+        assert server.post("/v1/locks/ours.a/release", {"lease_id": leases["theirs"]}, **some).status == 400
+        query = {"lease_id": leases["theirs"]}
+        assert server.request("PUT", "/v1/state/ours.b", {"value": 1}, query=query, **some).status == 403
+        assert server.get("/v1/locks/theirs", token="a" * 40).body["held"] is True

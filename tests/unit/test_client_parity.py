@@ -87,7 +87,7 @@ SPECIAL = {"__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__ai
 
 def names(kind: type) -> set[str]:
     found = {name for name in dir(kind) if not name.startswith("_") or name in SPECIAL}
-    return found - {name for name in dir(object)}
+    return found - set(dir(object))
 
 
 @pytest.mark.parametrize(("here", "there"), PAIRS, ids=lambda kind: kind.__name__)

@@ -58,12 +58,13 @@ def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
     with holdfast.open_broker(tmp_path) as broker:
         rates = Rates(broker._engine)
         rates.sample(0)
-        queue = broker.queue("orders")
+        broker.create_topic("orders")
+        group = broker.group("orders", "default")
         for _ in range(10):
-            queue.put(b"x")
+            broker.publish("orders", b"x")
         rates.sample(5)
         for _ in range(4):
-            queue.get().ack()
+            group.receive().ack()
         rates.sample(10)
         flow = rates.of("orders", "default")
         assert (flow.into, flow.out, rates.seconds) == ([2.0, 0.0], [0.0, 0.8], 10)
@@ -90,9 +91,10 @@ def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
         loop = asyncio.get_running_loop()
         waiting: list[float] = []
         loop.call_later = lambda seconds, *call: waiting.append(seconds)  # type: ignore[assignment,method-assign]
-        rates.begin(loop)
+        rates.begin()
+        rates.begin()
         broker.close()
-        rates.begin(loop)
+        rates._go_on(loop)
         return len(waiting)
 
     assert asyncio.run(begin()) == 1
@@ -144,7 +146,7 @@ def test_a_length_of_time_is_short(seconds: float, text: str):
 def test_a_recipe_sends_the_same_bytes(tmp_path: Path, body: bytes):
     with holdfast.open(tmp_path / "queue") as queue:
         queue.put(body, key="a b&c", headers={"tenant": "it's"}, priority=3)
-        (found,) = queue.list()
+        (found,) = queue.messages()
         command = recipes.curl(found, "http://127.0.0.1:7")
         fake = 'curl() { printf "%s" "${4#@-}" > value; case "$4" in @-) cat > value;; esac; }; '
         subprocess.run(["bash", "-c", fake + command], cwd=tmp_path, check=True)
@@ -152,11 +154,11 @@ def test_a_recipe_sends_the_same_bytes(tmp_path: Path, body: bytes):
         assert "key=a+b%26c" in command
         program = recipes.python(found, "http://127.0.0.1:7")
         sent: list[tuple[bytes, dict[str, object]]] = []
-        fake_queue = SimpleNamespace(put=lambda content, **options: sent.append((content, options)))
+        broker = SimpleNamespace(publish=lambda _topic, content, **options: sent.append((content, options)))
 
         class Connected:
             def __enter__(self) -> SimpleNamespace:
-                return SimpleNamespace(queue=lambda _name: fake_queue)
+                return broker
 
             def __exit__(self, *_: object) -> None: ...
 

@@ -14,11 +14,12 @@ from holdfast.broker.catalog import Catalog
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import GROUPS, names_in, topic_folder, topics
 from holdfast.cli.output import NOT_DONE, OK, command, stdout
+from holdfast.cli.placed import App
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError
 from holdfast.storage.files import join
 
-app = typer.Typer(help="Completion of commands and names in a shell.", rich_markup_mode=None)
+app = App(help="Completion of commands and names in a shell.", rich_markup_mode=None)
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 _VARIABLE: Final = "_HOLDFAST_COMPLETE"

@@ -14,6 +14,7 @@ from holdfast.broker.layout import SETTINGS, TOPIC, TOPICS, topic_folder
 from holdfast.broker.policy import kept_settings
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stdout
+from holdfast.cli.placed import App
 from holdfast.cli.text import safe
 from holdfast.embedded.effective import Effective, Origin, Setting
 from holdfast.embedded.settings_file import FILE_VARIABLE, read_settings
@@ -21,7 +22,7 @@ from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import InvalidRequest, UnknownTopic
 
-app = typer.Typer(help="The settings file, and what is in force.", rich_markup_mode=None)
+app = App(help="The settings file, and what is in force.", rich_markup_mode=None)
 
 _TIMES: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))

@@ -15,12 +15,15 @@ from holdfast.broker.positions import To
 from holdfast.broker.topic import Topic
 from holdfast.cli.completion import topic_names
 from holdfast.cli.intake import separator_of
-from holdfast.cli.opened import chosen_topic, owned
+from holdfast.cli.opened import chosen_topic, opened_broker, owned
 from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, Wait
 from holdfast.cli.output import NOTHING_THERE, OK, command, stderr
-from holdfast.cli.reading import Reading, await_arrival, ends_of, time_of
+from holdfast.cli.reading import await_arrival, ends_of, reading_of, time_of
+from holdfast.cli.remote import owner_at
 from holdfast.cli.tail import Showing
 from holdfast.cli.text import safe
+from holdfast.cli.told_consuming import ToldGroup
+from holdfast.client.address import is_address
 from holdfast.embedded.times import parse_duration
 from holdfast.embedded.topics import to_of
 from holdfast.errors import Busy, InvalidRequest
@@ -74,7 +77,7 @@ def consume_command(
     if group is None:
         if mode is not None:
             raise InvalidRequest("--mode says how a group reads; give --group NAME, too")
-        reading = Reading(folder, name, partition)
+        reading = reading_of(folder, name, partition)
         reading.begin(begin or "earliest")
         for page in reading.pages(count, wait_s):
             showing.show(page)
@@ -84,10 +87,18 @@ def consume_command(
     check_name(group, "group")
     if begin is not None:
         _place(begin)  # a mistake, before anything is made
-    taken = _Group(folder, name, group, mode, begin, showing).run(count, wait_s, parse_duration(wait, "--wait"))
+    taken = _taken(_Group(folder, name, group, mode, begin, showing), folder, count, wait_s, wait)
     if not taken:
         stderr().print(f"no message for {safe(group)} in {safe(name)}", soft_wrap=True)
     return OK if taken else NOTHING_THERE
+
+
+def _taken(group: _Group, folder: str, count: int | None, timeout_s: float, wait: str) -> int:
+    """How many were printed: as the owner of the folder, again and again, or by way of whoever has it."""
+    if not is_address(folder) and owner_at(folder) is None:
+        return group.run(count, timeout_s, parse_duration(wait, "--wait"))
+    with opened_broker(folder, wait=wait) as broker:
+        return group.told(broker, count, timeout_s)
 
 
 def _showing(raw: bool, key_separator: str | None, *, as_json: bool) -> Showing:
@@ -143,6 +154,16 @@ class _Group:
                 return taken
             await_arrival(self._folder, self._topic, ends, min(left_s, due_s))
 
+    def told(self, broker: holdfast.Broker, count: int | None, timeout_s: float) -> int:
+        """The same by way of whoever has the messages."""
+        told = ToldGroup(broker, self._topic, self._name, self._showing)
+        known = told.mode()
+        begin = _place(self._begin or "earliest") if known is None else None
+        if known is None:
+            return told.run(self._mode or "stream", begin, count, timeout_s)
+        self._check_known(known)
+        return told.run(known, None, count, timeout_s)
+
     def _turn(self, left: float, wait_s: float) -> tuple[int, dict[int, int], float]:
         """Own the folder and print what is there: how many, where the partitions end, when to look again."""
         with owned(self._folder, wait=wait_s) as engine, engine.using(self._topic) as topic:
@@ -163,17 +184,20 @@ class _Group:
             self._make(engine, topic, _place(self._begin or "earliest"))
             self._begin = None
             return self._mode or "stream"
+        self._check_known(known)
+        return known
+
+    def _check_known(self, known: str) -> None:
         if self._mode not in (None, known):
             raise InvalidRequest(
-                f"the group {self._name} reads {topic.name} in {known} mode; choose another name, or delete that "
+                f"the group {self._name} reads {self._topic} in {known} mode; choose another name, or delete that "
                 "group first"
             )
         if self._begin is not None:
             raise InvalidRequest(
-                f"the group {self._name} has its place in {topic.name} already; --from is for a new one. Move it with "
+                f"the group {self._name} has its place in {self._topic} already; --from is for a new one. Move it with "
                 f"`holdfast group reset {self._folder} {self._name} --to {self._begin}`"
             )
-        return known
 
     def _make(self, engine: BrokerEngine, topic: Topic, place: To) -> None:
         if self._mode != "queue":

@@ -14,11 +14,12 @@ from rich.table import Table
 
 import holdfast
 from holdfast.cli.export import nothing_exported, variables
-from holdfast.cli.messages import body_text, document, header_text, lease_end, moment, seconds_text
+from holdfast.cli.messages import body_text, bytes_of, document, header_text, lease_end, moment, seconds_text
 from holdfast.cli.opened import chosen_topic, opened
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout, write_bytes
 from holdfast.cli.reading import await_arrival, ends_of
+from holdfast.cli.remote import is_remote
 from holdfast.cli.text import preview, safe
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
@@ -111,16 +112,26 @@ def _take(folder: str, taken: _Taken, wanted: _Wanted, wait_s: float) -> None:
     while True:
         left_s = give_up - time.monotonic()
         with opened(folder, topic=wanted.topic, group=wanted.group, wait=max(wait_s, left_s), make=True) as queue:
-            found = queue.get_many(wanted.most, timeout=0, lease=wanted.lease_s, holder=wanted.holder, detached=True)
+            # Whoever owns the folder lets us wait there.
+            timeout_s = max(left_s, 0) if is_remote(queue) else 0
+            found = queue.get_many(
+                wanted.most, timeout=timeout_s, lease=wanted.lease_s, holder=wanted.holder, detached=True
+            )
             if found:
                 taken(queue, found)
                 return
+            if is_remote(queue):
+                raise _nothing(folder, wanted)
             due_ms, ends = queue._engine.tick(), ends_of(queue._group.topic)
         left_s = give_up - time.monotonic()
         if left_s <= 0:
-            within = f"within {wanted.timeout_s:g} s" if wanted.timeout_s else "now"
-            raise Empty(f"no message is ready {within} in {folder}")
+            raise _nothing(folder, wanted)
         await_arrival(folder, wanted.topic, ends, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
+
+
+def _nothing(folder: str, wanted: _Wanted) -> Empty:
+    within = f"within {wanted.timeout_s:g} s" if wanted.timeout_s else "now"
+    return Empty(f"no message is ready {within} in {folder}")
 
 
 class _Showing:
@@ -139,7 +150,7 @@ class _Showing:
                     document(message, **moment("lease_until", lease_end(self._queue, message)), acked=self._acked)
                 )
         elif export:
-            write_bytes(variables(self._folder, self._queue._group.name, messages[0], self._out).encode())
+            write_bytes(variables(self._folder, self._queue.group, messages[0], self._out).encode())
         elif raw:
             if self._out is None:
                 for chunk in messages[0].chunks():
@@ -171,7 +182,7 @@ class _Showing:
         most = self._queue.settings.max_attempts
         facts.add_row("attempt", f"{message.attempt} of {most}" if most else str(message.attempt))
         if message.key is not None:
-            facts.add_row("key", preview(message._record.key or b"", 200))
+            facts.add_row("key", preview(bytes_of(message.key) or b"", 200))
         if message.headers:
             facts.add_row("headers", header_text(message))
         if message.priority:

@@ -10,24 +10,30 @@ import msgspec
 import typer
 from rich.table import Table
 
+import holdfast
+from holdfast.broker.group import QueueGroup
 from holdfast.broker.layout import QUERIES, check_name
 from holdfast.broker.queries import list_queries, remove_queries
-from holdfast.broker.standing import GroupStanding, Standing
+from holdfast.broker.standing import GroupStanding
 from holdfast.cli.ask import confirmed
 from holdfast.cli.lifeline import time_text
 from holdfast.cli.moves import moves_of, show_moves
 from holdfast.cli.opened import chosen_topic, opened_broker, some_of, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
+from holdfast.cli.placed import App
 from holdfast.cli.reading import time_of
+from holdfast.cli.remote import is_remote
+from holdfast.cli.standing import standing_of
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
+from holdfast.client.address import is_address
 from holdfast.embedded.times import to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.storage.finding import count_of
 
-app = typer.Typer(help="Groups: how far they are, and how to let one go on elsewhere.", rich_markup_mode=None)
+app = App(help="Groups: how far they are, and how to let one go on elsewhere.", rich_markup_mode=None)
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 
@@ -44,8 +50,9 @@ def _group(context: typer.Context) -> None:
 def ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False) -> int:
     """List the groups and how far behind they are, in messages and in time. Needs no lock."""
     topics_of(folder)
-    found = Standing(real_world(), folder).groups(None if topic is None else chosen_topic(folder, topic))
-    unreadable = [query for query in list_queries(real_world(), folder) if query.wrong]
+    found = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
+    queries = [] if is_address(folder) else list_queries(real_world(), folder)
+    unreadable = [query for query in queries if query.wrong]
     if as_json:
         wrong = [{"file": f"{QUERIES}/{query.file}", "wrong": query.wrong} for query in unreadable]
         print_json({"folder": folder, "groups": [group.document for group in found], "unreadable": wrong})
@@ -146,7 +153,7 @@ def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
     """The group on each of its topics, or on the one that was said."""
     check_name(name, "group")
     topics_of(folder)
-    everyone = Standing(real_world(), folder).groups(None if topic is None else chosen_topic(folder, topic))
+    everyone = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
     found = [group for group in everyone if group.name == name]
     if not found:
         names = sorted({group.name for group in everyone})
@@ -189,9 +196,9 @@ def reset_command(
     """Let a group go on elsewhere: what lies before is passed over, what lies behind comes (again)."""
     target = _target(to)
     group = _one_group(folder, name, topic)
-    with opened_broker(folder, wait=wait) as broker, broker._engine.using(group.topic) as opened:
+    with opened_broker(folder, wait=wait) as broker:
         resets = broker.reset_offsets(name, group.topic, to=target, partition=partition, dry_run=True)
-        moves = moves_of(opened.groups.get(name), resets)
+        moves = moves_of(_queue_group(broker, group), resets)
         if not as_json:
             show_moves(stdout(), moves)
         if not dry_run:
@@ -203,6 +210,14 @@ def reset_command(
         found: dict[str, Any] = {"group": name, "topic": group.topic, "mode": group.mode, "changed": not dry_run}
         print_json({**found, "partitions": msgspec.to_builtins(moves)})
     return OK
+
+
+def _queue_group(broker: holdfast.Broker, group: GroupStanding) -> QueueGroup | None:
+    """The group in queue mode, if we own its folder: it knows of each message."""
+    if is_remote(broker):
+        return None
+    with broker._engine.using(group.topic) as topic:
+        return topic.groups.get(group.name)
 
 
 def _target(to: str) -> str | int | datetime:
@@ -248,7 +263,7 @@ def delete_command(
 
 
 def _delete(folder: str, group: GroupStanding, wait: str) -> None:
-    if group.mode == "query":
+    if group.mode == "query" and not is_address(folder):
         remove_queries(real_world(), folder, group.name)  # needs no owner, and there may be one
         return
     with opened_broker(folder, wait=wait) as broker:

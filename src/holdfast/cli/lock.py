@@ -20,15 +20,18 @@ from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json, stderr, stdout
+from holdfast.cli.placed import App
+from holdfast.cli.remote import is_remote
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
+from holdfast.client.address import is_address
 from holdfast.delivery.decide import Moment
 from holdfast.embedded.locking import info_of
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
 
-app = typer.Typer(help="Locks with leases and fencing numbers.", rich_markup_mode=None)
+app = App(help="Locks with leases and fencing numbers.", rich_markup_mode=None)
 
 LEASE_ID: Final = "HOLDFAST_LEASE_ID"
 _NAMES: Final = ("HOLDFAST_LOCK", LEASE_ID, "HOLDFAST_FENCE")
@@ -96,7 +99,9 @@ def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float,
     while True:
         try:
             with opened_broker(folder, wait=wait, create=True) as broker:
-                return broker.locks.acquire(name, wait=0, **options)
+                # Whoever owns the folder lets us stand in line there.
+                left_s = max(give_up - time.monotonic(), 0) if is_remote(broker) else 0
+                return broker.locks.acquire(name, wait=left_s, **options)
         except LockHeld:
             left_s = give_up - time.monotonic()
             if left_s <= 0:
@@ -120,7 +125,6 @@ def keepalive_command(
     as_json: AsJson = False,
 ) -> int:
     """Let a lease go on."""
-    topics_of(folder)
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     with opened_broker(folder, wait=wait) as broker:
         _show_lock(broker.locks.keepalive(_lease_id(lease_id), lease_s), as_json=as_json)
@@ -147,9 +151,7 @@ def release_command(
 @command
 def show_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int:
     """Who has a lock, since and until when. Takes no lock of the folder."""
-    topics_of(folder)
-    check_name(name, "lock")
-    info = _infos(folder, name)[0]
+    info = _infos(folder, check_name(name, "lock"))[0]
     if as_json:
         print_json(_document(info))
     elif info.held:
@@ -167,7 +169,6 @@ def show_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int
 @command
 def ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """List the locks that somebody has. Takes no lock of the folder."""
-    topics_of(folder)
     infos = _infos(folder)
     if as_json:
         print_json({"folder": folder, "locks": [_document(info) for info in infos]})
@@ -183,7 +184,11 @@ def ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
 
 
 def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
-    """One lock, or all that are held, beside whoever owns the folder."""
+    """One lock, or all that are held, beside whoever owns the folder; or a server's."""
+    if is_address(folder):
+        with opened_broker(folder) as broker:
+            return broker.locks.list() if name is None else [broker.locks.describe(name)]
+    topics_of(folder)
     world = real_world()
     now = Moment(world.clock.now_ns() // 1_000_000, world.clock.monotonic_ns() // 1_000_000)
     known, _ = replayed_locks(world, folder)

@@ -14,13 +14,14 @@ from holdfast.cli.opened import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdout
 from holdfast.cli.parts import parts_of
+from holdfast.cli.placed import App
 from holdfast.cli.reading import check_has_log
 from holdfast.cli.text import time_ns_of
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.storage import LogReader
 
-app = typer.Typer(help="Look into a log.", rich_markup_mode=None, invoke_without_command=True)
+app = App(help="Look into a log.", rich_markup_mode=None, invoke_without_command=True)
 
 
 @app.callback()

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 import typer
 
 import holdfast
-from holdfast.broker.layout import receipt_text
 from holdfast.cli.lookup import everything_about, show_everything
 from holdfast.cli.messages import (
     ATTEMPTS,
@@ -34,9 +33,10 @@ from holdfast.cli.messages import (
 from holdfast.cli.opened import opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
 from holdfast.cli.output import OK, command, print_json_line, stderr, stdout
+from holdfast.cli.remote import is_remote
 from holdfast.cli.text import safe
-from holdfast.delivery.commands import Receipt
 from holdfast.embedded.listed import PhaseName
+from holdfast.embedded.lookup import receipt_of
 
 DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 
@@ -116,11 +116,18 @@ def show_messages(
 def _lease(queue: holdfast.Queue[Any] | None, message: AnyMessage) -> dict[str, Any]:
     if queue is None or getattr(message, "phase", "") != "leased":
         return {}
-    lease = queue._group.station(message.partition).delivery.group.leases.get(message.offset)
-    if lease is None:
+    until = lease_end(queue, message)
+    if until is None:
         return {}
-    receipt = receipt_text(queue.name, message.partition, Receipt(message.offset, lease.fence))
-    return {"receipt": receipt, **moment("lease_until", lease_end(queue, message))}
+    return {"receipt": _receipt(queue, message), **moment("lease_until", until)}
+
+
+def _receipt(queue: holdfast.Queue[Any], message: Any) -> str:
+    if is_remote(queue):
+        receipt: str = message._told.receipt
+        return receipt
+    station = queue._group.station(message.partition)
+    return receipt_of(station, message.offset, station.delivery.group.leases[message.offset])
 
 
 def _until(queue: holdfast.Queue[Any]) -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -10,25 +11,24 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.broker.layout import DEAD_SUFFIX, receipt_text
-from holdfast.broker.station import Station
+from holdfast.broker.layout import DEAD_SUFFIX
 from holdfast.cli.messages import (
     AnyMessage,
     body_text,
     bytes_of,
     document,
     header_text,
-    lease_end,
     moment,
     seconds_text,
 )
 from holdfast.cli.output import print_json, stdout
+from holdfast.cli.remote import asked, is_remote
 from holdfast.cli.text import preview, safe
-from holdfast.delivery.commands import Receipt
 from holdfast.delivery.group import Failure
-from holdfast.embedded.listed import DeadLetter, Listed, Waiting
+from holdfast.embedded.listed import DeadLetter
+from holdfast.embedded.lookup import Found, find_message
 from holdfast.embedded.times import to_datetime
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, NotFound
 
 
 class Everything(NamedTuple):
@@ -52,23 +52,41 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
     if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
         return everything_about_letter(queue.dead.show(message_id))
-    station, place = queue._group.place(message_id)
-    offset, log = place.offset, station.partition.log
-    if place.delayed_id is not None:
-        store = station.partition.delayed
-        waiting = None if store is None else store.get(place.delayed_id)
-        if waiting is not None:
-            return Everything(Waiting(queue, station, waiting), "delayed", {}, ())
-        offset = station.partition.find_released(place.delayed_id, log.start)
-    if offset is not None and offset < log.end:
-        buried = _letter_of(queue, station, offset)
-        if buried is not None:
-            return everything_about_letter(buried)
-        found = _in_log(queue, station, offset)
-        if found is not None:
-            return found
-    raise InvalidRequest(
-        f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
+    found = _asked(queue, message_id) if is_remote(queue) else find_message(queue, message_id)
+    if found is None:
+        raise InvalidRequest(
+            f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
+        )
+    if found.phase == "dead":
+        return everything_about_letter(queue.dead.show(found.message.id))
+    facts: dict[str, Any] = {}
+    if found.receipt:
+        facts["receipt"] = found.receipt
+        facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
+    if found.first_delivery_ms:
+        facts |= moment("first_delivery", _at(found.first_delivery_ms))
+        facts |= moment("last_delivery", _at(found.last_delivery_ms))
+    if found.state is not None:
+        facts["state"] = found.state
+    return Everything(found.message, found.phase, facts, found.failures)
+
+
+def _asked(queue: Any, message_id: str) -> Found:
+    from holdfast.client.messages import RemoteListed
+    from holdfast.protocol.queues import Whole
+
+    told = asked(queue, Whole, "queues", queue.name, "lookup", id=message_id, group=queue.group)
+    message: Any = RemoteListed(queue._bodies, told)
+    return Found(
+        message,
+        told.phase,
+        told.receipt,
+        told.leased_at_ms,
+        told.lease_until_ms,
+        told.first_delivery_ms,
+        told.last_delivery_ms,
+        tuple(told.failures),
+        told.state,
     )
 
 
@@ -76,48 +94,24 @@ def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
     """The id of a dead letter, found by that or by the id that the message had when it was alive."""
     if not message_id.startswith(f"{queue.name}-"):
         return queue.dead.show(message_id).id
+    if is_remote(queue):
+        with suppress(NotFound):
+            found = _asked(queue, message_id)
+            if found.phase == "dead":
+                return found.message.id
+        raise _no_letter(message_id)
     station, place = queue._group.place(message_id)
-    found = None
+    letter_found = None
     for letter in station.letters():
         if letter.note.id == message_id or letter.note.offset == place.offset:
-            found = letter  # after a seek it may have died more than once: the last time counts
-    if found is None:
-        raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
-    return DeadLetter(queue, station, found).id
+            letter_found = letter  # after a seek it may have died more than once: the last time counts
+    if letter_found is None:
+        raise _no_letter(message_id)
+    return DeadLetter(queue, station, letter_found).id
 
 
-def _letter_of(queue: holdfast.Queue[bytes], station: Station, offset: int) -> DeadLetter[bytes] | None:
-    """The dead letter of a message, if it is one and nobody brought the message back meanwhile."""
-    if station.delivery.group.phase(offset).value != "done":
-        return None
-    for letter in station.letters():
-        if letter.note.offset == offset:
-            return DeadLetter(queue, station, letter)
-    return None
-
-
-def _in_log(queue: holdfast.Queue[bytes], station: Station, offset: int) -> Everything | None:
-    if offset < station.partition.log.start:
-        return None
-    records = station.delivery.fetch([offset])
-    if not records:
-        return None
-    group = station.delivery.group
-    phase = group.phase(offset).value
-    listed: Any = phase  # `done` is no phase that can be listed, and is shown here nevertheless
-    message = Listed(queue, station, records[0], listed, due_ms=group.waiting.get(offset, 0))
-    facts: dict[str, Any] = {}
-    lease = group.leases.get(offset)
-    if lease is not None:
-        facts["receipt"] = receipt_text(queue.name, station.number, Receipt(offset, lease.fence))
-        facts |= moment("leased_at", _at(lease.at_ms)) | moment("lease_until", lease_end(queue, message))
-    history = group.histories.get(offset)
-    if history is not None:
-        facts |= moment("first_delivery", _at(history.first_ms)) | moment("last_delivery", _at(history.last_ms))
-    state = group.documents.get(offset)
-    if state is not None:
-        facts["state"] = msgspec.json.decode(state.content)
-    return Everything(message, phase, facts, history.failures if history is not None else ())
+def _no_letter(message_id: str) -> InvalidRequest:
+    return InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
 
 
 def everything_about_letter(letter: DeadLetter[bytes]) -> Everything:

@@ -37,11 +37,14 @@ from holdfast.cli import (
     top,
     topic,
     trace,
+    ui,
     worker,
 )
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
+from holdfast.cli.placed import PLACE, App
+from holdfast.errors import HoldfastError
 
-app = typer.Typer(
+app = App(
     name="holdfast",
     help="Durable queues and topics in a folder: put, get, look, check, repair. All of them speak JSON (--json).",
     pretty_exceptions_enable=False,
@@ -81,6 +84,7 @@ app.add_typer(token.app, name="token")
 app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")
 app.command("serve")(serve.serve_command)
+app.command("ui")(ui.ui_command)
 app.command("check")(check.check_command)
 app.command("repair")(repair.repair_command)
 app.command("doctor")(doctor.doctor_command)
@@ -103,6 +107,12 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar=PLACE, help="Where the command works, instead of its first argument.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
+    ] = None,
 ) -> None:
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help() + "\n")
@@ -132,6 +142,9 @@ def _run(arguments: Sequence[str]) -> int:
         path = context.command_path if context is not None else "holdfast"
         message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
         print_error("usage", f"{message} (see `{path} --help`)", as_json="--json" in arguments)
+        return NOT_DONE
+    except HoldfastError as error:
+        print_error(error.code, str(error), as_json="--json" in arguments)
         return NOT_DONE
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -14,12 +14,14 @@ from rich.text import Text
 
 import holdfast
 from holdfast.broker.marks import TOMBSTONE
+from holdfast.cli.remote import is_remote
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.handle import Handle
-from holdfast.embedded.listed import DeadLetter, Listed, Waiting
+from holdfast.embedded.listed import Waiting
+from holdfast.embedded.lookup import until_ms
 from holdfast.embedded.message import Contents, Place, Said
 from holdfast.embedded.times import to_datetime
+from holdfast.env import real_world
 from holdfast.model import Record
 
 AnyMessage: TypeAlias = Said[Any]
@@ -55,9 +57,11 @@ def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
 
 def offset_of(message: AnyMessage) -> int | None:
     """Its place in the queue's log; None while it has none."""
-    if isinstance(message, DeadLetter):
-        return message.original_offset
-    return None if isinstance(message, Waiting) else message.offset
+    original: int | None = getattr(message, "original_offset", None)
+    if original is not None:
+        return original
+    in_no_log = getattr(message, "phase", "") == "delayed" and message.id.rpartition("-")[2].startswith("d")
+    return None if isinstance(message, Waiting) or (in_no_log and hasattr(message, "_told")) else message.offset
 
 
 def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
@@ -76,12 +80,11 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
         **moment("due_at", message.due_at),
         **moment("expires_at", message.expires_at),
     }
-    if isinstance(message, Handle):
-        found |= {"attempt": message.attempt, "holder": message.holder, "receipt": message.receipt}
-    if isinstance(message, Listed):
-        found |= {"phase": message.phase, "attempts": message.attempts, "holder": message.holder}
-        found |= {"reason": message.reason, "error": message.error}
-    body = None if message._record.flags & TOMBSTONE else message.raw
+    # By what it has and not by its type: what came over a wire is of other types, with the same names.
+    for names in (("attempt", "holder", "receipt"), ("phase", "attempts", "holder", "reason", "error")):
+        if hasattr(message, names[0]):
+            found |= {name: getattr(message, name) for name in names}
+    body = None if is_tombstone(message) else message.raw
     return {**found, **more, "bytes": message.size, **as_json("body", body)}
 
 
@@ -132,12 +135,26 @@ def body_text(body: bytes) -> str:
 
 def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | None:
     """When a lease ends, by the clock on the wall; None where nobody has the message."""
-    lease = queue._group.station(message.partition).delivery.group.leases.get(message.offset)
-    if lease is None:
-        return None
-    clock = queue._engine.world.clock
-    left_ms = lease.until_ms - clock.monotonic_ns() // 1_000_000
-    return to_datetime(clock.now_ns() + left_ms * 1_000_000)
+    if is_remote(queue):
+        return _told_lease_end(message)
+    station = queue._group.station(message.partition)
+    lease = station.delivery.group.leases.get(message.offset)
+    return None if lease is None else to_datetime(until_ms(station, lease) * 1_000_000)
+
+
+def _told_lease_end(message: Any) -> datetime | None:
+    held = getattr(message, "_held", None)
+    if held is None:
+        until = getattr(message._told, "lease_until_ms", 0)
+        return to_datetime(until * 1_000_000) if until else None
+    clock = real_world().clock
+    return to_datetime(clock.now_ns() + held.until_ns - clock.monotonic_ns())
+
+
+def is_tombstone(message: AnyMessage) -> bool:
+    """Whether it only says that whatever had its key is gone."""
+    told = getattr(message, "_told", None)
+    return bool(message._record.flags & TOMBSTONE) if told is None else told.tombstone
 
 
 def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:

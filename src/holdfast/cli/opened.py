@@ -5,32 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import holdfast
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
+    DEFAULT_TOPIC,
     TOPICS,
     check_name,
     check_topic_name,
-    parse_receipt,
     partition_folder,
     topic_for,
     topic_of_id,
     topics,
 )
-from holdfast.broker.topic import Topic
 from holdfast.cli.options import WAIT
+from holdfast.cli.places import connected, queue_of
+from holdfast.cli.remote import is_remote, owner_at, remote_view
+from holdfast.client.address import is_address
 from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.env.environ import environment
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
-from holdfast.settings import BrokerSettings
 from holdfast.storage.files import join
 from holdfast.storage.opening import is_log
+
+if TYPE_CHECKING:
+    from holdfast.client.broker import RemoteBroker
 
 _LOOK_EVERY_S: Final = 0.02
 _MOST_NAMES: Final = 20
@@ -38,10 +42,9 @@ _MOST_NAMES: Final = 20
 
 @contextmanager
 def owned(folder: str, *, wait: str | float = WAIT, create: bool = False, keep: bool = True) -> Iterator[BrokerEngine]:
-    """The data folder, with threads that look after it. Another short command may have it first; we wait a little."""
-    wait_s = parse_duration(wait, "--wait") if isinstance(wait, str) else wait
-    settings = read_settings(real_world(), environment()).broker
-    engine = _engine(folder, wait_s, settings, create=create)
+    """The data folder, with threads that look after it; for what cannot be done by way of another owner."""
+    engine = _engine_or_socket(folder, _seconds(wait), create=create, by_socket=False)
+    assert isinstance(engine, BrokerEngine)
     try:
         if keep:
             engine.keep()
@@ -50,12 +53,49 @@ def owned(folder: str, *, wait: str | float = WAIT, create: bool = False, keep: 
         engine.close()
 
 
-def _engine(folder: str, wait_s: float, settings: BrokerSettings, *, create: bool) -> BrokerEngine:
+@contextmanager
+def opened_broker(place: str, *, wait: str | float = WAIT, create: bool = False) -> Iterator[holdfast.Broker]:
+    """The topics of a data folder, ours for as long as that takes; those of its owner, by its socket; or a server's.
+
+    Another short command may have the folder; we wait a little.
+    """
+    if is_address(place):
+        remote = connected(place, _seconds(wait))
+        try:
+            # It has the same methods, with the same arguments: the types differ in name only.
+            yield cast("holdfast.Broker", remote)
+        finally:
+            remote.close()
+        return
+    if not create:
+        topics_of(place)
+    found = _engine_or_socket(place, _seconds(wait), create=create)
+    try:
+        if isinstance(found, BrokerEngine):
+            found.keep()
+            yield holdfast.Broker(found, None)
+        else:
+            yield cast("holdfast.Broker", found)
+    finally:
+        found.close()
+
+
+def _seconds(wait: str | float) -> float:
+    return parse_duration(wait, "--wait") if isinstance(wait, str) else wait
+
+
+def _engine_or_socket(
+    folder: str, wait_s: float, *, create: bool, by_socket: bool = True
+) -> BrokerEngine | RemoteBroker:
+    settings = read_settings(real_world(), environment()).broker
     give_up = time.monotonic() + wait_s
     while True:
         try:
             return BrokerEngine.open(folder, create=create, settings=settings)
         except Busy:
+            owner = owner_at(folder) if by_socket else None
+            if owner is not None:
+                return owner
             if time.monotonic() >= give_up:
                 raise
             time.sleep(_LOOK_EVERY_S)
@@ -63,7 +103,7 @@ def _engine(folder: str, wait_s: float, settings: BrokerSettings, *, create: boo
 
 @contextmanager
 def opened(
-    folder: str,
+    place: str,
     *,
     topic: str | None = None,
     group: str | None = None,
@@ -71,78 +111,49 @@ def opened(
     make: bool = False,
 ) -> Iterator[holdfast.Queue[bytes]]:
     """A group of a topic, with everything done that is due by now; made where there is none only if that is said."""
-    name = chosen_topic(folder, topic)
-    with owned(folder, wait=wait) as engine:
-        yield view(engine, name, group, make=make)
+    if not is_address(place):
+        topic = chosen_topic(place, topic)  # a mistake, before anybody is asked
+    with opened_broker(place, wait=wait) as broker:
+        name = chosen_by(broker, place, topic)
+        yield view(broker, name, group, make=make)
 
 
-@contextmanager
-def opened_broker(folder: str, *, wait: str | float = WAIT, create: bool = False) -> Iterator[holdfast.Broker]:
-    """The topics of a data folder."""
-    if not create:
-        topics_of(folder)
-    with owned(folder, wait=wait, create=create) as engine:
-        yield holdfast.Broker(engine, None)
+def chosen_by(broker: holdfast.Broker, place: str, topic: str | None) -> str:
+    """The topic that a command is about: the one that was said, that of the place, or the only one there is."""
+    topic = topic or queue_of(place)
+    if topic is not None:
+        return check_topic_name(topic)
+    found = broker.topics()
+    if len(found) > 1:
+        raise InvalidRequest(f"{place} has {len(found)} topics; say which with --topic: {some_of(found)}")
+    if not found:
+        raise NotAQueue(f"{place} has no topic yet; make one with `holdfast topic create {place} NAME`")
+    return found[0]
 
 
-def view(engine: BrokerEngine, topic: str, group: str | None, *, make: bool = False) -> holdfast.Queue[bytes]:
+def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool = False) -> holdfast.Queue[bytes]:
     """A group in queue mode as a queue, with everything done that is due by now."""
+    if is_remote(broker):
+        return remote_view(broker, topic, group, make=make)
+    engine = broker._engine
     name = check_name(group or DEFAULT_GROUP, "group")
     opened_topic = engine.open_topic(topic)
     engine.streams.check_free(name, opened_topic)
     # Among other groups nobody means one that is not named: it would keep all messages, and nobody would take them.
     may_make = make and (group is not None or not opened_topic.groups)
     if name not in opened_topic.groups and not may_make:
-        raise UnknownGroup(f"{topic} has no group {name}; {_groups_there(opened_topic, group)}")
+        raise no_group(topic, name, sorted(opened_topic.groups), group)
     queue: holdfast.Queue[bytes] = holdfast.Queue(engine, opened_topic.group(name), None)
     engine.tick()
     return queue
 
 
-def _groups_there(topic: Topic, wanted: str | None) -> str:
-    if topic.groups:
-        return f"say which with --group: {some_of(sorted(topic.groups))}"
+def no_group(topic: str, name: str, there: Sequence[str], wanted: str | None) -> UnknownGroup:
+    """What to say of a group in queue mode that is not there."""
+    if there:
+        return UnknownGroup(f"{topic} has no group {name}; say which with --group: {some_of(there)}")
     word = "" if wanted is None else f" --group {wanted}"
-    return f"it has none in queue mode yet: `holdfast get{word}` makes it"
-
-
-class Views:
-    """The queues that the ids or receipts of one call belong to: they say of which topic they are."""
-
-    def __init__(self, engine: BrokerEngine, topic: str | None, group: str | None) -> None:
-        self._engine = engine
-        self._topic = topic
-        self._group = group
-        self._known: dict[tuple[str, str | None], holdfast.Queue[bytes]] = {}
-
-    def of_id(self, message_id: str) -> holdfast.Queue[bytes]:
-        """The queue of a message or a dead letter."""
-        return self._view(topic_named(self._engine.folder, self._topic, message_id), self._group)
-
-    def of_receipt(self, receipt: str) -> holdfast.Queue[bytes]:
-        """The queue of a delivery: of the group that was said, or else of the one that has the message."""
-        topic = topic_named(self._engine.folder, self._topic, receipt.partition("@")[0])
-        return self._view(topic, self._group or self._holding(topic, receipt))
-
-    def _holding(self, name: str, receipt: str) -> str | None:
-        """The group whose delivery the receipt proves; None where that is nobody's any more."""
-        topic = self._engine.open_topic(name)
-        holding: list[str] = []
-        with suppress(HoldfastError):  # what is wrong with it will be said
-            number, parsed = parse_receipt(receipt, name)
-            holding = sorted(group.name for group in topic.groups.values() if group.holds(number, parsed))
-        if len(holding) > 1:
-            raise InvalidRequest(
-                f"{receipt} may be of {len(holding)} groups; say which with --group: {some_of(holding)}"
-            )
-        if holding:
-            return holding[0]
-        return None if DEFAULT_GROUP in topic.groups else next(iter(sorted(topic.groups)), None)
-
-    def _view(self, topic: str, group: str | None) -> holdfast.Queue[bytes]:
-        if (topic, group) not in self._known:
-            self._known[topic, group] = view(self._engine, topic, group)
-        return self._known[topic, group]
+    return UnknownGroup(f"{topic} has no group {name}; it has none in queue mode yet: `holdfast get{word}` makes it")
 
 
 def is_queue(folder: str) -> bool:
@@ -155,7 +166,10 @@ def is_queue(folder: str) -> bool:
 
 
 def topics_of(folder: str) -> list[str]:
-    """The topics of a data folder; NotAQueue where it is none."""
+    """The topics of a data folder; NotAQueue where it is none. Those of a server it is asked for."""
+    if is_address(folder):
+        with opened_broker(folder) as broker:
+            return broker.topics()
     world = real_world()
     found = topics(world, folder)
     if found or is_queue(folder):
@@ -169,6 +183,14 @@ def topics_of(folder: str) -> list[str]:
 
 def chosen_topic(folder: str, wanted: str | None, *, create: bool = False) -> str:
     """The topic that a command is about: the one that was said, or the only one there is."""
+    wanted = wanted or queue_of(folder)
+    if is_address(folder):
+        if wanted is not None:
+            return check_topic_name(wanted)
+        with opened_broker(folder) as broker:
+            if create and not broker.topics():
+                return DEFAULT_TOPIC
+            return chosen_by(broker, folder, None)
     if create and not is_queue(folder):
         return topic_for(folder) if wanted is None else check_topic_name(wanted)
     found = topics_of(folder)
@@ -187,6 +209,10 @@ def chosen_topic(folder: str, wanted: str | None, *, create: bool = False) -> st
 
 def topic_named(folder: str, wanted: str | None, message_id: str) -> str:
     """The same, for a command that is told an id: it names the topic, too."""
+    if is_address(folder):
+        if wanted is None:
+            return topic_of_id(message_id).removesuffix(DEAD_SUFFIX)
+        return check_topic_name(wanted)
     found = topics_of(folder)
     if wanted is None and len(found) > 1:
         with suppress(HoldfastError):
@@ -218,16 +244,3 @@ def topic_of(folder: str) -> str:
 def log_of(folder: str, topic: str | None = None, partition: int = 0) -> str:
     """Where the messages of a topic's partition lie, for those who only read."""
     return join(partition_folder(folder, chosen_topic(folder, topic), partition), "log")
-
-
-def broker_with(engine: BrokerEngine, topic: str) -> holdfast.Broker:
-    """The topics of the folder; this one is made, as a queue, where it is not there."""
-    if topic not in engine.topics():
-        new_queue(engine, topic)
-    return holdfast.Broker(engine, None)
-
-
-def new_queue(engine: BrokerEngine, name: str, changes: dict[str, Any] | None = None) -> None:
-    """Make a topic with the one group that a queue has."""
-    engine.create_topic(name, None, changes)
-    engine.open_topic(name).group(DEFAULT_GROUP)

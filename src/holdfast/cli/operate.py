@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
 import typer
 
+import holdfast
+from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import Compacted
-from holdfast.broker.positions import Reset
-from holdfast.broker.station import Station
 from holdfast.broker.topic import Topic as OpenTopic
 from holdfast.cli.ask import confirmed
-from holdfast.cli.moves import moves_of, show_moves
-from holdfast.cli.opened import Views, chosen_topic, opened, owned, topics_of
+from holdfast.cli.moves import Move, moves_of, show_moves
+from holdfast.cli.opened import chosen_by, chosen_topic, opened_broker, view
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, QueueFolder, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json, print_json_line, stdout
+from holdfast.cli.remote import is_remote
 from holdfast.cli.text import safe, size
-from holdfast.embedded.times import instant_ns, parse_instant
+from holdfast.cli.views import Views
+from holdfast.client.address import is_address
+from holdfast.embedded.times import parse_instant
 from holdfast.env import real_world
-from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.storage.finding import count_of
-from holdfast.storage.log import Log
 
 
 @command
@@ -35,9 +38,8 @@ def cancel_command(
 ) -> int:
     """Take back messages that nobody works on: ready or delayed ones."""
     code = OK
-    topics_of(folder)
-    with owned(folder, wait=wait) as engine:
-        views = Views(engine, topic, group)
+    with opened_broker(folder, wait=wait) as broker:
+        views = Views(broker, folder, topic, group)
         for message_id in ids:
             try:
                 if not views.of_id(message_id).cancel(message_id):
@@ -74,11 +76,12 @@ def seek_command(
     """Go on elsewhere: all before is passed over, all behind comes again. The one way that done messages come back."""
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        stations = queue._stations if partition is None else [queue._group.station(partition)]
-        if offset is not None and len(stations) > 1:
-            raise InvalidRequest(f"{queue.name} has {len(stations)} partitions, each with offsets: give --partition N")
-        moves = moves_of(queue._group, [_reset(station, to, offset, when) for station in stations])
+    name = topic if is_address(folder) else chosen_topic(folder, topic)
+    with opened_broker(folder, wait=wait) as broker:
+        queue = view(broker, chosen_by(broker, folder, name), group)
+        moves = _moves(broker, queue, _place(to, offset, when), partition)
+        if offset is not None and len(moves) > 1:
+            raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
         if not as_json:
             show_moves(stdout(), moves)
         if not dry_run:
@@ -100,36 +103,29 @@ def seek_command(
     return OK
 
 
-def _reset(station: Station, to: str | None, offset: int | None, when: str | None) -> Reset:
-    target = _target(station.partition.log, to, offset, when)
-    floor = station.delivery.group.floor
-    return Reset(topic=station.topic, partition=station.number, before=floor, after=target)
-
-
-def _target(log: Log, to: str | None, offset: int | None, when: str | None) -> int:
+def _place(to: str | None, offset: int | None, when: str | None) -> str | int | datetime:
     if to is not None:
-        return log.start if to == "start" else log.end
+        return "earliest" if to == "start" else "latest"
     if when is not None:
         now_ms = real_world().clock.now_ns() // 1_000_000
-        return max(log.find_time(instant_ns(parse_instant(when, now_ms, "--time"), "--time")), log.start)
+        return parse_instant(when, now_ms, "--time")
     assert offset is not None
-    if not log.start <= offset <= log.end:
-        raise OffsetOutOfRange(
-            f"cannot go to offset {offset}: {log.start} to {log.end} are kept",
-            offset=offset,
-            start=log.start,
-            end=log.end,
-        )
     return offset
+
+
+def _moves(
+    broker: holdfast.Broker, queue: holdfast.Queue[bytes], to: str | int | datetime, partition: int | None
+) -> list[Move]:
+    resets = broker.reset_offsets(queue.group, queue.name, to=to, partition=partition, dry_run=True)
+    return moves_of(None if is_remote(queue) else queue._group, resets)
 
 
 @command
 def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Let go of all messages that are done, whatever retention says; they cannot be replayed any more."""
     name = chosen_topic(folder, topic)
-    with owned(folder, wait=wait) as engine, engine.using(name) as opened_topic:
-        engine.tick()
-        freed = _compact(opened_topic, streams=bool(engine.streams.on(opened_topic)))
+    with opened_broker(folder, wait=wait) as broker:
+        freed = _asked_to_compact(broker, name) if is_remote(broker) else _compacted(broker._engine, name)
     if as_json:
         print_json(msgspec.to_builtins(freed))
     else:
@@ -140,6 +136,22 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
             soft_wrap=True,
         )
     return OK
+
+
+def _asked_to_compact(broker: holdfast.Broker, name: str) -> Compacted:
+    groups = broker.describe_topic(name).groups
+    freed = [view(broker, name, group).compact() for group in groups]
+    return Compacted(
+        segments=sum(each.segments for each in freed),
+        bytes=sum(each.bytes for each in freed),
+        journal_bytes=sum(each.journal_bytes for each in freed),
+    )
+
+
+def _compacted(engine: BrokerEngine, name: str) -> Compacted:
+    with engine.using(name) as topic:
+        engine.tick()
+        return _compact(topic, streams=bool(engine.streams.on(topic)))
 
 
 def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:

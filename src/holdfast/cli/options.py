@@ -7,13 +7,14 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from holdfast.cli.completion import group_names, topic_names
+from holdfast.cli.placed import PLACE
 
 # Long enough for another command to be through with the folder, short enough to be told of an owner that stays.
 WAIT: Final = "1s"
 
 Folder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The folder of a queue, or of a log.")]
-DataFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The data folder.")]
-QueueFolder: TypeAlias = Annotated[str, typer.Argument(metavar="DIR", help="The queue's folder.")]
+DataFolder: TypeAlias = Annotated[str, typer.Argument(metavar=PLACE, help="The data folder, or a server.")]
+QueueFolder: TypeAlias = Annotated[str, typer.Argument(metavar=PLACE, help="The queue's folder, or a server.")]
 Topic: TypeAlias = Annotated[
     str | None,
     typer.Option(

@@ -22,6 +22,7 @@ from typing import Any, Final, NoReturn, ParamSpec
 import typer
 from rich.console import Console
 
+from holdfast.cli.placed import AT, PROFILE, with_place
 from holdfast.cli.text import safe, safe_lines
 from holdfast.errors import BadSettings, HoldfastError
 
@@ -108,8 +109,11 @@ def command(function: Callable[_P, int]) -> Callable[_P, None]:
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        for name in (AT, PROFILE):  # by now the folder says it
+            kwargs.pop(name, None)
         raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=bool(kwargs.get("as_json"))))
 
+    run.__signature__ = with_place(function)  # type: ignore[attr-defined]
     return run
 
 

@@ -22,6 +22,7 @@ from holdfast.cli.pipeline_view import (
     show_outcomes,
     standing_table,
 )
+from holdfast.cli.placed import App
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.embedded.times import parse_duration
@@ -31,7 +32,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 if TYPE_CHECKING:
     from holdfast.spark.pipelines.spec import Project
 
-app = typer.Typer(help="Pipelines from queues to tables and back, on Spark.", rich_markup_mode=None)
+app = App(help="Pipelines from queues to tables and back, on Spark.", rich_markup_mode=None)
 
 Names: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which pipelines.")]
 Declared: TypeAlias = Annotated[

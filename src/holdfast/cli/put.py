@@ -11,10 +11,12 @@ import typer
 
 import holdfast
 from holdfast.cli.intake import Defaults, Intake, Item, header_pairs, text_or_bytes
-from holdfast.cli.opened import broker_with, chosen_topic, owned
+from holdfast.cli.opened import chosen_topic, opened_broker
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json_line, stderr
 from holdfast.cli.progress import counter
+from holdfast.cli.queues import see_to_queue
+from holdfast.cli.remote import is_remote
 from holdfast.cli.text import safe
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -76,8 +78,11 @@ def put_command(
         # The first messages before the queue: a mistake in the call must not leave an empty queue behind.
         batches = _batches(intake.items(*given))
         first = list(islice(batches, 1))
-        with owned(folder, wait=wait, create=not no_create) as engine, counter("putting", shown=not as_json) as told:
-            broker = broker_with(engine, name)
+        with (
+            opened_broker(folder, wait=wait, create=not no_create) as broker,
+            counter("putting", shown=not as_json) as told,
+        ):
+            see_to_queue(broker, name, create=not no_create)
             for batch in chain(first, batches):
                 putting.put(broker, batch)
                 told(putting.stored)
@@ -155,6 +160,8 @@ class _Putting:
 
 def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> str:
     """Which message of a batch cannot be stored; all of them where that cannot be told."""
+    if is_remote(broker):
+        return batch[0].place if len(batch) == 1 else f"{batch[0].place} to {batch[-1].place}"
     with broker._publisher(topic) as publisher:
         most_bytes = publisher.topic.settings.max_message_bytes
         for item in batch:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.layout import partition_folder, topic_folder
@@ -17,6 +17,7 @@ from holdfast.broker.routing import check_partition
 from holdfast.broker.topic import Topic
 from holdfast.cli.messages import AnyMessage, reader_of
 from holdfast.cli.output import stderr
+from holdfast.client.address import is_address
 from holdfast.delivery.where import compile_where
 from holdfast.embedded.times import instant_ns, parse_instant
 from holdfast.env import real_world
@@ -31,8 +32,8 @@ PAGE_MESSAGES: Final = 100
 _FURTHER: Final = 8  # so many times as far back where too few of the newest are wanted
 # Where nobody tells of news: people look on, and a look costs little.
 _FOLLOWING: Final = FollowSettings(poll_interval_ms=250, poll_jitter_ms=50)
-_STARTS: Final = ("start", "earliest")
-_ENDS: Final = ("end", "latest")
+STARTS: Final = ("start", "earliest")
+ENDS: Final = ("end", "latest")
 
 
 class Reading:
@@ -54,7 +55,7 @@ class Reading:
 
     def begin(self, where: str, name: str = "--from") -> None:
         """Go on at the start, at the end, at an offset or at a time."""
-        if where not in (*_STARTS, *_ENDS) and not (where.isascii() and where.isdigit()):
+        if where not in (*STARTS, *ENDS) and not (where.isascii() and where.isdigit()):
             time_of(where, name)  # a mistake is one also where there is no partition yet
         for number, reader in self._readers.items():
             self._at[number] = self._place(reader, where, name)
@@ -135,8 +136,8 @@ class Reading:
 
     def _place(self, reader: LogReader, where: str, name: str) -> int:
         start, end = reader.start, reader.end
-        if where in _STARTS or where in _ENDS:
-            return start if where in _STARTS else end
+        if where in STARTS or where in ENDS:
+            return start if where in STARTS else end
         if where.isascii() and where.isdigit():
             return self._offset(int(where), start, end)
         return max(reader.find_time(time_of(where, name)), start)
@@ -185,6 +186,15 @@ class Reading:
                 stderr().print(f"dropped before it was read: {count_of(gone.start - at, 'message')}", soft_wrap=True)
                 at = gone.start
         self._at[number] = max(self._at[number], end)  # also where the last ones were removed or are damaged
+
+
+def reading_of(place: str, topic: str, partition: int | None = None, where: str | None = None) -> Any:
+    """The messages of a topic, in a folder or behind a server."""
+    if is_address(place):
+        from holdfast.cli.told_reading import ToldReading
+
+        return ToldReading(place, topic, partition, where)
+    return Reading(place, topic, partition, where)
 
 
 def time_of(text: str, name: str) -> int:

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import typer
@@ -76,11 +76,15 @@ def serve_command(
     return run(folder or effective.data_dir, effective, settings)
 
 
-def run(folder: str | None, effective: Effective, settings: ServerSettings) -> int:
+Say: TypeAlias = Callable[[str, Sequence[str], ServerSettings], None]
+
+
+def run(folder: str | None, effective: Effective, settings: ServerSettings, say: Say | None = None) -> int:
     """Serve until a signal comes; a second one ends it at once."""
     if folder is None:
         raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
     try:
+        from holdfast.client.sharing import share
         from holdfast.server.json_logs import start_logging
         from holdfast.server.process import serve
         from holdfast.server.server import event_loop
@@ -94,20 +98,26 @@ def run(folder: str | None, effective: Effective, settings: ServerSettings) -> i
     async def until_told() -> bool:
         loop = asyncio.get_running_loop()
         told_to_go = asyncio.Event()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, _go, told_to_go, loop)
+        go_when_told(told_to_go, loop)
         return await serve(
             real_world(),
             folder,
             effective.broker,
             settings,
             processors=os.cpu_count() or 1,
-            ready=lambda addresses: _say(folder, addresses, settings),
+            ready=lambda addresses: (say or _say)(folder, addresses, settings),
             told_to_go=loop.create_task(told_to_go.wait()),
+            opened=None if settings.read_only else share,  # programs beside the server may open the folder, too
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:
         return OK if runner.run(until_told()) else DAMAGED
+
+
+def go_when_told(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    """Set the event when a signal asks the process to end."""
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, _go, told_to_go, loop)
 
 
 def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:

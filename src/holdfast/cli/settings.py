@@ -12,9 +12,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from holdfast.broker.policy import NOT_KEPT
-from holdfast.cli.opened import chosen_topic, new_queue, owned
+from holdfast.cli.opened import chosen_topic, opened_broker
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, stdout
+from holdfast.cli.queues import see_to_queue, settings_of
 from holdfast.cli.text import safe
 from holdfast.delivery.facts import seconds_of
 from holdfast.errors import BadSettings, InvalidRequest
@@ -42,12 +43,10 @@ def settings_command(
     """
     wanted = changes_of(changes or [])
     name = chosen_topic(folder, topic, create=create)
-    with owned(folder, wait=wait, create=create) as engine:
-        if name not in engine.topics():
-            new_queue(engine, name, wanted)
-        elif wanted:
-            engine.alter_topic(name, wanted)
-        settings = engine.open_topic(name).settings
+    with opened_broker(folder, wait=wait, create=create) as broker:
+        if not see_to_queue(broker, name, wanted, create=create) and wanted:
+            broker.alter_topic(name, **wanted)
+        settings = settings_of(broker, name)
     values, defaults = msgspec.structs.asdict(settings), msgspec.structs.asdict(TopicSettings())
     differing = {name: value for name, value in values.items() if value != defaults[name]}
     if as_json:

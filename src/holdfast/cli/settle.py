@@ -11,10 +11,12 @@ import typer
 
 import holdfast
 from holdfast.cli.messages import lease_end, moment, seconds_text
-from holdfast.cli.opened import Views, owned, topics_of
+from holdfast.cli.opened import opened_broker
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json_line, stdout
+from holdfast.cli.remote import asked, is_remote
 from holdfast.cli.text import safe
+from holdfast.cli.views import Views
 from holdfast.delivery.events import Phase
 from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -129,11 +131,10 @@ class _Settling:
         self._as_json = as_json
 
     def run(self, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
-        topics_of(self._folder)
         group = self._group or (None if receipts else os.environ.get(GROUP) or None)
         code = OK
-        with owned(self._folder, wait=self._wait) as engine:
-            views = Views(engine, self._topic, group)
+        with opened_broker(self._folder, wait=self._wait) as broker:
+            views = Views(broker, self._folder, self._topic, group)
             for receipt in receipts or [_exported()]:
                 try:
                     queue = views.of_receipt(receipt)
@@ -162,6 +163,9 @@ def _exported() -> str:
 
 def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[str, Any]:
     """Where the message stands now."""
+    if is_remote(queue):
+        name, until = _told_after(queue, message, verb)
+        return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": name, **moment("until", until)}
     group = message._home.delivery.group
     phase = group.phase(message.offset)
     name = phase.value
@@ -173,6 +177,16 @@ def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[s
     elif phase is Phase.DONE and verb != "acked":
         name = Phase.DEAD.value  # it has moved to the dead letters by now
     return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": name, **moment("until", until)}
+
+
+def _told_after(queue: Any, message: _Message, verb: str) -> tuple[str, datetime | None]:
+    from holdfast.protocol.queues import Whole
+
+    if verb in ("acked", "rejected"):
+        return ("done" if verb == "acked" else "dead"), None
+    now = asked(queue, Whole, "queues", queue.name, "lookup", id=message.id, group=queue.group)
+    until_ms = {"leased": now.lease_until_ms, "delayed": now.due_ms}.get(now.phase, 0)
+    return now.phase, to_datetime(until_ms * 1_000_000) if until_ms else None
 
 
 def _sentence(facts: dict[str, Any]) -> str:

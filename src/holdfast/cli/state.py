@@ -15,13 +15,15 @@ from holdfast.cli.messages import moment
 from holdfast.cli.opened import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, json_text, print_json, stderr, stdout
+from holdfast.cli.placed import App
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
+from holdfast.client.address import is_address
 from holdfast.embedded.locking import document_from
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 
-app = typer.Typer(help="State documents: JSON values with versions.", rich_markup_mode=None)
+app = App(help="State documents: JSON values with versions.", rich_markup_mode=None)
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The document's name.")]
 Version: TypeAlias = Annotated[
@@ -43,13 +45,10 @@ def _state(context: typer.Context) -> None:
 @command
 def get_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int:
     """Print a document as JSON. Takes no lock of the folder. Exit code: 3 where there is none."""
-    topics_of(folder)
-    check_name(name, "document")
-    found = replayed_locks(real_world(), folder).table.documents.get(name)
-    if found is None:
+    document = _document(folder, check_name(name, "document"))
+    if document is None:
         stderr().print(f"there is no document {safe(name)} in {safe(folder)}", soft_wrap=True)
         return NOTHING_THERE
-    document = document_from(name, found)
     if as_json:
         print_json(_facts(document, value=document.value))
     else:
@@ -107,19 +106,36 @@ def rm_command(
 @command
 def ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """List the documents. Takes no lock of the folder."""
-    topics_of(folder)
-    found = sorted(replayed_locks(real_world(), folder).table.documents.items())
+    found = _documents(folder)
     if as_json:
-        documents = [_facts(document_from(name, content)) for name, content in found]
-        print_json({"folder": folder, "documents": documents})
+        print_json({"folder": folder, "documents": [_facts(document) for document, _ in found]})
     elif not found:
         stderr().print(f"no documents in {safe(folder)}", soft_wrap=True)
     else:
         shown = table("document", "version>", "bytes>")
-        for name, content in found:
-            shown.add_row(safe(name), str(content.version), f"{len(content.content):,}")
+        for document, size in found:
+            shown.add_row(safe(document.name), str(document.version), f"{size:,}")
         show_table(stdout(), shown)
     return OK
+
+
+def _document(place: str, name: str) -> holdfast.Document | None:
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return broker.documents.get(name)
+    topics_of(place)
+    found = replayed_locks(real_world(), place).table.documents.get(name)
+    return None if found is None else document_from(name, found)
+
+
+def _documents(place: str) -> list[tuple[holdfast.Document, int]]:
+    """All of them, and how many bytes each has."""
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return [(each, len(msgspec.json.encode(each.value))) for each in broker.documents.list()]
+    topics_of(place)
+    found = sorted(replayed_locks(real_world(), place).table.documents.items())
+    return [(document_from(name, content), len(content.content)) for name, content in found]
 
 
 def _facts(document: holdfast.Document, **more: Any) -> dict[str, Any]:

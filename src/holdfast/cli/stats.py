@@ -14,20 +14,21 @@ from rich.text import Text
 
 import holdfast
 from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.standing import Standing
 from holdfast.cli.live import screen
 from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import opened, topics_of
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
+from holdfast.cli.places import queue_of
+from holdfast.cli.remote import is_remote
+from holdfast.cli.standing import standing_of
 from holdfast.cli.tables import show_table
 from holdfast.cli.text import safe, size
 from holdfast.cli.topic import topics_document, topics_table
 from holdfast.delivery.events import Phase
 from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.env import real_world
-from holdfast.errors import Busy, InvalidRequest
-from holdfast.model import Record
+from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.storage.finding import count_of
 
 
@@ -71,26 +72,35 @@ class _Looking:
 
     def look(self) -> tuple[dict[str, Any], Table]:
         """What there is, for scripts and for people."""
-        if self._topic is None and self._group is None and len(topics_of(self._folder)) > 1:
-            topics = list(Standing(real_world(), self._folder).topics())
+        if (
+            self._topic is None
+            and self._group is None
+            and len(topics_of(self._folder)) > 1
+            and not queue_of(self._folder)
+        ):
+            topics = list(standing_of(self._folder).topics())
             return topics_document(self._folder, topics), topics_table(topics)
         with opened(self._folder, topic=self._topic, group=self._group, wait=self._wait) as queue:
             stats = queue.stats()
-            oldest_ns = min((record.timestamp_ns for record in _first_ready(queue)), default=None)
+            oldest_ns = min(_first_ready(queue), default=None)
             found: dict[str, Any] = msgspec.to_builtins(stats)
+            found["folder"] = self._folder if is_remote(queue) else found["folder"]
         for own in ("metrics", "waiters", "durability"):
             del found[own]  # of this short opening, which nobody asked about
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
         return found, _table(found)
 
 
-def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[Record]:
-    """The first message that is ready in each partition."""
+def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[int]:
+    """When the first message that is ready in each partition was published; of a server's: the next one."""
+    if is_remote(queue):
+        yield from (message.timestamp_ns for message in queue.messages("ready", limit=1))
+        return
     for station in queue._stations:
         group, log = station.delivery.group, station.partition.log
         for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY:
-                yield record
+                yield record.timestamp_ns
                 break
 
 
@@ -106,7 +116,7 @@ def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
                     print_json_line(found)
                 else:
                     live.update(shown, refresh=True)
-            except Busy as busy:
+            except Unavailable as busy:
                 if as_json:
                     print_json_line({"busy": str(busy)})
                 else:

@@ -13,7 +13,7 @@ from holdfast.cli.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMes
 from holdfast.cli.opened import chosen_topic
 from holdfast.cli.options import AsJson, Limit, PartitionNumber, QueueFolder, Topic, Where
 from holdfast.cli.output import OK, command, print_json_line, stdout, write_bytes
-from holdfast.cli.reading import Reading
+from holdfast.cli.reading import reading_of
 from holdfast.errors import InvalidRequest
 
 _COLUMNS: Final = (ID, TIME, KEY, HEADERS, PRIORITY, SIZE)
@@ -43,7 +43,7 @@ def tail_command(
     """
     if raw and as_json:
         raise InvalidRequest("--raw and --json both say what is printed; give one of them")
-    reading = Reading(folder, chosen_topic(folder, topic), partition, where)
+    reading = reading_of(folder, chosen_topic(folder, topic), partition, where)
     showing = Showing(raw=raw, as_json=as_json)
     if begin is None:
         last = reading.last(_LAST if limit is None else min(limit, _LAST))

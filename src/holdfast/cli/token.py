@@ -16,6 +16,7 @@ from rich.table import Table
 
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
+from holdfast.cli.placed import App
 from holdfast.cli.text import safe
 from holdfast.delivery.facts import seconds_of
 from holdfast.embedded.settings_file import read_settings
@@ -27,7 +28,7 @@ from holdfast.server.principals import principal_of
 from holdfast.server.tokens import ACTIONS, ROLES, Entry, Tokens, digest_of, entry_of, parse_tokens, read_tokens
 from holdfast.server.tokens_text import with_entry, without_entry
 
-app = typer.Typer(help="Who may call a server, and what each may do.", rich_markup_mode=None)
+app = App(help="Who may call a server, and what each may do.", rich_markup_mode=None)
 
 # So that whoever finds one in a log or a repository knows what it is, and scanners find it first.
 _PREFIX: Final = "holdfast_"

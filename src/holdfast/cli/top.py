@@ -21,8 +21,10 @@ from holdfast.cli.opened import topics_of, unknown_topic
 from holdfast.cli.options import AsJson, DataFolder, Topic
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
 from holdfast.cli.owner import owner_of
+from holdfast.cli.standing import ToldStanding
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, size
+from holdfast.client.address import is_address
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
@@ -86,27 +88,44 @@ class FolderSource:
     def look(self) -> Load:
         standing, at_s = Standing(self._world, self.name), time.monotonic()
         found = standing.topics() if self._topic is None else [standing.topic(self._topic)]
-        return Load(at_s=at_s, topics=[self._topic_load(topic) for topic in found])
+        return Load(at_s=at_s, topics=[_load_of(topic, self._delayed(topic)) for topic in found])
 
     def owner(self) -> str:
         owner = owner_of(self.name)
         return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
 
-    def _topic_load(self, topic: TopicStanding) -> TopicLoad:
-        return TopicLoad(
-            name=topic.name,
-            messages=topic.messages,
-            delayed=self._delayed(topic),
-            dead=topic.dead,
-            bytes=topic.bytes,
-            published=sum(each.end for each in topic.partitions),
-            groups=[_group_load(group) for group in topic.groups],
-        )
-
     def _delayed(self, topic: TopicStanding) -> int:
         return sum(
             count_beside(self._world, partition_folder(self.name, topic.name, each.number)) for each in topic.partitions
         )
+
+
+class ServerSource:
+    """A server, which is asked."""
+
+    def __init__(self, place: str, topic: str | None) -> None:
+        self.name = place
+        self._topic = topic
+
+    def look(self) -> Load:
+        topics, delayed = ToldStanding(self.name).look(self._topic)
+        loads = [_load_of(topic, delayed.get(topic.name, 0)) for topic in topics]
+        return Load(at_s=time.monotonic(), topics=loads)
+
+    def owner(self) -> str:
+        return "a server"
+
+
+def _load_of(topic: TopicStanding, delayed: int) -> TopicLoad:
+    return TopicLoad(
+        name=topic.name,
+        messages=topic.messages,
+        delayed=delayed,
+        dead=topic.dead,
+        bytes=topic.bytes,
+        published=sum(each.end for each in topic.partitions),
+        groups=[_group_load(group) for group in topic.groups],
+    )
 
 
 def _group_load(group: GroupStanding) -> GroupLoad:
@@ -137,7 +156,7 @@ def top_command(
     interval_s = parse_duration(interval, "--interval")
     if interval_s < 0.1:
         raise InvalidRequest(f"--interval {interval} is too often; give 100ms or more")
-    source = FolderSource(folder, topic)
+    source: Source = ServerSource(folder, topic) if is_address(folder) else FolderSource(folder, topic)
     if not once:
         _watch(source, interval_s, as_json=as_json)
     load = source.look()
@@ -227,7 +246,8 @@ def _caption(source: Source, load: Load) -> Text:
     groups = sum(len(topic.groups) for topic in load.topics)
     counts = f"{count_of(len(load.topics), 'topic')}, {count_of(groups, 'group')}"
     now = datetime.fromtimestamp(real_world().clock.now_ns() / 1e9, UTC)
-    return Text(safe(f"{source.name}  {now:%H:%M:%S} UTC  {counts}  {source.owner()}") + "\n")
+    line = safe(f"{now:%H:%M:%S} UTC  {counts}  {source.name}, {source.owner()}")
+    return Text(f"{line}\n", no_wrap=True, overflow="ellipsis")
 
 
 class _Rates:

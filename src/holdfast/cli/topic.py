@@ -9,22 +9,28 @@ import typer
 from rich.table import Table
 
 from holdfast.broker.layout import check_topic_name
-from holdfast.broker.standing import Standing, TopicStanding
+from holdfast.broker.standing import TopicStanding
 from holdfast.cli.ask import confirmed
 from holdfast.cli.completion import topic_names
 from holdfast.cli.group import groups_table
 from holdfast.cli.opened import opened_broker, owned, topics_of, unknown_topic
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
+from holdfast.cli.placed import App
 from holdfast.cli.progress import share
+from holdfast.cli.queues import settings_of
 from holdfast.cli.settings import changes_of, show_settings
+from holdfast.cli.standing import standing_of
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, short_time, size
-from holdfast.env import real_world
+from holdfast.client.address import is_address
+from holdfast.client.sharing import socket_of
+from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists
+from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.finding import count_of
 
-app = typer.Typer(help="Topics: make them, look at them, change them, take them away.", rich_markup_mode=None)
+app = App(help="Topics: make them, look at them, change them, take them away.", rich_markup_mode=None)
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=topic_names)]
 _Changes: TypeAlias = Annotated[
@@ -78,7 +84,7 @@ def create_command(
 def ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """List the topics: what they hold, and how far behind their groups are. Needs no lock."""
     topics_of(folder)
-    found = list(Standing(real_world(), folder).topics())
+    found = list(standing_of(folder).topics())
     if as_json:
         print_json(topics_document(folder, found))
     elif not found:
@@ -162,10 +168,12 @@ def show_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int
 
 
 def _standing(folder: str, name: str) -> TopicStanding:
+    if is_address(folder):
+        return standing_of(folder).topic(check_topic_name(name))
     found = topics_of(folder)
     if check_topic_name(name) not in found:
         raise unknown_topic(folder, name, found)
-    return Standing(real_world(), folder).topic(name)
+    return standing_of(folder).topic(name)
 
 
 def _partitions_table(topic: TopicStanding) -> Table:
@@ -194,8 +202,7 @@ def alter_command(
     _standing(folder, name)
     with opened_broker(folder, wait=wait) as broker:
         broker.alter_topic(name, **wanted)
-        with broker._engine.using(name) as topic:
-            settings = msgspec.structs.asdict(topic.settings)
+        settings = msgspec.structs.asdict(settings_of(broker, name))
     now = {setting: settings[setting] for setting in wanted}
     if as_json:
         print_json({"topic": name, "settings": msgspec.to_builtins(now)})
@@ -285,6 +292,27 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 def compact_command(folder: DataFolder, name: Name, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
     _standing(folder, name)
+    done = _compacted_by_owner(folder, name) or _compacted(folder, name, wait, as_json=as_json)
+    if as_json:
+        print_json({"topic": name, **msgspec.to_builtins(done)})
+        return OK
+    stdout().print(
+        f"{count_of(done.removed_messages, 'message')} dropped for newer ones of their keys, {size(done.freed_bytes)} "
+        f"freed: {count_of(done.segments, 'segment')} written anew",
+        soft_wrap=True,
+    )
+    return OK
+
+
+def _compacted_by_owner(folder: str, name: str) -> KeysCompacted | None:
+    """What a server, or the process that owns the folder, has done; None where there is none."""
+    if not is_address(folder) and not answers_at(socket_of(absolute(folder))):
+        return None
+    with opened_broker(folder) as broker:
+        return broker.compact_topic(name)
+
+
+def _compacted(folder: str, name: str, wait: str, *, as_json: bool) -> KeysCompacted:
     # Without the threads that look after a folder: they compact as well, and what they do would go uncounted.
     with owned(folder, wait=wait, keep=False) as engine, engine.using(name) as topic:
         if topic.settings.cleanup == "delete":
@@ -295,13 +323,4 @@ def compact_command(folder: DataFolder, name: Name, wait: Wait = WAIT, as_json: 
             )
         engine.tick()
         with share("compacting", shown=not as_json) as progress:
-            done = topic.compact_keys(progress, roll=True)
-    if as_json:
-        print_json({"topic": name, **msgspec.to_builtins(done)})
-        return OK
-    stdout().print(
-        f"{count_of(done.removed_messages, 'message')} dropped for newer ones of their keys, {size(done.freed_bytes)} "
-        f"freed: {count_of(done.segments, 'segment')} written anew",
-        soft_wrap=True,
-    )
-    return OK
+            return topic.compact_keys(progress, roll=True)

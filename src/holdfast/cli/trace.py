@@ -16,11 +16,13 @@ from holdfast.broker.trace_log import TRACES, Search, newest, search, trace
 from holdfast.broker.trace_stats import TraceStats, stats
 from holdfast.broker.traces import BURIED, LEASED, PUBLISHED, TraceStep
 from holdfast.cli.lifeline import life_line, time_text
-from holdfast.cli.opened import is_queue, topic_of
+from holdfast.cli.opened import is_queue, opened_broker, topic_of
 from holdfast.cli.options import AsJson, QueueFolder
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.placed import App
 from holdfast.cli.text import iso_time, safe, short_time
-from holdfast.embedded.times import instant_ns, parse_instant
+from holdfast.client.address import is_address
+from holdfast.embedded.times import instant_ns, parse_instant, to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
 from holdfast.storage import LogReader
@@ -28,11 +30,12 @@ from holdfast.storage.files import join
 from holdfast.storage.finding import count_of
 from holdfast.storage.opening import is_log
 
-app = typer.Typer(help="Traces: what became of messages, step by step.", rich_markup_mode=None)
+app = App(help="Traces: what became of messages, step by step.", rich_markup_mode=None)
 
 _SHORT_ID: Final = 12
 # Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
 _MOST_LIVES: Final = 100_000
+_MOST_TOLD: Final = 10_000
 
 _Topic: TypeAlias = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
 _Group: TypeAlias = Annotated[str | None, typer.Option("--group", help="Only of this group.")]
@@ -57,10 +60,10 @@ def show_command(
     as_json: AsJson = False,
 ) -> int:
     """Draw the life of one message, from its publication on, through redrives and all."""
-    if is_queue(message_id):  # all other commands take the folder first
+    if is_address(message_id) or is_queue(message_id):  # all other commands take the folder first
         message_id, folder = folder, message_id
     topic_of_id(message_id)  # or a mistake in the call
-    steps = trace(_log(folder), message_id)
+    steps = _trace(folder, message_id)
     if not steps:
         raise InvalidRequest(
             f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
@@ -93,8 +96,8 @@ def search_command(
     as_json: AsJson = False,
 ) -> int:
     """Find steps by topic, group, event, holder, error and time; oldest first."""
-    found = search(_log(folder), _search(topic, group, since, until, event=event, holder=holder, error=error))
-    steps = newest(found, limit) if last else islice(found, limit)
+    wanted = _search(topic, group, since, until, event=event, holder=holder, error=error)
+    steps = _steps(folder, wanted, limit, last=last)
     if as_json:
         for step in steps:
             print_json_line(_document(step))
@@ -113,7 +116,7 @@ def ls_command(
     as_json: AsJson = False,
 ) -> int:
     """List the messages that were traced last, and how they stand; the newest are last."""
-    lives = _lives(search(_log(folder), _search(topic, None, since, None)))
+    lives = _lives(_all_steps(folder, _search(topic, None, since, None)))
     chosen = lives[-limit:]
     if as_json:
         for life in chosen:
@@ -137,12 +140,44 @@ def stats_command(
 ) -> int:
     """Count the steps, and tell how long messages waited and were worked on."""
     wanted = _search(topic, None, since, until)
-    found = stats(step for step in search(_log(folder), wanted) if group is None or step.group in ("", group))
+    found = stats(step for step in _all_steps(folder, wanted) if group is None or step.group in ("", group))
     if as_json:
         print_json(msgspec.to_builtins(found, str_keys=True))
     else:
         stdout().print(_stats_table(found))
     return OK
+
+
+def _trace(place: str, message_id: str) -> list[TraceStep]:
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return broker.trace(message_id)
+    return trace(_log(place), message_id)
+
+
+def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return broker.search_traces(**_question(wanted), limit=limit, last=last)
+    found = search(_log(place), wanted)
+    return newest(found, limit) if last else islice(found, limit)
+
+
+def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
+    """All that fit; of a server's as many of the newest as it tells at once."""
+    return iter(_steps(place, wanted, _MOST_TOLD, last=True)) if is_address(place) else search(_log(place), wanted)
+
+
+def _question(wanted: Search) -> dict[str, Any]:
+    """A search as a face takes it."""
+    names = ("topic", "group", "event", "holder", "error")
+    asked: dict[str, Any] = {name: getattr(wanted, name) for name in names}
+    ever = Search()
+    if wanted.since_ns != ever.since_ns:
+        asked["since"] = to_datetime(wanted.since_ns)
+    if wanted.until_ns != ever.until_ns:
+        asked["until"] = to_datetime(wanted.until_ns)
+    return asked
 
 
 def _log(folder: str) -> LogReader:

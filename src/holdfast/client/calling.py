@@ -81,6 +81,7 @@ class Caller:
         deadline_ns = self._mono_ns() + round(timeout_s * 1e9)
         content = request_bytes(ask, self._common)
         attempt, repeated = 0, False
+        unreachable_ns: int | None = None  # since when nobody is there at all
         while True:
             self.check_open()
             left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
@@ -89,22 +90,28 @@ class Caller:
                 answer = await self._attempt(content, left_s, careful=not ask.again)
             except _Unsent as failure:
                 problem: HoldfastError = self._unreachable(failure)
+                unreachable_ns = unreachable_ns or self._mono_ns()
             except _Cut as failure:
+                unreachable_ns = None
                 if not ask.again:
                     raise self._unknown(ask, failure) from None
                 repeated = True
                 problem = self._unreachable(failure)
             else:
+                unreachable_ns = None
                 if answer.status < 300:
                     return _value(answer, ask.answers)
                 problem = _error(answer)
                 retry_after = _retry_after(answer)
-                if answer.status not in _AGAIN or (repeated and not ask.again):
+                if answer.status not in _AGAIN or not (problem.retryable or type(problem) is Closed):
                     problem.repeated = repeated  # type: ignore[attr-defined]
                     raise problem
             pause_s = max(self.state.backoff_ms(attempt) / 1000 if attempt else 0.0, retry_after, self.state.pause_s())
             attempt += 1
-            if self._mono_ns() + pause_s * 1e9 > deadline_ns:
+            until_ns = deadline_ns
+            if unreachable_ns is not None:  # however long an answer may take
+                until_ns = min(deadline_ns, unreachable_ns + round(self.timeout_s * 1e9))
+            if self._mono_ns() + pause_s * 1e9 > until_ns:
                 raise problem from None
             if pause_s:
                 await self._ways.pause(pause_s)
@@ -152,10 +159,11 @@ class Caller:
                 connection = self._idle.pop()
             except IndexError:
                 break
-            if (careful or self._mono_ns() - connection.used_ns > _IDLE_NS) and connection.wire.ended():
-                connection.wire.close()
-                continue
-            return connection
+            wire = connection.wire
+            rested = careful or self._mono_ns() - connection.used_ns > _IDLE_NS
+            if wire.is_ours() and not (rested and wire.ended()):
+                return connection
+            wire.close()
         try:
             wire = await self._ways.connect(self.address, timeout_s, self._tls)
         except (OSError, TimeoutError) as error:

@@ -115,13 +115,18 @@ class _Serving:
     async def _serve(self, engine: BrokerEngine, listening: Any) -> None:
         import asyncio
 
+        from holdfast.client.staged import routes
         from holdfast.embedded.aio_broker import AsyncBroker
+        from holdfast.server.console.pages import console_routes
+        from holdfast.server.console.rendering import error_page
         from holdfast.server.server import Server
         from holdfast.settings import ServerSettings
 
         self._ending = asyncio.Event()
         settings = ServerSettings(drain_ms=_DRAIN_MS, max_request_bytes=1 << 30)
-        self._server = server = Server(engine.world, AsyncBroker(engine, None), settings)
+        pages = console_routes(engine, at_once=False)  # for `holdfast ui`, beside the owner
+        self._server = server = Server(engine.world, AsyncBroker(engine, None), settings, more=[routes, *pages])
+        server.app.error_page = error_page
         await server.http.listen_on(listening)
         if not self.over:  # it may have ended before there was anything to tell
             await self._ending.wait()

@@ -33,6 +33,9 @@ class Wire(Protocol):
     async def receive(self, timeout_s: float) -> bytes:
         """What came; nothing at the end."""
 
+    def is_ours(self) -> bool:
+        """Whether the caller can use it at all: a connection of one event loop is of no use in another."""
+
     def ended(self) -> bool:
         """Whether it is of no use any more, as far as one can know without asking."""
 
@@ -85,6 +88,9 @@ class ThreadWire:
         if timeout_s != self._timeout_s:  # a system call each time
             self._connection.settimeout(timeout_s)
             self._timeout_s = timeout_s
+
+    def is_ours(self) -> bool:
+        return True
 
     def ended(self) -> bool:
         return has_ended(self._connection)
@@ -172,8 +178,11 @@ class TaskWire(asyncio.Protocol):
         self._content.clear()
         return content
 
+    def is_ours(self) -> bool:
+        return self._loop is _loop()
+
     def ended(self) -> bool:
-        return self._over or bool(self._content) or self._loop.is_closed() or self._loop is not _loop()
+        return self._over or bool(self._content)
 
     def close(self) -> None:
         if self._loop is _loop():

@@ -177,8 +177,9 @@ class LockFace:
         return Patience(self._engine.world.clock, wanted.wait_s)
 
     def _taken(self, ticket: Ticket) -> Lock:
-        assert ticket.granted is not None
-        return lock_of(ticket.wanted.name, ticket.granted, self._engine.locks().moment())
+        held = ticket.granted
+        assert held is not None
+        return lock_of(ticket.wanted.name, held, Moment(held.at_ms, held.until_ms - held.lease_ms))
 
     def _renew(self, lock: LockLike, lease: Seconds | None) -> tuple[Proof, Decided]:
         proof = proof_of(lock)

@@ -1,4 +1,4 @@
-"""The only doors to the outside world: clock, disk, ids. Everything else is given them."""
+"""The only doors to the outside world: clock, disk, ids, watch. Everything else is given them."""
 
 from holdfast.env.clock import Clock, ManualClock, SystemClock
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, RealDisk

@@ -16,6 +16,8 @@ from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from holdfast.env.forks import close_in_children
+
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 # The holder's note in a lock file: fixed, so that a new note always covers the old one.
@@ -188,6 +190,13 @@ class RealFolderLock:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        close_in_children(self)
+
+    def disown(self) -> None:
+        """In a child after a fork: it must not keep the lock when the owner is gone."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast.delivery.group import Failure
 from holdfast.protocol.messages import Instant, Name, Number, PartitionNumber, Said, Told, Wire
 
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
@@ -45,6 +46,8 @@ class Listed(Said, kw_only=True):
     reason: str = ""
     error: str = ""
     due_ms: int = 0
+    receipt: str = ""  # of a message that somebody has
+    lease_until_ms: int = 0
 
 
 class Messages(Told, kw_only=True):
@@ -57,6 +60,23 @@ class ListedMessages(Told, kw_only=True):
     """Messages that are looked at, with where they stand."""
 
     messages: list[Listed]
+
+
+class LookupQuery(InGroup, kw_only=True):
+    """Which message is meant: by its id, or by that of the dead letter that it became."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=300)]
+
+
+class Whole(Listed, kw_only=True):
+    """Everything that is known of a message. Times are milliseconds since 1970, 0 where there is none."""
+
+    phase: Literal["ready", "leased", "delayed", "done", "dead"] = "ready"  # type: ignore[assignment]
+    leased_at_ms: int = 0
+    first_delivery_ms: int = 0
+    last_delivery_ms: int = 0
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    state: Any = None
 
 
 class Cancelled(Told, kw_only=True):

@@ -115,6 +115,10 @@ def _query(text: str, kind: Any) -> Any:
         else:
             found[name] = value
     try:
-        return msgspec.convert(found, kind, strict=False)
+        given = msgspec.convert(found, kind, strict=False)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"what follows the '?' does not fit: {error}") from None
+    for name in found:
+        if getattr(given, name, ...) is None:  # the word "null" was taken for nothing
+            raise InvalidRequest(f"{name} cannot be null behind the '?'; leave it out instead")
+    return given

@@ -207,9 +207,11 @@ def _variable(name: str) -> Node:
 
 
 def _without_null(schema: Node) -> Node:
-    """Behind a '?' nothing is null: it is left out."""
+    """Behind a '?' nothing is null: it is left out. And a time may be given in seconds since 1970."""
     found = {name: value for name, value in schema.items() if name != "default" or value is not None}
     choices = [each for each in found.pop("anyOf", ()) if each.get("type") != "null"]
+    if any(each.get("format") == "date-time" for each in choices):
+        choices.append({"type": "number"})
     if not choices:
         return found
     return {**found, **choices[0]} if len(choices) == 1 else {**found, "anyOf": choices}

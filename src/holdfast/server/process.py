@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from holdfast.broker.broker import BrokerEngine
 from holdfast.embedded.aio_broker import AsyncBroker, open_broker
 from holdfast.env import World
 from holdfast.env.environ import environment
@@ -33,6 +34,7 @@ async def serve(
     processors: int,
     ready: Callable[[Sequence[str]], None],
     told_to_go: Awaitable[object],
+    opened: Callable[[BrokerEngine], None] | None = None,
 ) -> bool:
     """Serve a folder until told to go; answers whether all that was under way then was finished."""
     for warning in check_listening(settings):
@@ -42,6 +44,8 @@ async def serve(
     try:
         server = make_server(world, broker, settings, processors=processors)
         addresses = await server.listen(tls)
+        if opened is not None:
+            opened(broker._engine)
     except BaseException:
         await broker.close()
         raise

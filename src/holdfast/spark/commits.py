@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
@@ -50,19 +50,31 @@ class Write(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def owning(world: World, root: str, settings: BrokerSettings, wait_ms: int) -> Iterator[BrokerEngine]:
-    """The folder, owned; waits for a while where somebody else has it, as other writes may be at their commits."""
+def owning(
+    world: World,
+    root: str,
+    settings: BrokerSettings,
+    wait_ms: int,
+    is_shared: Callable[[str], bool] | None = None,
+) -> Iterator[BrokerEngine | None]:
+    """The folder, owned; waits for a while where somebody else has it, as other writes may be at their commits.
+
+    None where whoever has it lets others in.
+    """
     deadline_ns = world.clock.monotonic_ns() + wait_ms * 1_000_000
     engine: BrokerEngine | None = None
     while engine is None:
         try:
             engine = BrokerEngine.open(root, create=False, settings=settings, world=world)
         except Busy as error:
+            if is_shared is not None and is_shared(root):
+                yield None
+                return
             if world.clock.monotonic_ns() >= deadline_ns:
                 owner = str(error).partition("; ")[0]
                 raise Busy(
-                    f"{owner}, and Spark can write to a folder only while no other process owns it. Close it there, "
-                    "then write again; nothing is lost or doubled by that"
+                    f"{owner}, and does not share it: Spark can write there only while no such process owns it. Close "
+                    "it there, then write again; nothing is lost or doubled by that"
                 ) from None
             world.clock.wait(threading.Event(), _LOOK_AGAIN_S)
     try:

@@ -7,6 +7,7 @@ commit that raised it calls `abort`, whether or not the commit took effect.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,13 +17,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from holdfast.broker.broker import folder_path
+from holdfast.broker.broker import BrokerEngine, folder_path
 from holdfast.broker.layout import TOPICS, check_name
+from holdfast.client.staged import commit_there, is_shared
 from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.times import parse_duration
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
-from holdfast.errors import InvalidRequest, NotAQueue
+from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
 from holdfast.spark.commits import Write, commit, owning
 from holdfast.spark.errors import in_one_sentence
@@ -100,8 +102,18 @@ class Sink:
             streaming=streaming,
             new_partitions=options.new_partitions,
         )
-        with owning(world, options.path, options.settings, options.owner_wait_ms) as engine:
-            commit(engine, write)
+        while True:
+            with self._owning(world) as engine:
+                if engine is not None:
+                    commit(engine, write)
+                    return
+            try:
+                commit_there(world, options.path, write)
+            except Unavailable:
+                if not kept or is_shared(options.path):
+                    raise
+            else:
+                return  # otherwise the owner has gone: perhaps the folder is free now
 
     def abort(self, messages: Sequence[StagedRows | None]) -> None:
         """Remove what was staged, unless a commit took effect."""
@@ -111,10 +123,15 @@ class Sink:
                 staging.remove(message.write_id, message.batch, [file.name for file in message.files])
 
     def check_owner(self) -> None:
-        """Refuse early where another process owns the folder: before tasks do all their work for nothing."""
-        world, options = self._world or real_world(), self._options
-        with owning(world, options.path, options.settings, options.owner_wait_ms):
+        """Refuse early where another process owns the folder for itself: before tasks do all their work for nothing."""
+        with self._owning(self._world or real_world()):
             pass
+
+    def _owning(self, world: World) -> AbstractContextManager[BrokerEngine | None]:
+        """The folder, owned; None where another process owns it and lets others in. Simulated ones let nobody in."""
+        options = self._options
+        shared = is_shared if self._world is None else None
+        return owning(world, options.path, options.settings, options.owner_wait_ms, shared)
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -115,7 +115,7 @@ class _Mender:
         for base, stretches in self._work.rewrites.items():
             self._rewrite(base, stretches)
         for stretch in self._work.fills:
-            content = self._gap(stretch, 0, _SMALLEST_GAP)
+            content = b"".join(self._gap(stretch, 0, _SMALLEST_GAP))
             durable_replace(self._disk, self._folder, segment_name(stretch.first_offset), content)
         for base in self._work.distrusted:
             self._remove_index(base)
@@ -129,7 +129,7 @@ class _Mender:
         file = self._disk.open(temporary, write=True)
         try:
             for stretch in stretches:
-                write_fully(file, stretch.position, [self._patch(stretch)])
+                write_fully(file, stretch.position, self._patch(stretch))
             file.sync()
             data = file.view(0, file.size())
         finally:
@@ -160,18 +160,18 @@ class _Mender:
         )
         keep_bytes(self._disk, self._folder, content, note)
 
-    def _patch(self, stretch: Stretch) -> bytes:
+    def _patch(self, stretch: Stretch) -> Sequence[bytes | memoryview]:
         if stretch.kind == "behind":
-            return bytes(stretch.end - stretch.position)
+            return [bytes(stretch.end - stretch.position)]
         return self._gap(stretch, stretch.position, gap_bytes(stretch))
 
-    def _gap(self, stretch: Stretch, position: int, length: int) -> bytes:
+    def _gap(self, stretch: Stretch, position: int, length: int) -> Sequence[bytes | memoryview]:
         time_ns = 0 if stretch.time_ns == NO_TIME else stretch.time_ns
         body = gap_body(length, stretch.next_offset - stretch.first_offset, time_ns)
         # Not behind the frames before it, and not void where it stands; frames behind it are not older than that.
         epoch = max(stretch.epoch, self._epochs.at(stretch.first_offset))
         place = Place(self._log_id, epoch, position, stretch.first_offset, 0)
-        return b"".join([header_for(body, place, batch_remaining=0), *body.parts])
+        return [header_for(body, place, batch_remaining=0), *body.parts]
 
     def _prove(self, data: memoryview, stretch: Stretch) -> None:
         """Before the copy takes the segment's place: its gap is a frame, and ends where it should."""

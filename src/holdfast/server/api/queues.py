@@ -13,6 +13,7 @@ from holdfast.broker.group import QueueStats
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.listed import Listed as Found
 from holdfast.embedded.listing import listed
+from holdfast.embedded.lookup import receipt_of, until_ms
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.protocol.media import RAW
@@ -278,7 +279,19 @@ def told(found: Found[Any], *, bodies: bool = True) -> Listed:
         reason=found.reason,
         error=found.error,
         due_ms=0 if due is None else round(due.timestamp() * 1000),
+        **_lease(found),
     )
+
+
+def _lease(found: Found[Any]) -> dict[str, Any]:
+    """Until when somebody has it, and what settles it."""
+    if found.phase != "leased":
+        return {}
+    station = found._home
+    lease = station.delivery.group.leases.get(found.offset)
+    if lease is None:
+        return {}
+    return {"receipt": receipt_of(station, found.offset, lease), "lease_until_ms": until_ms(station, lease)}
 
 
 @routes.add("DELETE", "/v1/queues/{queue}/messages/{id}", action="consume", query=InGroup, answers=Cancelled, act=True)
@@ -289,7 +302,15 @@ async def cancel(call: Call) -> Cancelled:
     return Cancelled(cancelled=await group.cancel(call.path["id"]))
 
 
-@routes.add("POST", "/v1/queues/{queue}/seek", action="admin", body=Seek, answers=Sought, act=True)
+@routes.add(
+    "POST",
+    "/v1/queues/{queue}/seek",
+    action="admin",
+    body=Seek,
+    answers=Sought,
+    act=True,
+    errors=("offset_out_of_range",),
+)
 async def seek(call: Call) -> Sought:
     """Go on from there: all before is passed over, all behind comes again."""
     given: Seek = call.body

@@ -12,7 +12,6 @@ from holdfast.server.api.settings import effective_of
 from holdfast.server.audit import Audit
 from holdfast.server.calls import Call
 from holdfast.server.console.rendering import render
-from holdfast.server.engine_metrics import sync_times
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -57,6 +56,8 @@ async def health(call: Call) -> Response:
 
 
 def _disk(call: Call) -> dict[str, Any]:
+    from holdfast.server.engine_metrics import sync_times  # with a package that only this page needs
+
     engine = call.service.broker._engine
     topics = engine.open_topics()
     segments = [segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()]

@@ -14,7 +14,7 @@ from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import Wire
 from holdfast.server.calls import Call
-from holdfast.server.console.rates import Flow, Rates, points
+from holdfast.server.console.rates import Flow, Rates, area, points
 from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -31,7 +31,7 @@ class OverviewQuery(Wire, kw_only=True):
 
 
 class Spark(msgspec.Struct, frozen=True, kw_only=True):
-    """Two lines in a small picture, and what they say in numbers."""
+    """What came in as an area, what was handled as a line, and what they say in numbers."""
 
     into: str
     out: str
@@ -72,6 +72,7 @@ def overview_routes(rates: Rates) -> Routes:
     async def overview(call: Call) -> Response:
         """All queues at a glance."""
         query: OverviewQuery = call.query
+        rates.begin()
         known = [name for name in await call.service.broker.topics() if call.principal.sees(name)]
         wanted = [name for name in known if query.name.lower() in name.lower()]
         some = wanted[query.start : query.start + query.limit]
@@ -139,7 +140,7 @@ def spark_of(flow: Flow) -> Spark:
     """Both lines to one scale."""
     most = max([*flow.into, *flow.out], default=0.0)
     return Spark(
-        into=points(flow.into, most),
+        into=area(flow.into, most),
         out=points(flow.out, most),
         into_now=flow.into_now,
         out_now=flow.out_now,

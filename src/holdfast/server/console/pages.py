@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from holdfast.broker.broker import BrokerEngine
@@ -16,10 +15,11 @@ from holdfast.server.console.rates import Rates
 from holdfast.server.routing import Routes
 
 
-def console_routes(engine: BrokerEngine, audit: Audit | None = None) -> Sequence[Routes]:
-    """The pages; from now on samples are taken for their rates. Call it from the loop that serves."""
+def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once: bool = True) -> Sequence[Routes]:
+    """The pages. Samples for their rates are taken from now on, or from when somebody first looks."""
     rates = Rates(engine)
-    rates.begin(asyncio.get_running_loop())
+    if at_once:
+        rates.begin()
     return (
         files.routes,
         overview_routes(rates),

@@ -54,6 +54,7 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[str, Any]:
     """What stands above every page of a queue."""
+    rates.begin()
     info = await call.service.broker.describe_topic(call.path["queue"])
     name = call.path["queue"]
     if group is None:

@@ -15,6 +15,9 @@ EVERY_S: Final = 5.0
 KEPT: Final = 121  # samples: ten minutes
 MOST: Final = 500  # groups of which samples are kept
 
+WIDTH: Final = 120  # of the picture, in its own units
+HEIGHT: Final = 24
+
 Key: TypeAlias = tuple[str, str]
 Counts: TypeAlias = tuple[int, int, int]
 
@@ -43,13 +46,18 @@ class Rates:
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
         self._samples: deque[tuple[float, dict[Key, Counts]]] = deque(maxlen=KEPT)
-        self.since_ns = engine.world.clock.now_ns()
+        self.since_ns = 0
 
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take a sample now, and then every few seconds, until the folder is closed."""
+    def begin(self) -> None:
+        """Take a sample now, and then every few seconds, if that was not begun before. Call it from the loop."""
+        if not self.since_ns:
+            self.since_ns = self._engine.world.clock.now_ns()
+            self._go_on(asyncio.get_running_loop())
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._engine.closed:
             self.sample(loop.time())
-            loop.call_later(EVERY_S, self.begin, loop)
+            loop.call_later(EVERY_S, self._go_on, loop)
 
     def sample(self, at_s: float) -> None:
         """What is counted by now; no file is read for it."""
@@ -90,13 +98,20 @@ def _lately(line: list[float]) -> float:
     return sum(last) / len(last) if last else 0.0
 
 
-def points(line: list[float], most: float, *, width: int = 120, height: int = 24) -> str:
-    """A line as the points of a polyline in a picture of this size."""
-    if not line:
-        return ""
-    step = width / max(KEPT - 2, 1)
-    left = width - step * (len(line) - 1)
+def points(line: list[float], most: float) -> str:
+    """A line as the points of a polyline in the picture; the newest is at its right edge."""
     return " ".join(
-        f"{left + i * step:.1f},{height - 1 - (height - 2) * (value / most if most else 0):.1f}"
+        f"{_across(i, line):.1f},{HEIGHT - 1 - (HEIGHT - 2) * (value / most if most else 0):.1f}"
         for i, value in enumerate(line)
     )
+
+
+def area(line: list[float], most: float) -> str:
+    """The same with all that is below it."""
+    if not line:
+        return ""
+    return f"{_across(0, line):.1f},{HEIGHT} {points(line, most)} {WIDTH},{HEIGHT}"
+
+
+def _across(i: int, line: list[float]) -> float:
+    return WIDTH - WIDTH / (KEPT - 2) * (len(line) - 1 - i)

@@ -52,7 +52,7 @@ def python(found: Listed[Any], base: str) -> str:
         "import holdfast",
         "",
         f"with holdfast.connect({base!r}) as broker:",
-        f"    broker.queue({found.topic!r}).put({', '.join([body, *options])})",
+        f"    broker.publish({', '.join([repr(found.topic), body, *options])})",
     ]
     return "\n".join(lines)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 import holdfast
+from holdfast.errors import NotInstalled
 from holdfast.protocol.errors import Fault
 from holdfast.server.calls import Call
 from holdfast.server.console import shown
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.principals import Principal
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 HTML: Final = "text/html; charset=utf-8"
 
@@ -34,6 +36,10 @@ _PAGE_HEADERS: Final = (*SAFE, ("cache-control", "no-store"))
 @cache
 def environment() -> Environment:
     """Templates that escape everything that they are given."""
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError:
+        raise NotInstalled("the console needs jinja2; run: pip install 'holdfast[server]'") from None
     made = Environment(
         loader=PackageLoader("holdfast.server.console"),
         autoescape=True,
@@ -84,7 +90,8 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
 
 def error_page(request: Request, status: int, fault: Fault) -> Response | None:
     """What went wrong in making a page, told as a page to those who asked for one."""
-    if not request.path.startswith("/ui") or "text/html" not in request.header("accept"):
+    wants = request.path.startswith("/ui") and "text/html" in request.header("accept")
+    if not wants or fault.code == NotInstalled.code:
         return None
     facts = {"number": status, "code": fault.code, "message": fault.message}
     text = page_text(None, 0, request.path, "error.html", facts)

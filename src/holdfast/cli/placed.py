@@ -1,0 +1,112 @@
+"""Commands that work somewhere: DIR may be an address, and may be said in other ways or be left out."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import typer
+from typer.core import TyperCommand
+
+from holdfast.cli.places import EXPORTED_PLACE, place_of, said_or_usual, usual_place
+from holdfast.client.address import is_address
+from holdfast.errors import InvalidRequest
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+PLACE: Final = "DIR|URL"
+FOLDER: Final = "folder"
+AT: Final = "at_place"
+PROFILE: Final = "profile_name"
+
+AtPlace: TypeAlias = Annotated[
+    str | None, typer.Option("--at", metavar=PLACE, help="Where, instead of the first argument.")
+]
+ProfileName: TypeAlias = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
+]
+
+
+def with_place(function: Callable[..., Any]) -> inspect.Signature:
+    """What a command takes; one that works somewhere can be told where by two options as well."""
+    signature = inspect.signature(function, eval_str=True)
+    folder = signature.parameters.get(FOLDER)
+    if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
+        return signature
+    more = {AT: AtPlace, PROFILE: ProfileName}
+    notes = [note for each in signature.parameters.values() for note in _notes(each)]
+    if any("--at" in (getattr(note, "param_decls", None) or ()) for note in notes):
+        del more[AT]  # it is a time there; `holdfast --at PLACE put ...` says it
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in more.items()
+    ]
+    return signature.replace(parameters=[*signature.parameters.values(), *added])
+
+
+def _notes(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    return getattr(parameter.annotation, "__metadata__", ())
+
+
+class PlacedCommand(TyperCommand):
+    """Puts the place where the command expects it: before all other arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {each.name for each in self.params}
+        if ctx.resilient_parsing or FOLDER not in names:
+            return super().parse_args(ctx, args)
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if PROFILE not in names:
+            return self._in_a_folder(ctx, args, given)
+        place = self._said(ctx, given)
+        if place is None and not isinstance(given.get(FOLDER), str) and self._needs_place():
+            place = self._left_out(given)
+        rest = super().parse_args(ctx, args if place is None else [place, *args])
+        if isinstance(ctx.params.get(FOLDER), str):
+            ctx.params[FOLDER] = said_or_usual(ctx.params[FOLDER])
+        if is_address(ctx.params.get("at")):
+            ctx.params["at"] = None  # it was no time
+        return rest
+
+    def _in_a_folder(self, ctx: Any, args: list[str], given: dict[str, Any]) -> list[str]:
+        if self._root(ctx, "at") or self._root(ctx, "profile") or is_address(given.get(FOLDER)):
+            raise InvalidRequest(
+                f"`{ctx.command_path}` works on files: name the data folder, on the machine that has it"
+            )
+        return super().parse_args(ctx, args)
+
+    def _said(self, ctx: Any, given: dict[str, Any]) -> str | None:
+        """The place that an option names, before the command or behind it."""
+        addressed = given.get("at") if AT not in {each.name for each in self.params} else None
+        places = [given.get(AT), self._root(ctx, "at"), addressed if is_address(addressed) else None]
+        names = [given.get(PROFILE), self._root(ctx, "profile")]
+        said = [each for each in places if isinstance(each, str)]
+        named = [each for each in names if isinstance(each, str)]
+        if len(said) + len(named) > 1:
+            raise InvalidRequest("--at and --profile both say where; give one of them, once")
+        if said:
+            return said_or_usual(said[0])
+        return place_of(named[0]) if named else None
+
+    def _root(self, ctx: Any, name: str) -> str | None:
+        found = ctx.find_root().params.get(name)
+        return found if isinstance(found, str) else None
+
+    def _needs_place(self) -> bool:
+        return any(each.name == FOLDER and each.required for each in self.params)
+
+    def _left_out(self, given: dict[str, Any]) -> str | None:
+        """The usual place, or for what settles a message the one that it was taken from."""
+        if "receipts" in given and os.environ.get(EXPORTED_PLACE):
+            return os.environ[EXPORTED_PLACE]
+        return usual_place()
+
+
+class App(typer.Typer):
+    """Commands that belong together; each may work somewhere."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
+        options.setdefault("cls", PlacedCommand)
+        return super().command(name, **options)

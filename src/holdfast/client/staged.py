@@ -1,0 +1,64 @@
+"""Rows that Spark has staged in the folder: whoever owns it brings them into the log."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from holdfast.broker.broker import BrokerEngine
+from holdfast.client.address import Address
+from holdfast.client.calling import Caller, packed
+from holdfast.client.http import Ask, path_of
+from holdfast.client.sharing import socket_of
+from holdfast.client.ways import ThreadWays, run
+from holdfast.env import World
+from holdfast.env.sockets import absolute, answers_at
+from holdfast.server.calls import Call
+from holdfast.server.routing import Routes
+from holdfast.spark.commits import Write, commit
+
+_LONGEST_S: Final = 24 * 3600.0
+
+routes = Routes("staged")
+_turns: Final[WeakKeyDictionary[BrokerEngine, asyncio.Lock]] = WeakKeyDictionary()
+
+
+class Committed(msgspec.Struct):
+    """Whether the rows came into the log by this call, or were there already."""
+
+    fresh: bool
+
+
+@routes.add("POST", "/v1/staged", action="admin", body=Write, answers=Committed, hidden=True)
+async def commit_staged(call: Call) -> Committed:
+    """Bring staged rows into the log, one write after the other, as if each owned the folder."""
+    engine = call.service.broker._engine
+    async with _turns.setdefault(engine, asyncio.Lock()):
+        return Committed(fresh=await asyncio.to_thread(commit, engine, call.body))
+
+
+def is_shared(folder: str) -> bool:
+    """Whether somebody owns the folder and lets others in."""
+    return answers_at(socket_of(absolute(folder)))
+
+
+def commit_there(world: World, folder: str, write: Write) -> bool:
+    """Have the owner do it. A write that is remembered may be sent again; any other only once."""
+    address = Address(text=folder, socket=socket_of(absolute(folder)))
+    caller = Caller(world, ThreadWays(world.clock), address)
+    ask = Ask(
+        method="POST",
+        path=path_of("staged"),
+        body=packed(write),
+        answers=Committed,
+        again=write.kept,
+        wait_s=_LONGEST_S,
+    )
+    try:
+        done: Committed = run(caller.call(ask))
+    finally:
+        caller.close()
+    return done.fresh

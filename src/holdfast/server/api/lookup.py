@@ -1,0 +1,51 @@
+"""Everything that is known of one message, for one who asks by its id."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.embedded.lookup import find_message
+from holdfast.errors import NotFound
+from holdfast.protocol.queues import LookupQuery, Whole
+from holdfast.server.api.queues import existing_group, told
+from holdfast.server.calls import Call
+from holdfast.server.routing import Routes
+from holdfast.server.served import ServedGroup
+
+routes = Routes("queues")
+
+
+@routes.add(
+    "GET",
+    "/v1/queues/{queue}/lookup",
+    action="read",
+    query=LookupQuery,
+    answers=Whole,
+    errors=("not_found", "unknown_topic", "unknown_group"),
+)
+async def lookup(call: Call) -> Whole:
+    """One message, living, done or dead, with its lease, its deliveries, what went wrong, and its document."""
+    query: LookupQuery = call.query
+    group = await existing_group(call, query.group)
+    found = await group._aside(_whole, group, query.id)
+    if found is None:
+        raise NotFound(
+            f"there is no message {query.id} in {group.topic}: it never was, or it is done and was dropped since"
+        )
+    return found
+
+
+def _whole(group: ServedGroup, message_id: str) -> Whole | None:
+    found = find_message(group, message_id)
+    if found is None:
+        return None
+    message, phase, *_ = found
+    facts = msgspec.structs.asdict(told(message)) | {"phase": phase, "receipt": found.receipt}
+    return Whole(
+        **{**facts, "lease_until_ms": found.lease_until_ms},
+        leased_at_ms=found.leased_at_ms,
+        first_delivery_ms=found.first_delivery_ms,
+        last_delivery_ms=found.last_delivery_ms,
+        failures=list(found.failures),
+        state=found.state,
+    )

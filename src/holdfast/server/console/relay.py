@@ -1,0 +1,158 @@
+"""The console of a folder that another process owns: what a browser asks at a port goes to the owner's socket.
+
+Whoever calls at the owner's socket may do everything, for only this user can. A port can be reached by every page
+that a browser shows, so here the same is asked as of any server that asks for no token: is it one of our own pages?
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import httptools
+
+from holdfast.env.sockets import short_name
+from holdfast.errors import Forbidden, HoldfastError, Unavailable
+from holdfast.protocol.errors import ErrorAnswer, fault_of
+from holdfast.protocol.media import JSON, encode
+from holdfast.server.http.connection import Answer
+from holdfast.server.http.messages import Request, Response, StreamResponse
+from holdfast.server.http.refused import Refused
+from holdfast.server.http.server import HttpServer
+from holdfast.server.meters import NoMeter
+from holdfast.server.origins import check_host, check_origin
+from holdfast.server.server import limits_of
+from holdfast.server.statuses import status_of
+from holdfast.settings import ServerSettings
+
+_HOST: Final = "127.0.0.1"
+_CHUNK: Final = 64 * 1024
+_OURS: Final = frozenset({"connection", "content-length", "content-type", "transfer-encoding", "keep-alive"})
+_LOOKS: Final = frozenset({"GET", "HEAD"})
+
+
+class Relay:
+    """Answers with what the owner answers."""
+
+    def __init__(self, socket: str, settings: ServerSettings) -> None:
+        self._socket = socket
+        self._settings = settings
+
+    async def handle(self, request: Request) -> Answer:
+        """One request, there and back."""
+        try:
+            check_origin(request.header("origin"), request.header("host"))
+            check_host(request.header("host"), _HOST)
+            if self._settings.read_only and request.method not in _LOOKS:
+                raise Forbidden("this console only shows: it was started with --read-only")
+            return await self._answer(request)
+        except HoldfastError as error:
+            return refusal(error)
+
+    async def _answer(self, request: Request) -> Answer:
+        body = await request.read(self._settings.max_request_bytes)
+        try:
+            with short_name(self._socket) as name:
+                reader, writer = await asyncio.open_unix_connection(name)
+        except OSError as error:
+            raise Unavailable(
+                f"the owner of the folder does not answer at {self._socket}: {error.strerror or error}; "
+                "if it has ended, start `holdfast ui` again"
+            ) from None
+        told = _Told(reader, writer)
+        try:
+            writer.write(_head(request, len(body)) + body)
+            await told.read_head()
+        except BaseException:
+            writer.close()
+            raise
+        status, headers = told.parser.get_status_code(), dict(told.headers)
+        if request.method == "HEAD" or status in (204, 304):
+            writer.close()
+            return Response(status, b"", headers.get("content-type", ""), headers=told.passed_on())
+        length = headers.get("content-length")
+        return StreamResponse(
+            told.chunks(),
+            headers.get("content-type", ""),
+            status=status,
+            headers=told.passed_on(),
+            length=None if length is None else int(length),
+        )
+
+
+class _Told:
+    """What the owner says, as it comes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.parser: Any = httptools.HttpResponseParser(self)
+        self.headers: list[tuple[str, str]] = []
+        self._whole_head = self._ended = False
+        self._bodies: list[bytes] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.decode("latin-1").lower(), value.decode("latin-1")))
+
+    def on_headers_complete(self) -> None:
+        self._whole_head = True
+
+    def on_body(self, content: bytes) -> None:
+        self._bodies.append(content)
+
+    def on_message_complete(self) -> None:
+        self._ended = True
+
+    def passed_on(self) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in self.headers if name not in _OURS]
+
+    async def read_head(self) -> None:
+        while not self._whole_head:
+            content = await self._reader.read(_CHUNK)
+            if not content:
+                raise Unavailable("the owner of the folder has ended; start `holdfast ui` again")
+            self.parser.feed_data(content)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                bodies, self._bodies = self._bodies, []
+                for content in bodies:
+                    yield content
+                if self._ended:
+                    return
+                more = await self._reader.read(_CHUNK)
+                if not more:
+                    return
+                self.parser.feed_data(more)
+        finally:
+            self._writer.close()
+
+
+def _head(request: Request, length: int) -> bytes:
+    lines = [f"{request.method} {request.target.decode('latin-1')} HTTP/1.1"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items() if name not in _OURS]
+    if "content-type" in request.headers:
+        lines.append(f"content-type: {request.headers['content-type']}")
+    lines += ["connection: close", f"content-length: {length}", "", ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+def refusal(error: HoldfastError) -> Response:
+    """What went wrong on the way."""
+    status = error.status if isinstance(error, Refused) else status_of(error)
+    return Response(status, encode(ErrorAnswer(error=fault_of(error)), JSON), JSON)
+
+
+async def relay(
+    socket: str, settings: ServerSettings, *, ready: Callable[[Sequence[str]], None], told_to_go: Awaitable[object]
+) -> None:
+    """Relay between a port of this machine and the owner's socket, until told to go."""
+    server = HttpServer(Relay(socket, settings).handle, refusal, limits_of(settings), NoMeter())
+    ((host, port),) = await server.listen(_HOST, settings.port)
+    ready([f"http://{host}:{port}"])
+    try:
+        await told_to_go
+    finally:
+        await server.close(1.0)

@@ -1,0 +1,68 @@
+"""A real browser for the console: Debian's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+WIDE: Final = (1280, 800)
+NARROW: Final = (390, 844)
+_FLAGS: Final = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def browser_path() -> str | None:
+    """Where a browser is; `tools/browser.sh` installs one."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def browsing() -> Iterator[Browser]:
+    """A browser without a window. Its loop runs in this thread: no other may, until it ends."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=list(_FLAGS))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """A page in a window of its own, and everything that went wrong in it."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.page: Page = context.new_page()
+        self.faults: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.faults.append(dialog.message), dialog.dismiss()))
+        self.page.on("console", lambda said: self.faults.append(said.text) if said.type == "error" else None)
+
+
+@contextmanager
+def visiting(
+    browser: Browser, url: str, *, size: tuple[int, int] = WIDE, dark: bool = False, base: str = ""
+) -> Iterator[Visit]:
+    """Look at a page; nothing may have gone wrong by the end."""
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", base_url=base or None
+    )
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    try:
+        visit = Visit(context)
+        visit.page.goto(url)
+        yield visit
+        assert visit.faults == []
+    finally:
+        context.close()

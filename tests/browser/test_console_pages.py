@@ -1,0 +1,229 @@
+"""The console in a browser: nothing too wide, all of it readable and reachable, by hand and by keyboard."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.browsing import NARROW, WIDE, visiting
+from tests.integration.console_day import failed, order
+from tests.integration.http_gear import Serving
+
+PAGES = [
+    "/ui",
+    "/ui/queues/orders",
+    "/ui/queues/orders?tab=leased",
+    "/ui/queues/orders?tab=delayed",
+    "/ui/queues/orders?tab=dead",
+    "/ui/queues/orders/dead",
+    "/ui/queues/orders/messages/orders-0-0",
+    "/ui/queues/orders/messages/orders.dlq-0-0",
+    "/ui/queues/orders/tail",
+    "/ui/queues/orders/send",
+    "/ui/groups",
+    "/ui/groups/default",
+    "/ui/workers",
+    "/ui/locks?document=last-export",
+    "/ui/health?all=true",
+    "/ui/audit",
+]
+
+# Text whose contrast with what is behind it is below 4.5, and fields that nothing names.
+LOOK = """() => {
+  const channel = (value) => (value / 255 <= 0.04045 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4);
+  const parse = (text) => {
+    const numbers = text.match(/[0-9.]+/g).map(Number);
+    const [r, g, b] = text.startsWith("color(") ? numbers.slice(0, 3).map((part) => part * 255) : numbers;
+    return { rgb: [r, g, b], alpha: numbers[3] ?? 1 };
+  };
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const found = parse(getComputedStyle(at).backgroundColor);
+      if (found.alpha > 0.99) return found.rgb;
+    }
+    return [255, 255, 255];
+  };
+  const faults = [];
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (words.nextNode()) {
+    const element = words.currentNode.parentElement;
+    if (!words.currentNode.data.trim() || !element.checkVisibility()) continue;
+    if (element.closest(":disabled, .sr, .skip, dialog")) continue;
+    const [one, two] = [light(parse(getComputedStyle(element).color).rgb), light(behind(element))];
+    const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+    if (ratio < 4.5) faults.push(`${ratio.toFixed(2)}: ${words.currentNode.data.trim().slice(0, 40)}`);
+  }
+  for (const field of document.querySelectorAll("input:not([type=hidden]), select, textarea")) {
+    if (!field.labels?.length && !field.getAttribute("aria-label")) faults.push(`no label: ${field.outerHTML}`);
+  }
+  for (const button of document.querySelectorAll("button, a")) {
+    if (!button.textContent.trim() && !button.getAttribute("aria-label")) faults.push(`no name: ${button.outerHTML}`);
+  }
+  const wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+  if (wide > 0) faults.push(`${wide} pixels too wide`);
+  if (document.querySelectorAll("h1").length !== 1) faults.push("not one heading of the first level");
+  const ids = [...document.querySelectorAll("[id]")].map((element) => element.id);
+  if (new Set(ids).size !== ids.length) faults.push("two elements with one id");
+  return faults;
+}"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_every_page_fits_is_readable_and_has_names_for_everything(
+    browser: Browser, day: Serving, size: tuple[int, int], dark: bool
+):
+    with visiting(browser, f"{day.url}/ui", size=size, dark=dark) as visit:
+        faults = {}
+        for path in PAGES:
+            visit.page.goto(day.url + path)
+            faults[path] = visit.page.evaluate(LOOK)
+        assert {path: found for path, found in faults.items() if found} == {}
+
+
+def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/queues/orders") as visit:
+        page = visit.page
+        page.keyboard.press("/")
+        expect(page.locator("#filter")).to_be_focused()
+        page.keyboard.type("json.order == 30")
+        page.keyboard.press("Enter")
+        expect(page).to_have_url(re.compile("where=json.order"))
+        page.keyboard.press("j")
+        expect(page.locator("a.row").first).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("orders-0-30")
+        page.keyboard.press("g")
+        page.keyboard.press("o")
+        expect(page).to_have_url(f"{day.url}/ui")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        expect(page.locator("a.row").nth(1)).to_be_focused()
+        page.keyboard.press("k")
+        expect(page.locator("a.row").first).to_be_focused()
+        page.keyboard.press("?")
+        expect(page.locator("#keys")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#keys")).not_to_be_visible()
+
+
+def test_the_theme_follows_the_system_until_somebody_chooses(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui", dark=True) as visit:
+        page = visit.page
+        background = "getComputedStyle(document.body).backgroundColor"
+        dark = page.evaluate(background)
+        page.get_by_role("button", name="Switch between light and dark").click()
+        light = page.evaluate(background)
+        assert light != dark
+        page.reload()
+        assert page.evaluate(background) == light
+
+
+def test_pages_renew_themselves(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {})
+    with visiting(browser, f"{server.url}/ui") as visit:
+        expect(visit.page.locator("#totals dd").first).to_have_text("0")
+        for i in range(3):
+            order(server, i)
+        expect(visit.page.locator("#totals dd").first).to_have_text("3", timeout=20_000)
+
+
+def test_the_tail_shows_what_comes_filtered_and_paused(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {})
+    with visiting(browser, f"{server.url}/ui/queues/orders/tail") as visit:
+        page, rows = visit.page, visit.page.locator("#tail tbody tr:visible")
+        expect(page.locator("#tail-state")).to_contain_text("Listening")
+        order(server, 1)
+        odd = "<img src=x onerror=alert(1)>"
+        server.post("/v1/queues/orders/batch", {"messages": [{"text": odd, "key": odd}]})
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text(odd)
+        page.locator("#filter").fill("onerror")
+        expect(rows).to_have_count(1)
+        page.locator("#filter").fill("")
+        page.locator("h1").click()
+        page.keyboard.press("p")
+        expect(page.locator("#pause")).to_have_text("Go on")
+        order(server, 2)
+        expect(page.locator("#tail-state")).to_contain_text("1 wait")
+        expect(rows).to_have_count(2)
+        page.keyboard.press("p")
+        expect(rows).to_have_count(3)
+
+
+def test_a_destructive_act_asks_first_and_says_how_many(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {"settings": {"max_attempts": 1}})
+    for i in range(12):
+        order(server, i)
+    failed(server, [f"error {i}" for i in range(12)])
+    with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.locator("td").get_by_role("button", name="Purge").click()
+        expect(ask).to_contain_text("12 dead letters will be dropped for good")
+        expect(ask).to_contain_text("and 2 more")
+        expect(ask.get_by_role("button", name="Cancel")).to_be_focused()
+        page.keyboard.press("Escape")
+        assert server.get("/v1/queues/orders/stats").body["dead"] == 12
+        page.locator("td").get_by_role("button", name="First 10").click()
+        ask.get_by_role("button", name="Redrive 10").click()
+        expect(ask).to_contain_text("10 put back.")
+        ask.get_by_role("button", name="Close").click()
+        page.locator("td").get_by_role("button", name="Purge").click()
+        ask.get_by_role("button", name="Purge 2").click()
+        expect(ask).to_contain_text("2 dropped.")
+        stats = server.get("/v1/queues/orders/stats").body
+        assert (stats["dead"], stats["ready"]) == (0, 10)
+
+
+def test_a_delayed_message_is_taken_back(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {})
+    order(server, 1, delay=3_600)
+    with visiting(browser, f"{server.url}/ui/queues/orders?tab=delayed") as visit:
+        visit.page.get_by_role("button", name="Cancel").first.click()
+        visit.page.locator("#ask").get_by_role("button", name="Take it back").click()
+        expect(visit.page.get_by_text("orders-0-d0 was taken back")).to_be_visible()
+        expect(visit.page.get_by_text("Nothing is delayed.")).to_be_visible()
+
+
+def test_a_seek_is_looked_at_before_it_is_done(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {})
+    for i in range(5):
+        order(server, i)
+    found = server.post("/v1/queues/orders/dequeue", {"count": 5}).body["messages"]
+    server.post("/v1/queues/orders/ack", {"receipts": [message["receipt"] for message in found]})
+    with visiting(browser, f"{server.url}/ui/groups") as visit:
+        page = visit.page
+        page.get_by_role("button", name="Seek…").click()
+        page.get_by_role("spinbutton", name="Offset").fill("2")
+        page.get_by_role("button", name="Preview").click()
+        expect(page.locator("#seek")).to_contain_text("3 messages would come again")
+        assert server.get("/v1/queues/orders/stats").body["ready"] == 0
+        page.get_by_role("button", name="Seek: 3 again").click()
+        expect(page.get_by_text("3 come again")).to_be_visible()
+        assert server.get("/v1/queues/orders/stats").body["ready"] == 3
+
+
+def test_what_the_server_refuses_is_told_in_its_own_words(browser: Browser, server: Serving):
+    server.request("PUT", "/v1/queues/orders", {})
+    with visiting(browser, f"{server.url}/ui/queues/orders/send") as visit:
+        page = visit.page
+        page.get_by_label("Headers, one a line").fill("no colon")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#sent")).to_contain_text("this is none: no colon")
+        page.goto(f"{server.url}/ui")
+        page.get_by_label("Name of a new queue").fill("not a name!")
+        page.get_by_role("button", name="Make it").click()
+        expect(page.locator("#new-problem")).to_contain_text("not a name!")
+        visit.faults.clear()  # the browser itself tells of the answer 400
+
+
+def test_a_recipe_is_copied(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/queues/orders/messages/orders-0-30") as visit:
+        page = visit.page
+        page.get_by_text("Send it again: curl").click()
+        page.get_by_role("button", name="Copy").first.click()
+        expect(page.get_by_text("Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()").startswith("curl -X POST --data-binary")

@@ -1,0 +1,296 @@
+"""A client whose connections break: at any byte, for any time, while the server is restarted or killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import Unavailable, aio
+from holdfast.client.address import Address
+from holdfast.client.reconnecting import MOST_PAUSE_MS, Reconnecting
+from holdfast.env import ManualClock, RealDisk, SeededIds, World
+from tests.integration.http_gear import Serving, serving
+from tests.integration.proxies import Proxy, proxied
+
+SERVER = """
+import asyncio, sys
+from holdfast import aio
+from holdfast.env import real_world
+from holdfast.server.server import Server, event_loop
+from holdfast.settings import ServerSettings
+
+async def main():
+    broker = await aio.open_broker(sys.argv[1], share=False)
+    server = Server(real_world(), broker, ServerSettings(port=int(sys.argv[2])))
+    print((await server.listen())[0], flush=True)
+    await asyncio.Event().wait()
+
+with asyncio.Runner(loop_factory=event_loop()) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Serving]:
+    with serving(tmp_path / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(server: Serving) -> Iterator[Proxy]:
+    with proxied(server.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def queue(proxy: Proxy) -> Iterator[Any]:
+    with holdfast.open(proxy.url, topic="jobs", timeout=20, lease_ms=600_000) as queue:
+        yield queue
+
+
+def fresh(queue: Any) -> None:
+    """Let the next call make a connection, which is the one with the fault."""
+    queue._client.caller.drop_idle()
+
+
+@pytest.mark.slow
+def test_a_publish_is_stored_once_wherever_its_connection_is_cut(queue, proxy):
+    queue.put(b"the lane is there")
+    size = 500  # more than request and answer have
+    sent = []
+    for side in ("cut_request_at", "cut_answer_at"):
+        for at in range(1, size, 23):
+            fresh(queue)
+            setattr(proxy, side, at)
+            body = f"{side} {at}".encode()
+            stored = queue.put(body)
+            assert not stored.duplicate
+            sent.append((stored.offset, body))
+    found = queue._client  # by another way than the one that was cut
+    with holdfast.connect(found.caller.address.text) as broker:
+        kept = [(each.offset, each.body) for each in broker.read("jobs", limit=1000)]
+    assert kept == [(0, b"the lane is there"), *sent]
+
+
+@pytest.mark.slow
+def test_a_delayed_publish_is_stored_once_wherever_its_connection_is_cut(queue, proxy):
+    for at in range(1, 400, 37):
+        fresh(queue)
+        proxy.cut_answer_at = at
+        assert not queue.put(b"%d" % at, delay=3600).duplicate
+    assert sorted(int(each.body) for each in queue.messages("delayed")) == list(range(1, 400, 37))
+
+
+@pytest.mark.slow
+def test_an_ack_counts_wherever_its_answer_is_cut(queue, proxy):
+    for at in range(1, 200, 17):
+        queue.put(b"%d" % at)
+        message = queue.get(timeout=5)
+        fresh(queue)
+        proxy.cut_answer_at = at
+        message.ack()
+    stats = queue.stats()
+    assert (stats.ready, stats.leased) == (0, 0)
+
+
+def test_a_nack_whose_answer_was_lost_is_not_an_error(queue, proxy):
+    queue.put(b"x")
+    message = queue.get(timeout=5)
+    fresh(queue)
+    proxy.cut_answer_at = 10
+    message.nack(delay=0)
+    assert queue.get(timeout=5).attempt == 2
+
+
+def test_a_message_whose_delivery_was_cut_comes_again(queue, proxy):
+    queue.put(b"x")
+    fresh(queue)
+    proxy.cut_answer_at = 30
+    message = queue.get(timeout=10, lease=1)
+    assert message.body == b"x"
+    message.ack()
+
+
+def test_a_state_that_was_saved_while_the_answer_was_lost_is_no_conflict(queue, proxy):
+    queue.put(b"x")
+    message = queue.get(timeout=5)
+    fresh(queue)
+    proxy.cut_answer_at = 20
+    message.state.save({"step": 1})
+    message.state.save({"step": 2})
+    assert message.state.load() == {"step": 2}
+
+
+def test_what_cannot_be_repeated_says_that_nobody_knows(proxy):
+    with holdfast.connect(proxy.url, timeout=5) as broker:
+        broker.topics()
+        broker._client.caller.drop_idle()
+        proxy.cut_answer_at = 10
+        with pytest.raises(Unavailable, match="may or may not"):
+            broker.create_topic("orders")
+        assert broker.topics() == ["orders"]
+
+
+def test_a_server_that_says_nothing_is_given_up_after_the_time_out(proxy):
+    with holdfast.connect(proxy.url, timeout=0.5) as broker:
+        broker.topics()
+        proxy.swallow = True
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="gave no answer"):
+            broker.topics()
+        assert time.monotonic() - began < 10
+        proxy.swallow = False
+        assert broker.topics() == []
+
+
+def test_nobody_at_the_address_is_unavailable_and_not_a_trace_of_sockets():
+    with (
+        holdfast.connect("http://127.0.0.1:9", timeout=0.2) as broker,
+        pytest.raises(Unavailable, match=r"127\.0\.0\.1:9"),
+    ):
+        broker.topics()
+
+
+def test_a_task_that_is_cancelled_loses_nothing(server):
+    async def story() -> None:
+        async with aio.open(server.url, topic="jobs") as queue:
+            waiting = asyncio.create_task(queue.get(timeout=60))
+            await asyncio.sleep(0)  # it is on its way
+            while not queue._caller.state.is_open:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await queue.put(b"x")
+            message = await queue.get(timeout=10)
+            assert message.body == b"x"
+            await message.ack()
+
+    asyncio.run(story())
+
+
+def test_a_long_poll_goes_on_when_the_server_was_restarted(tmp_path):
+    with serving(tmp_path / "data") as first:
+        port = int(first.url.rpartition(":")[2])
+        queue = holdfast.open(first.url, topic="jobs")
+        got: list[bytes] = []
+        waiting = threading.Thread(target=lambda: got.append(queue.get(timeout=60).body))
+        waiting.start()
+    with serving(tmp_path / "data", port=port) as second:
+        second.post("/v1/queues/jobs/batch", {"messages": [{"text": "after"}]})
+        waiting.join(30)
+    assert got == [b"after"]
+    queue.close()
+
+
+def test_a_lease_is_renewed_across_a_restart(tmp_path):
+    with serving(tmp_path / "data") as first:
+        port = int(first.url.rpartition(":")[2])
+        queue = holdfast.open(first.url, topic="jobs")
+        queue.put(b"x")
+        message = queue.get(timeout=5, lease=2, renew=True)
+    with serving(tmp_path / "data", port=port):
+        deadline = time.monotonic() + 3  # longer than the lease
+        while time.monotonic() < deadline:
+            assert queue.get_many(1, timeout=0.2) == []
+        assert not message.lost
+        message.ack()
+        queue.close()
+
+
+@pytest.mark.slow
+@pytest.mark.serial
+def test_nothing_is_lost_or_doubled_when_the_server_is_killed_again_and_again(tmp_path):
+    program = tmp_path / "server.py"
+    program.write_text(SERVER)
+
+    def start(port: int) -> tuple[subprocess.Popen[str], int]:
+        process = subprocess.Popen(
+            [sys.executable, str(program), str(tmp_path / "data"), str(port)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            return process, int(process.stdout.readline().strip().rpartition(":")[2])
+
+    process, port = start(0)
+    url = f"http://127.0.0.1:{port}"
+    with holdfast.connect(url) as broker:
+        broker.create_topic("orders", partitions=2)
+    stop = threading.Event()
+    sent: list[list[bytes]] = [[], [], []]
+
+    def publish(number: int) -> None:
+        with holdfast.connect(url, timeout=60) as broker:
+            while not stop.is_set():
+                body = b"%d-%d" % (number, len(sent[number]))
+                broker.publish("orders", body, key=f"k{number}", durability="os")
+                sent[number].append(body)
+
+    threads = [threading.Thread(target=publish, args=(i,)) for i in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(3):
+            stop.wait(1.0)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            process, port = start(port)
+        stop.wait(1.0)
+        stop.set()
+        for thread in threads:
+            thread.join(90)
+        kept: list[bytes] = []
+        with holdfast.connect(url) as broker:
+            for partition in (0, 1):
+                kept += [each.body for each in broker.read("orders", partition=partition, limit=100_000)]
+    finally:
+        stop.set()
+        process.kill()
+        process.wait()
+    assert [body for body, count in Counter(kept).items() if count > 1] == []
+    assert set(kept) == {body for some in sent for body in some}
+    for number in range(3):  # each key in its order
+        assert [body for body in kept if body.startswith(b"%d-" % number)] == sent[number]
+
+
+def test_pauses_grow_and_are_never_the_same():
+    clock = ManualClock()
+    state = Reconnecting(World(clock=clock, disk=RealDisk(), ids=SeededIds(7)))
+    assert state.pause_s() == 0
+    pauses = []
+    for _ in range(12):
+        state.failed()
+        pauses.append(state.pause_s())
+        state.failed()  # another call found the same: that is no further failure
+        assert state.failures == len(pauses)
+        clock.advance(seconds=pauses[-1])
+    assert pauses[0] < pauses[3] < pauses[5]
+    assert max(pauses) <= MOST_PAUSE_MS / 1000
+    assert len(set(pauses)) == len(pauses)
+    state.opened()
+    assert state.pause_s() == 0
+
+
+def test_addresses_are_read_as_people_write_them():
+    from holdfast.client.address import parse_address
+
+    assert parse_address("http://host:8080/").authority == "host:8080"
+    assert parse_address("https://host/orders") == Address(
+        text="https://host", host="host", port=443, secure=True, queue="orders"
+    )
+    assert parse_address("http://[::1]:7700").authority == "[::1]:7700"
+    assert parse_address("unix:/run/holdfast.sock").socket == "/run/holdfast.sock"
+    for wrong in ("ftp://x", "http://", "http://host:port", "unix:here", "http://u@host", "http://host/a/b", 7):
+        with pytest.raises(holdfast.InvalidRequest):
+            parse_address(wrong)
