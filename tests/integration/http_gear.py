@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from holdfast.embedded.aio_broker import open_broker
-from holdfast.env import real_world
+from holdfast.env import World, real_world
 from holdfast.server.app import Auditor
 from holdfast.server.process import make_server
 from holdfast.server.routing import Routes
 from holdfast.server.server import MeterAndCounts, Server, event_loop
-from holdfast.settings import ServerSettings
+from holdfast.settings import BrokerSettings, ServerSettings
 
 _Result = TypeVar("_Result")
 
@@ -39,17 +39,11 @@ class Answer(NamedTuple):
         return str(self.body["error"]["code"])
 
 
-class Serving:
-    """A server that runs."""
+class Caller:
+    """Calls a server by its address, in a way that knows nothing of ours."""
 
-    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, url: str) -> None:
-        self.server = server
-        self.loop = loop
+    def __init__(self, url: str) -> None:
         self.url = url
-
-    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Do something on the server's own loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
     def connection(self, timeout_s: float = 60) -> http.client.HTTPConnection:
         """A connection of one's own, for what needs one: streams, and clients that go away."""
@@ -91,6 +85,19 @@ class Serving:
         return self.request("POST", path, {} if body is None else body, **more)
 
 
+class Serving(Caller):
+    """A server that runs."""
+
+    def __init__(self, server: Server, loop: asyncio.AbstractEventLoop, url: str) -> None:
+        super().__init__(url)
+        self.server = server
+        self.loop = loop
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do something on the server's own loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+
 @contextmanager
 def serving(
     folder: Path,
@@ -100,11 +107,14 @@ def serving(
     auditor: Auditor | None = None,
     tls: ssl.SSLContext | None = None,
     whole: bool = False,
+    world: World | None = None,
+    broker: BrokerSettings | None = None,
     **settings: Any,
 ) -> Iterator[Serving]:
     """A server of the folder; `settings` are those of ServerSettings, on a free port of 127.0.0.1.
 
-    A `whole` one is what `holdfast serve` starts: with metrics, audit log and console.
+    A `whole` one is what `holdfast serve` starts: with metrics, audit log and console. In a `world` of its own time
+    must run by itself.
     """
     chosen = ServerSettings(**{"port": 0, "drain_ms": 2_000, **settings})
     started = threading.Event()
@@ -113,11 +123,13 @@ def serving(
 
     async def serve() -> None:
         ending = asyncio.Event()
-        async with open_broker(folder) as broker:
+        async with open_broker(folder, settings=broker, world=world) as opened:
+            if world is not None:
+                opened._engine.keep()
             if whole:
-                server = make_server(real_world(), broker, chosen, processors=1)
+                server = make_server(world or real_world(), opened, chosen, processors=1)
             else:
-                server = Server(real_world(), broker, chosen, meter=meter, auditor=auditor, more=more())
+                server = Server(world or real_world(), opened, chosen, meter=meter, auditor=auditor, more=more())
             addresses = await server.listen(tls)
             loop = asyncio.get_running_loop()
             made = Serving(server, loop, addresses[0])

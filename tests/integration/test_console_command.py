@@ -91,10 +91,13 @@ def test_a_folder_that_somebody_owns_is_shown_through_its_owner(tmp_path: Path):
 
 def test_a_console_that_only_shows_refuses_to_change(tmp_path: Path):
     with holdfast.open(tmp_path / "orders") as queue:
+        queue.put(b"first")
         with console(tmp_path / "orders", "--read-only") as url:
-            assert asked(url, "GET", "/ui")[0] == 200
+            for path in ("/ui", "/ui/queues/orders", "/ui/groups"):
+                status, content = asked(url, "GET", path)
+                assert (status, b"read-only" in content, b"data-act" in content) == (200, True, False)
             assert asked(url, "POST", "/v1/queues/orders/batch", {"messages": [{"text": "x"}]})[0] == 403
-        assert queue.stats().ready == 0
+        assert queue.stats().ready == 1
     with console(tmp_path / "orders", "--read-only") as url:
         assert b"read-only" in asked(url, "GET", "/ui")[1]
         assert asked(url, "POST", "/v1/queues/orders/batch", {"messages": [{"text": "x"}]})[0] == 403

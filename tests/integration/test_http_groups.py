@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.server.tokens import Entry, digest_of
+from holdfast.server.tokens_text import with_entry
 from tests.integration.http_gear import Answer, Serving, serving
 
 
@@ -275,3 +277,29 @@ def test_members_are_gone_with_the_server_and_what_they_committed_is_not(tmp_pat
         member.server = server
         assert member.poll().code == "fenced"
         assert texts(Client(server).poll()) == ["b"]
+
+
+def test_a_member_is_nothing_to_those_who_may_not_read_its_topics(tmp_path: Path) -> None:
+    text = ""
+    for name, topics in (("all", ("*",)), ("mail", ("mail",))):
+        entry = Entry(name=name, sha256=digest_of(f"secret-{name}"), role="admin", topics=topics)
+        text = with_entry(text, entry, "tokens")
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(text)
+    tokens.chmod(0o600)
+    with serving(tmp_path / "data", tokens_file=str(tokens)) as server:
+        server.post("/v1/topics", {"name": "orders"}, token="secret-all")
+        joined = server.post("/v1/groups/billing/members", {"topics": ["orders"]}, token="secret-all")
+        path = f"/v1/groups/billing/members/{joined.body['member']}"
+        for method, call, body in (
+            ("POST", f"{path}/poll", {"poll": 1}),
+            ("POST", f"{path}/heartbeat", None),
+            ("POST", f"{path}/commit", {"offsets": [at(0)]}),
+            ("POST", f"{path}/seek", {"to": "end"}),
+            ("DELETE", path, None),
+            ("DELETE", "/v1/groups/billing", None),
+        ):
+            assert server.request(method, call, body, token="secret-mail").code == "forbidden", call
+        assert server.get("/v1/groups", token="secret-mail").body["groups"] == []
+        assert server.get("/v1/groups/billing", token="secret-mail").code == "unknown_group"
+        assert server.post(f"{path}/heartbeat", token="secret-all").status == 200

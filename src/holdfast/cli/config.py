@@ -12,10 +12,13 @@ from rich.table import Table
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.layout import SETTINGS, TOPIC, TOPICS, topic_folder
 from holdfast.broker.policy import kept_settings
+from holdfast.cli.opened import opened_broker
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stdout
-from holdfast.cli.placed import App
+from holdfast.cli.placed import PLACE, App
+from holdfast.cli.remote import asked
 from holdfast.cli.text import safe
+from holdfast.client.address import is_address
 from holdfast.embedded.effective import Effective, Origin, Setting
 from holdfast.embedded.settings_file import FILE_VARIABLE, read_settings
 from holdfast.env import World, real_world
@@ -39,7 +42,10 @@ def _group(context: typer.Context) -> None:
 @command
 def show_command(
     folder: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="A data folder, whose topics keep settings of their own.")
+        str | None,
+        typer.Argument(
+            metavar=f"[{PLACE}]", help="A data folder, whose topics keep settings of their own; or a server."
+        ),
     ] = None,
     settings_file: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help=f"The settings file; {FILE_VARIABLE} by default.")
@@ -47,6 +53,10 @@ def show_command(
     as_json: AsJson = False,
 ) -> int:
     """Show every setting that is in force and where it comes from; a mistake in any of them is an error."""
+    if folder is not None and is_address(folder):
+        if settings_file is not None:
+            raise InvalidRequest("a server has its own settings file; leave out --config")
+        return _show_told(folder, as_json=as_json)
     world = real_world()
     effective = read_settings(world, environment(), settings_file)
     if folder is not None and not world.disk.exists(folder):
@@ -68,6 +78,47 @@ def show_command(
     stdout().print(named if effective.path else f"{named} (name one with --config, or with {FILE_VARIABLE})")
     stdout().print(_table(effective, topics))
     return OK
+
+
+def _show_told(place: str, *, as_json: bool) -> int:
+    """What a server follows."""
+    from holdfast.protocol.topics import SettingsTold
+
+    with opened_broker(place) as broker:
+        told = asked(broker, SettingsTold, "settings")
+        topics = {name: asked(broker, SettingsTold, "topics", name, "settings", all=False) for name in broker.topics()}
+    if as_json:
+        print_json(
+            {
+                "file": None,
+                "data_dir": None,
+                "settings": _told_document(told.settings),
+                "topics": {name: _told_document(each.settings) for name, each in topics.items()},
+            }
+        )
+        return OK
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    for title in ("setting", "value", "from"):
+        table.add_column(title, overflow="fold")
+    for name, each in [("", told), *((f"{TOPICS}.{name}.", each) for name, each in topics.items())]:
+        for setting in each.settings:
+            value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
+            shown = _text(Setting(setting.name, value, Origin("default")))
+            table.add_row(f"{safe(name)}{setting.name}", shown, safe(setting.origin))
+    stdout().print(table)
+    return OK
+
+
+def _told_document(settings: Iterable[Any]) -> dict[str, Any]:
+    return {
+        each.name: {
+            "value": each.value,
+            "from": each.kind,
+            "where": None if each.kind == "default" else each.origin,
+            "line": None,
+        }
+        for each in settings
+    }
 
 
 def _topics(world: World, effective: Effective, folder: str | None) -> dict[str, list[Setting]]:

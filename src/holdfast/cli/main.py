@@ -25,9 +25,11 @@ from holdfast.cli import (
     operate,
     pipeline,
     produce,
+    profile,
     put,
     repair,
     serve,
+    server,
     settings,
     settle,
     state,
@@ -79,12 +81,16 @@ app.add_typer(group.app, name="group")
 app.add_typer(lock.app, name="lock")
 app.add_typer(log.app, name="log")
 app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(profile.app, name="profile")
 app.add_typer(state.app, name="state")
 app.add_typer(token.app, name="token")
 app.add_typer(topic.app, name="topic")
 app.add_typer(trace.app, name="trace")
 app.command("serve")(serve.serve_command)
 app.command("ui")(ui.ui_command)
+app.command("status")(server.status_command)
+app.command("waiters")(server.waiters_command)
+app.command("audit")(server.audit_command)
 app.command("check")(check.check_command)
 app.command("repair")(repair.repair_command)
 app.command("doctor")(doctor.doctor_command)
@@ -110,7 +116,7 @@ def _root(
     at: Annotated[
         str | None, typer.Option("--at", metavar=PLACE, help="Where the command works, instead of its first argument.")
     ] = None,
-    profile: Annotated[
+    profile_name: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
     ] = None,
 ) -> None:

@@ -71,7 +71,7 @@ class PlacedCommand(TyperCommand):
         return rest
 
     def _in_a_folder(self, ctx: Any, args: list[str], given: dict[str, Any]) -> list[str]:
-        if self._root(ctx, "at") or self._root(ctx, "profile") or is_address(given.get(FOLDER)):
+        if self._root(ctx, "at") or self._root(ctx, PROFILE) or is_address(given.get(FOLDER)):
             raise InvalidRequest(
                 f"`{ctx.command_path}` works on files: name the data folder, on the machine that has it"
             )
@@ -81,7 +81,7 @@ class PlacedCommand(TyperCommand):
         """The place that an option names, before the command or behind it."""
         addressed = given.get("at") if AT not in {each.name for each in self.params} else None
         places = [given.get(AT), self._root(ctx, "at"), addressed if is_address(addressed) else None]
-        names = [given.get(PROFILE), self._root(ctx, "profile")]
+        names = [given.get(PROFILE), self._root(ctx, PROFILE)]
         said = [each for each in places if isinstance(each, str)]
         named = [each for each in names if isinstance(each, str)]
         if len(said) + len(named) > 1:

@@ -164,8 +164,8 @@ def _exported() -> str:
 def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[str, Any]:
     """Where the message stands now."""
     if is_remote(queue):
-        name, until = _told_after(queue, message, verb)
-        return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": name, **moment("until", until)}
+        now, ends = _told_after(queue, message, verb)
+        return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": now, **moment("until", ends)}
     group = message._home.delivery.group
     phase = group.phase(message.offset)
     name = phase.value

@@ -132,7 +132,8 @@ def _documents(place: str) -> list[tuple[holdfast.Document, int]]:
     """All of them, and how many bytes each has."""
     if is_address(place):
         with opened_broker(place) as broker:
-            return [(each, len(msgspec.json.encode(each.value))) for each in broker.documents.list()]
+            documents = [broker.documents.get(name) for name in broker.documents.list()]
+            return [(each, len(msgspec.json.encode(each.value))) for each in documents if each is not None]
     topics_of(place)
     found = sorted(replayed_locks(real_world(), place).table.documents.items())
     return [(document_from(name, content), len(content.content)) for name, content in found]

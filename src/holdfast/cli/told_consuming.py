@@ -42,9 +42,7 @@ class ToldGroup:
         group = self._broker.group(self._topic, self._name, start=start)
         if begin is not None and begin.end is None:
             if begin.offset is not None and len(self._broker.describe_topic(self._topic).partitions) > 1:
-                raise InvalidRequest(
-                    f"{self._topic} has several partitions, each with offsets: begin at a time instead"
-                )
+                raise InvalidRequest(f"{self._topic} has several partitions, each with offsets: begin at a time")
             time_ns = begin.time_ns
             group.seek(offset=begin.offset, time=None if time_ns is None else to_datetime(time_ns))
         return group

@@ -21,7 +21,8 @@ from holdfast.server.routing import Routes
 
 _MOST_GROUPS: Final = 200
 _CUT: Final = 200  # letters of a kind of error; what is longer was cut
-_DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+)"""
+_DETAIL: Final = r"""(?:0x[0-9a-fA-F]+|'[^']*'|"[^"]*"|[0-9]+|…)"""
+_MOST_PARTS: Final = 12  # a condition has to stay short: what begins alike for so long counts as alike
 
 
 class DeadPageQuery(InGroup, kw_only=True):
@@ -76,8 +77,8 @@ def where_of(kind: DeadGroup) -> str:
     if not kind.error:
         return f'{reason} and error == ""'
     parts = kind.error.split("…")
-    pattern = "^" + _DETAIL.join(map(re.escape, parts))
-    if len(kind.error) < _CUT:
+    pattern = "^" + _DETAIL.join(map(re.escape, parts[:_MOST_PARTS]))
+    if len(kind.error) < _CUT and len(parts) <= _MOST_PARTS:
         pattern += r"(?:\n|$)"
     return f"{reason} and error ~ {_quoted(pattern)}"
 

@@ -78,15 +78,19 @@ def rows(group: ServedGroup, tab: Tab, where: str | None, limit: int) -> list[Me
     if tab != "done":
         return [row_of(found) for found in islice(listed(group, tab, where, limit), limit)]
     now_ms = group._engine.world.clock.now_ns() // 1_000_000
-    newest = chosen(iter(_done(group)), where, limit, now_ms=now_ms)
+    newest: list[Listed[bytes]] = []
+    for places in (2 * limit, DONE_PLACES):  # most often a short look is enough
+        newest = list(chosen(_done(group, places), where, limit, now_ms=now_ms))
+        if len(newest) == limit:
+            break
     return [row_of(found) for found in newest]
 
 
-def _done(group: ServedGroup) -> Iterator[Listed[bytes]]:
-    """What is done and still in the log, the newest first."""
+def _done(group: ServedGroup, places: int) -> Iterator[Listed[bytes]]:
+    """What is done and still among the last places of the log, the newest first."""
     for station in group._stations:
         log, state = station.partition.log, station.delivery.group
-        start = max(log.start, log.end - DONE_PLACES)
+        start = max(log.start, log.end - places)
         newest: deque[Record] = deque()
         for record in log.records(start, on_damage="skip", whole=False):
             if state.phase(record.offset) is Phase.DONE:

@@ -16,6 +16,7 @@ from holdfast.env.sockets import short_name
 from holdfast.errors import Forbidden, HoldfastError, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, fault_of
 from holdfast.protocol.media import JSON, encode
+from holdfast.server.console.rendering import ONLY_LOOKS
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.messages import Request, Response, StreamResponse
 from holdfast.server.http.refused import Refused
@@ -62,7 +63,7 @@ class Relay:
             ) from None
         told = _Told(reader, writer)
         try:
-            writer.write(_head(request, len(body)) + body)
+            writer.write(_head(request, len(body), only_looks=self._settings.read_only) + body)
             await told.read_head()
         except BaseException:
             writer.close()
@@ -130,11 +131,13 @@ class _Told:
             self._writer.close()
 
 
-def _head(request: Request, length: int) -> bytes:
+def _head(request: Request, length: int, *, only_looks: bool) -> bytes:
     lines = [f"{request.method} {request.target.decode('latin-1')} HTTP/1.1"]
     lines += [f"{name}: {value}" for name, value in request.headers.items() if name not in _OURS]
     if "content-type" in request.headers:
         lines.append(f"content-type: {request.headers['content-type']}")
+    if only_looks:
+        lines.append(f"{ONLY_LOOKS}: 1")
     lines += ["connection: close", f"content-length: {length}", "", ""]
     return "\r\n".join(lines).encode("latin-1")
 

@@ -7,6 +7,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
+import msgspec
+
 import holdfast
 from holdfast.errors import NotInstalled
 from holdfast.protocol.errors import Fault
@@ -18,6 +20,8 @@ from holdfast.server.principals import Principal
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+# With this header a caller wants pages without acts: one that relays them, and would refuse the acts.
+ONLY_LOOKS: Final = "holdfast-only-looks"
 HTML: Final = "text/html; charset=utf-8"
 
 # No script, style or picture but our own files; nothing of ours inside a page of somebody else.
@@ -62,7 +66,11 @@ def environment() -> Environment:
 
 def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Response:
     """A page as an answer."""
-    text = page_text(call.principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
+    principal = call.principal
+    if call.request.header(ONLY_LOOKS):
+        principal = msgspec.structs.replace(principal, read_only=True)
+        facts |= {name: dict.fromkeys(facts[name], False) for name in ("may_here", "may_seek") if name in facts}
+    text = page_text(principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
 
 
@@ -79,6 +87,7 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
             who="" if principal is None else principal.name,
             read_only=principal is not None and principal.read_only,
             may=may,
+            may_read_all=principal is not None and principal.may("read"),
             version=holdfast.__version__,
             now_ns=now_ns,
             now=datetime.fromtimestamp(now_ns / 1e9, UTC),

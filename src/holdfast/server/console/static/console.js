@@ -80,7 +80,9 @@ function busy() {
   return paused || document.hidden || document.querySelector("dialog[open]") || (chosen && !chosen.isCollapsed);
 }
 
+// A page that takes the server long is asked for less often: at most a twentieth of the time.
 async function keepFresh() {
+  const began = performance.now();
   if (!busy()) {
     try {
       await renew();
@@ -90,7 +92,7 @@ async function keepFresh() {
       document.body.classList.add("stale");
     }
   }
-  setTimeout(keepFresh, every * 1000);
+  setTimeout(keepFresh, Math.max(every * 1000, 20 * (performance.now() - began)));
 }
 if (Number.isFinite(every)) setTimeout(keepFresh, every * 1000);
 

@@ -1,0 +1,143 @@
+"""`holdfast profile`: places with a name, for those who work with several."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import typer
+
+from holdfast.broker.layout import check_name
+from holdfast.cli import profiles
+from holdfast.cli.options import AsJson
+from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
+from holdfast.cli.placed import PLACE, App
+from holdfast.cli.tables import show_table, table
+from holdfast.cli.text import safe
+from holdfast.client.address import is_address, parse_address
+from holdfast.errors import InvalidRequest
+
+app = App(help="Places with a name, and what it takes to get in there.", rich_markup_mode=None)
+
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")]
+
+
+@app.callback(invoke_without_command=True)
+def _profile(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
+
+@app.command("ls")
+@command
+def ls_command(as_json: AsJson = False) -> int:
+    """List the profiles; tokens are not shown."""
+    known = profiles.read()
+    if as_json:
+        found = [_document(name, each, known.use) for name, each in sorted(known.profiles.items())]
+        print_json({"file": str(profiles.path()), "use": known.use, "profiles": found})
+    elif not known.profiles:
+        stderr().print(f"no profiles in {safe(str(profiles.path()))}", soft_wrap=True)
+    else:
+        shown = table("profile", "place", "queue", "token", "in use")
+        for name, each in sorted(known.profiles.items()):
+            token, used = "yes" if each.token else "", "yes" if name == known.use else ""
+            shown.add_row(safe(name), safe(each.place), safe(each.queue or ""), token, used)
+        show_table(stdout(), shown)
+    return OK
+
+
+@app.command("add")
+@command
+def add_command(
+    name: Name,
+    place: Annotated[str, typer.Argument(metavar=PLACE, help="The data folder, or the address of a server.")],
+    token_file: Annotated[
+        str | None,
+        typer.Option("--token-file", metavar="FILE", help="Holds the token that says who you are; `-` is stdin."),
+    ] = None,
+    tls_ca: Annotated[
+        str | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates to trust, for https://.")
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", metavar="NAME", help="The queue that is usually meant.")
+    ] = None,
+    use: Annotated[bool, typer.Option("--use", help="It is the one that is meant where nobody names a place.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Add a profile, or replace it. The file with the profiles can be read by you only."""
+    check_name(name, "profile")
+    if is_address(place):
+        parse_address(place)
+    else:
+        place = str(Path(place).absolute())  # it holds wherever the next command is typed
+    new = profiles.Profile(
+        place=place,
+        token=None if token_file is None else _token(token_file),
+        tls_ca=None if tls_ca is None else str(Path(tls_ca).absolute()),
+        queue=queue,
+    )
+    known = profiles.read()
+    known = msgspec.structs.replace(known, use=name if use else known.use, profiles={**known.profiles, name: new})
+    profiles.write(known)
+    if as_json:
+        print_json(_document(name, new, known.use))
+    else:
+        stdout().print(f"{safe(name)} is {safe(place)}", soft_wrap=True)
+    return OK
+
+
+@app.command("rm")
+@command
+def rm_command(name: Name, as_json: AsJson = False) -> int:
+    """Forget a profile."""
+    known = profiles.read()
+    known.named(name)
+    left = {each: profile for each, profile in known.profiles.items() if each != name}
+    profiles.write(profiles.Profiles(use=None if known.use == name else known.use, profiles=left))
+    _say({"name": name, "removed": True}, f"{safe(name)} is forgotten", as_json=as_json)
+    return OK
+
+
+@app.command("use")
+@command
+def use_command(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The profile; none to use none.")] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Say which profile is meant where nobody names a place; without a name: none."""
+    known = profiles.read()
+    place = None if name is None else known.named(name).place
+    profiles.write(msgspec.structs.replace(known, use=name))
+    text = "no profile is in use" if name is None else f"{safe(name)} is in use: {safe(place or '')}"
+    _say({"use": name, "place": place}, text, as_json=as_json)
+    return OK
+
+
+def _say(document: dict[str, Any], text: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        stdout().print(text, soft_wrap=True)
+
+
+def _token(path: str) -> str:
+    token = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidRequest(f"{path} holds no token: it is the one line that `holdfast token new` printed")
+    return token
+
+
+def _document(name: str, profile: profiles.Profile, use: str | None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "place": profile.place,
+        "queue": profile.queue,
+        "tls_ca": profile.tls_ca,
+        "has_token": profile.token is not None,
+        "in_use": name == use,
+    }

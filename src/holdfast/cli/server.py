@@ -1,0 +1,98 @@
+"""`holdfast status`, `waiters`, `audit`: what a server says of itself."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import typer
+
+from holdfast.cli.messages import moment, seconds_text
+from holdfast.cli.opened import opened_broker
+from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
+from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.remote import asked, is_remote
+from holdfast.cli.tables import show_table, table
+from holdfast.cli.text import safe, size
+from holdfast.errors import InvalidRequest
+
+Most: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many.")]
+
+
+def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
+    with opened_broker(place, wait=wait) as broker:
+        if not is_remote(broker):
+            raise InvalidRequest(f"no server and no other process has {place}, so there is nobody to ask")
+        return asked(broker, kind, *path, **query)
+
+
+@command
+def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """How a server does: since when, on which folder, with how many callers and how much room on its disk."""
+    from holdfast.protocol.admin import Status
+
+    status: Status = _asked(folder, wait, Status, "admin", "status")
+    if as_json:
+        found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
+        print_json({**found, **moment("started_at", status.started_at)})
+        return OK
+    shown = table("", "")
+    shown.show_header = False
+    for title, text in (
+        ("server", f"{safe(folder)}, version {safe(status.version)}{', going' if status.leaving else ''}"),
+        ("folder", f"{safe(status.folder)}, {size(status.disk_free_bytes)} free"),
+        ("since", f"{seconds_text(status.started_at)} UTC"),
+        ("topics", f"{status.topics:,}"),
+        ("connections", f"{status.connections:,}"),
+        ("waiting", f"{status.waiters:,} of at most {status.max_waiters:,}"),
+        ("streams", f"{status.streams:,}"),
+        ("members", f"{status.members:,}"),
+    ):
+        shown.add_row(title, text)
+    show_table(stdout(), shown)
+    return OK
+
+
+@command
+def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Who waits for messages at a server, by topic and group; the longest lines first."""
+    from holdfast.protocol.admin import WaitersTold
+
+    found: WaitersTold = _asked(folder, wait, WaitersTold, "admin", "waiters", limit=limit)
+    if as_json:
+        lines = [{name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines]
+        print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
+    elif not found.lines:
+        stderr().print("nobody waits for messages")
+    else:
+        shown = table("topic", "group", "waiting>", "streams>")
+        for line in found.lines:
+            shown.add_row(safe(line.topic), safe(line.group), f"{line.waiters:,}", f"{line.streams:,}")
+        show_table(stdout(), shown)
+    return OK
+
+
+@command
+def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Who did what to which topic, and what became of it; the newest last. For administrators."""
+    from holdfast.server.api.audit import Acts
+
+    acts: Acts = _asked(folder, wait, Acts, "admin", "audit", limit=limit)
+    found = list(reversed(acts.acts))
+    if as_json:
+        for act in found:
+            print_json_line(msgspec.to_builtins(act))
+    elif not found:
+        stderr().print("nothing was done by an administrator yet")
+    else:
+        _show(found)
+    return OK
+
+
+def _show(acts: list[Any]) -> None:
+    shown = table("time (UTC)", "who", "what", "target", "outcome")
+    for act in acts:
+        facts = msgspec.to_builtins(act)
+        cells = (facts.get(name) for name in ("time", "who", "act", "target", "outcome"))
+        shown.add_row(*(safe(str(cell if cell is not None else "")) for cell in cells))
+    show_table(stdout(), shown)
