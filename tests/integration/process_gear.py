@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.integration.http_gear import Caller
 
+COMMAND = [sys.executable, "-c", "import sys; from holdfast.cli.main import main; sys.exit(main())"]
 PATIENCE_S = 60  # only what hangs takes so long
 
 
@@ -40,7 +41,7 @@ class ServerProcess(Caller):
 
     def start(self) -> None:
         """Returns as soon as it says where it listens."""
-        command = [sys.executable, "-m", "holdfast.cli.main", "serve", str(self.folder), "--port", str(self.port)]
+        command = [*COMMAND, "serve", str(self.folder), "--port", str(self.port)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, *self.arguments], stdout=subprocess.PIPE, stderr=log, text=True, env=plain_environment()
@@ -109,7 +110,7 @@ def server_process(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
 def refused_start(*arguments: str) -> tuple[int, str]:
     """The exit code of a server that must not start, and all that it says."""
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", "serve", *arguments],
+        [*COMMAND, "serve", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -133,3 +134,8 @@ def many_files(count: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
+
+
+def say(text: str) -> None:
+    """A figure for whoever runs the tests with -s."""
+    sys.stdout.write(f"\n{text}\n")

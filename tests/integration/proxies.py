@@ -16,6 +16,7 @@ class Proxy:
         self.cut_request_at: int | None = None
         self.cut_answer_at: int | None = None
         self.swallow = False  # for all connections, while it is set
+        self.swallow_answers = False  # the same, but the server hears all
         self.connections = 0
         self._open: set[socket.socket] = set()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -42,13 +43,14 @@ class Proxy:
                 continue
             self._open |= {client, server}
             for source, sink, at in ((client, server, request_at), (server, client, answer_at)):
-                threading.Thread(target=self._pass_on, args=(source, sink, at), daemon=True).start()
+                answers = source is server
+                threading.Thread(target=self._pass_on, args=(source, sink, at, answers), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, cut_at: int | None) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, cut_at: int | None, answers: bool) -> None:
         passed = 0
         with suppress(OSError):
             while content := source.recv(65536):
-                if self.swallow:
+                if self.swallow or (answers and self.swallow_answers):
                     continue
                 if cut_at is not None and passed + len(content) >= cut_at:
                     sink.sendall(content[: cut_at - passed])

@@ -32,6 +32,19 @@ def test_a_poll_whose_answer_was_cut_gives_the_same_messages(tmp_path: Path):
         consumer.close()
 
 
+def test_a_poll_that_was_given_up_loses_nothing(tmp_path: Path):
+    with serving(tmp_path) as server, proxied(server.url) as proxy, holdfast.connect(proxy.url, timeout=1) as broker:
+        broker.create_topic("orders")
+        broker.publish_many("orders", [b"a", b"b"])
+        consumer = broker.consumer("orders", group="billing")
+        proxy.swallow_answers = True
+        with pytest.raises(holdfast.Unavailable):
+            consumer.poll(timeout=0)
+        proxy.swallow_answers = False
+        assert [message.body for message in consumer.poll(timeout=5)] == [b"a", b"b"]
+        consumer.close()
+
+
 def test_a_consumer_joins_again_after_a_restart_and_goes_on_behind_its_commits(tmp_path: Path):
     with serving(tmp_path) as first:
         port = int(first.url.rpartition(":")[2])

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
+from holdfast.server.console import finding
 from holdfast.server.console.files import _found as static_files
 from holdfast.server.tokens import digest_of
 from tests.integration.console_day import failed, live_a_day, taken
@@ -125,6 +126,17 @@ def test_each_phase_has_its_list(day: Serving, tab: str, expected: list[str]):
     text = page(day, "/ui/queues/orders", query={"tab": tab}).text
     for words in expected:
         assert words in text
+
+
+def test_what_is_done_is_found_behind_much_that_is_not(server: Serving, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(finding, "DONE_PLACES", 10)
+    server.request("PUT", "/v1/queues/jobs", {})
+    server.post("/v1/queues/jobs/batch", {"messages": [{"text": "x"}] * 500})
+    receipts = taken(server, 7, queue="jobs")
+    server.post("/v1/queues/jobs/ack", {"receipts": receipts[:3] + receipts[4:]})
+    text = page(server, "/ui/queues/jobs", query={"tab": "done", "limit": 5}).text
+    listed = re.findall(r"jobs-0-\d+", text)
+    assert listed == [f"jobs-0-{i}" for i in (6, 5, 4, 2, 1)]
 
 
 def test_the_filter_is_the_language_of_the_command_line(day: Serving):

@@ -113,13 +113,18 @@ def _value(name: str, schema: Schema, kind: type | None) -> str:
     if not fields:
         return ""
     said = schema.get("description") or (getdoc(kind) if kind is not None else "") or ""
-    lines = [f"## {name}", "", " ".join(said.split()), "", "| field | type | default |", "|---|---|---|"]
+    lines = [f"## {_short(name)}", "", " ".join(said.split()), "", "| field | type | default |", "|---|---|---|"]
     if not said:
         del lines[2:4]
     for field, its in fields.items():
         default = "needed" if field in schema.get("required", ()) else _default(its)
         lines.append(f"| `{field}` | {_type(its)} | {default} |")
     return "\n".join(lines)
+
+
+def _short(name: str) -> str:
+    """A name with its whole module is one that two structs have."""
+    return ".".join(name.split(".")[-2:])
 
 
 def _default(schema: Schema) -> str:
@@ -131,12 +136,14 @@ def _type(schema: Schema) -> str:
     if "anyOf" in schema:
         return " or ".join(_type(each) for each in schema["anyOf"] if each.get("type") != "null")
     if "$ref" in schema:
-        return f"[{schema['$ref']}](#{schema['$ref'].lower()})"
+        return f"[{_short(schema['$ref'])}](#{_short(schema['$ref']).replace('.', '').lower()})"
     if "enum" in schema:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     kind = schema.get("type")
     if kind == "array":
-        return " ".join(["list of", _type(schema.get("items") or {}), *_range(schema, "minItems", "maxItems")])
+        return " ".join(
+            ["list of", *_range(schema, "minItems", "maxItems", of=" times"), _type(schema.get("items") or {})]
+        )
     if kind == "object":
         inner = schema.get("additionalProperties")
         return f"map to {_type(inner)}" if isinstance(inner, dict) and inner else "map"

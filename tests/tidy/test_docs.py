@@ -74,6 +74,22 @@ def test_every_error_code_is_in_the_reference():
     assert_none(faults, "Add each of these codes, as code, to docs/reference/errors.md.")
 
 
+def test_every_error_code_has_a_section_with_its_class_and_status():
+    status_of_code = importlib.import_module("holdfast.server.statuses").status_of_code
+    kinds = importlib.import_module("holdfast.protocol.errors").KINDS
+    text = reference("errors.md")
+    faults = []
+    for code, kind in kinds.items():
+        retryable = "retryable" if kind.retryable else "not retryable"
+        facts = f"`{kind.__name__}`, HTTP {status_of_code(code)}, {retryable}."
+        part = markdown.section(text, titled=code) or ""
+        again = "yes" if kind.retryable else "no"
+        row = f"| [`{code}`](#{code}) | `{kind.__name__}` | {status_of_code(code)} | {again} |"
+        faults += [f"{code}: {what}" for what in (facts, "**Do**: ") if what not in part]
+        faults += [row] if row not in text else []
+    assert_none(faults, "Each code has a section in docs/reference/errors.md that says this, and a row in its table.")
+
+
 def test_every_metric_is_in_the_reference():
     metrics = importlib.import_module("holdfast.broker.metrics")
     group = importlib.import_module("holdfast.broker.group")

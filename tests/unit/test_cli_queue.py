@@ -753,7 +753,7 @@ def test_dead_letters_look_the_same_beside_a_living_owner(run, letters):
         *(["show", letters, id_, "--json"] for id_ in ("jobs.dlq-0-3", "jobs-0-3", "3", "jobs-0-99", "jobs.dlq-7-0")),
     ]
     alone = [run("dead", *look) for look in looks]
-    with holdfast.open(letters) as owner:
+    with holdfast.open(letters, share=False) as owner:
         for look, expected in zip(looks, alone, strict=True):
             seen = run("dead", *look, "--wait", 0)
             assert (seen.code, seen.out) == (expected.code, expected.out)
@@ -791,7 +791,7 @@ def arguments_for(command: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith(LOOKING)])
 def test_an_owner_is_named_and_what_to_do_is_said(run, jobs, command):
-    with holdfast.open(jobs):
+    with holdfast.open(jobs, share=False):
         done = run(*arguments_for(command, jobs), "--wait", 0)
         assert (done.code, done.out) == (2, "")
         assert f"process {os.getpid()} " in done.err

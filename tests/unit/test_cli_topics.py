@@ -284,7 +284,7 @@ def test_groups_are_deleted_after_asking(run, data):
     ],
 )
 def test_an_owner_is_named(run, data, command):
-    with holdfast.open_broker(data):
+    with holdfast.open_broker(data, share=False):
         arguments = [str(data) if word == "DIR" else word for word in command.split()]
         done = run(*arguments, "--wait", 0, "--json")
         assert (done.code, done.out, done.error["code"]) == (2, "", "busy")

@@ -43,9 +43,7 @@ def _group(context: typer.Context) -> None:
 def show_command(
     folder: Annotated[
         str | None,
-        typer.Argument(
-            metavar=f"[{PLACE}]", help="A data folder, whose topics keep settings of their own; or a server."
-        ),
+        typer.Argument(metavar=f"[{PLACE}]", help="A data folder, whose topics keep settings too; or a server."),
     ] = None,
     settings_file: Annotated[
         str | None, typer.Option("--config", metavar="FILE", help=f"The settings file; {FILE_VARIABLE} by default.")

@@ -23,7 +23,7 @@ from holdfast.cli.views import Views
 from holdfast.client.address import is_address
 from holdfast.embedded.times import parse_instant
 from holdfast.env import real_world
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.storage.finding import count_of
 
 
@@ -82,6 +82,8 @@ def seek_command(
         moves = _moves(broker, queue, _place(to, offset, when), partition)
         if offset is not None and len(moves) > 1:
             raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
+        if offset is not None and moves[0].after != offset:
+            raise OffsetOutOfRange(f"cannot go to offset {offset}: the nearest that is kept is {moves[0].after}")
         if not as_json:
             show_moves(stdout(), moves)
         if not dry_run:

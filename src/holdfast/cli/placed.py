@@ -37,7 +37,7 @@ def with_place(function: Callable[..., Any]) -> inspect.Signature:
         return signature
     more = {AT: AtPlace, PROFILE: ProfileName}
     notes = [note for each in signature.parameters.values() for note in _notes(each)]
-    if any("--at" in (getattr(note, "param_decls", None) or ()) for note in notes):
+    if any("--at" in (getattr(note, "default", None), *(getattr(note, "param_decls", None) or ())) for note in notes):
         del more[AT]  # it is a time there; `holdfast --at PLACE put ...` says it
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)

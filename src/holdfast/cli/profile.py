@@ -62,9 +62,7 @@ def add_command(
     tls_ca: Annotated[
         str | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates to trust, for https://.")
     ] = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", metavar="NAME", help="The queue that is usually meant.")
-    ] = None,
+    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue that is meant.")] = None,
     use: Annotated[bool, typer.Option("--use", help="It is the one that is meant where nobody names a place.")] = False,
     as_json: AsJson = False,
 ) -> int:

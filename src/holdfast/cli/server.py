@@ -92,7 +92,5 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
 def _show(acts: list[Any]) -> None:
     shown = table("time (UTC)", "who", "what", "target", "outcome")
     for act in acts:
-        facts = msgspec.to_builtins(act)
-        cells = (facts.get(name) for name in ("time", "who", "act", "target", "outcome"))
-        shown.add_row(*(safe(str(cell if cell is not None else "")) for cell in cells))
+        shown.add_row(seconds_text(act.time), safe(act.principal), safe(act.route), safe(act.target), safe(act.outcome))
     show_table(stdout(), shown)

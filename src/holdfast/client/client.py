@@ -12,7 +12,7 @@ from holdfast.client.calling import Caller
 from holdfast.client.publishing import Publishing
 from holdfast.client.upkeep import Upkeep
 from holdfast.client.ways import TaskWays, ThreadWays, Ways
-from holdfast.env import World, close_in_children
+from holdfast.env import World, close_in_children, end_at_exit
 
 if TYPE_CHECKING:
     import ssl
@@ -43,6 +43,7 @@ class Client:
         self._on_close: Callable[[], None] | None = None
         self._note()
         close_in_children(self)
+        end_at_exit(self)
 
     def inherit(self, take_over: Callable[[], None], on_close: Callable[[], None]) -> None:
         """What to do when there is no server any more; and when this client is closed."""
@@ -60,6 +61,10 @@ class Client:
         self.publishing.disown()
         self.upkeep.disown()
         self._note()
+
+    def end(self) -> None:
+        """The program ends, and nobody closed us: what was dropped is given back now, and not when its lease ends."""
+        self.upkeep.end(1.0)
 
     def close(self) -> None:
         """Give back what was dropped, and end. Closing twice is fine."""

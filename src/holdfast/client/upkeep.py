@@ -163,7 +163,7 @@ class _Work:
     def _round(self) -> None:
         if self._dropped:
             dropped, self._dropped = self._dropped, []
-            pass
+            self._give_back(dropped)
         now_ns = self._clock.monotonic_ns()
         for held in [held for held in self._held if held.ended or held.is_lost(now_ns)]:
             del self._held[held]

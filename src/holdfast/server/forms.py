@@ -1,7 +1,8 @@
-"""A form of two parts: the options of a message as JSON, and its payload as it is."""
+"""A form of two parts: the options of a message as JSON, then its payload as it is, which may be large."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
@@ -14,14 +15,17 @@ from holdfast.protocol.messages import Options
 from holdfast.server.http.messages import Request
 
 _MOST_OPTIONS_BYTES: Final = 1024 * 1024
-_HINT: Final = "send one part named options (JSON) and one named payload"
+_HINT: Final = "send one part named options (JSON), if any, and behind it one named payload"
 
 
 class _Parts:
-    """Gathers the parts as the parser finds them."""
+    """Takes the parts apart as they come."""
 
     def __init__(self) -> None:
-        self.found: dict[str, bytearray] = {}
+        self.options = bytearray()
+        self.payload: list[bytes] = []
+        self.begun: set[str] = set()
+        self.ended = False
         self._field = bytearray()
         self._value = bytearray()
         self._name = ""
@@ -32,7 +36,8 @@ class _Parts:
             "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
             "on_header_end": self._header,
             "on_headers_finished": self._begin,
-            "on_part_data": lambda data, start, end: self.found[self._name].extend(data[start:end]),
+            "on_part_data": self._data,
+            "on_end": self._end,
         }
 
     def _header(self) -> None:
@@ -43,31 +48,61 @@ class _Parts:
         self._value.clear()
 
     def _begin(self) -> None:
-        if self._name in self.found or self._name not in ("options", "payload"):
-            raise InvalidRequest(f"the form's part {self._name!r} is not understood, or there twice; {_HINT}")
-        self.found[self._name] = bytearray()
+        if self._name not in ("options", "payload") or self._name in self.begun or "payload" in self.begun:
+            raise InvalidRequest(f"the form's part {self._name!r} is not understood where it is; {_HINT}")
+        self.begun.add(self._name)
+
+    def _end(self) -> None:
+        self.ended = True
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._name == "payload":
+            self.payload.append(data[start:end])
+            return
+        self.options += data[start:end]
+        if len(self.options) > _MOST_OPTIONS_BYTES:
+            raise InvalidRequest(f"the form's options have more than {_MOST_OPTIONS_BYTES} bytes")
 
 
-async def read_form(request: Request, most_bytes: int) -> tuple[Options, bytes]:
-    """The options and the payload of a message."""
-    _, options = parse_options_header(request.header("content-type"))
-    boundary = options.get(b"boundary")
+async def read_form(request: Request, most_bytes: int) -> tuple[Options, AsyncIterator[bytes]]:
+    """The options of a message, and its payload as it comes."""
+    _, given = parse_options_header(request.header("content-type"))
+    boundary = given.get(b"boundary")
     if not boundary:
         raise InvalidRequest("the content-type multipart/form-data has no boundary")
     parts = _Parts()
     try:
         parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
-        async for chunk in request.chunks(most_bytes):
-            parser.write(chunk)
-        parser.finalize()
     except FormParserError as error:
         raise InvalidRequest(f"the form cannot be read: {error}; {_HINT}") from None
-    if "payload" not in parts.found:
-        raise InvalidRequest(f"the form has no payload; {_HINT}")
-    told = bytes(parts.found.get("options", b"{}"))
-    if len(told) > _MOST_OPTIONS_BYTES:
-        raise InvalidRequest(f"the form's options have more than {_MOST_OPTIONS_BYTES} bytes")
+    chunks = request.chunks(most_bytes)
+    while "payload" not in parts.begun:
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            raise InvalidRequest(f"the form has no payload; {_HINT}")
+        _write(parser, chunk)
     try:
-        return msgspec.json.decode(told, type=Options), bytes(parts.found["payload"])
-    except msgspec.DecodeError as error:
+        options = msgspec.json.decode(bytes(parts.options or b"{}"), type=Options)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the form's options cannot be read: {error}") from None
+    return options, _payload(parser, parts, chunks)
+
+
+async def _payload(parser: MultipartParser, parts: _Parts, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    while True:
+        pieces, parts.payload = parts.payload, []
+        for piece in pieces:
+            yield piece
+        chunk = await anext(chunks, None)
+        if chunk is None:
+            break
+        _write(parser, chunk)
+    if not parts.ended:
+        raise InvalidRequest("the form ends too early; nothing was stored")
+
+
+def _write(parser: MultipartParser, chunk: bytes) -> None:
+    try:
+        parser.write(chunk)
+    except FormParserError as error:
+        raise InvalidRequest(f"the form cannot be read: {error}; {_HINT}") from None

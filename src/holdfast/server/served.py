@@ -154,13 +154,17 @@ def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
         "partition": contents.partition,
         "offset": record.offset,
         "timestamp_ns": record.timestamp_ns,
-        "body": record.value,
+        "body": b"",
         "size": len(record.value),
         "priority": contents.priority,
         "expires_at_ms": record.expires_at_ms,
         "due_at_ms": record.due_at_ms,
         "correlation_id": contents.correlation_id,
     }
+    if isinstance(record.value, bytes):
+        facts["body"] = record.value
+    else:  # too large to be held here: whoever wants it asks for the payload
+        facts["omitted"] = True
     if record.key is not None:
         facts["key" if record.flags & TEXT_KEY else "key_data"] = contents.key
     if record.headers:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -37,6 +37,8 @@ from holdfast.server.routing import Routes
 routes = Routes("messages")
 
 _MOST_HEADERS: Final = 1_000
+
+_Answer = TypeVar("_Answer")
 
 
 class Placing(Wire, kw_only=True):
@@ -74,15 +76,55 @@ class EnqueueQuery(Placing, kw_only=True):
 async def enqueue(call: Call) -> Response:
     """Store one message: the request's body is the message's, byte for byte; or a form of `options` and `payload`."""
     query: EnqueueQuery = call.query
-    if call.request.media == MULTIPART:
-        options, body = await read_form(call.request, call.service.settings.max_request_bytes)
-        message = _draft(options, body)
+    request, most_bytes = call.request, call.service.settings.max_request_bytes
+    content: AsyncIterator[bytes] | None = None
+    if request.media == MULTIPART:
+        options, content = await read_form(request, most_bytes)
+        message = _draft(options, b"")
+    elif request.complete or query.codec is not None:
+        message = _plain(query, await request.read(most_bytes))
     else:
-        message = _plain(query, await call.request.read(call.service.settings.max_request_bytes))
-    (stored,) = await publish(call, call.path["queue"], [message], query)
+        message, content = _plain(query, b""), request.chunks(most_bytes)
+    if content is None:
+        (stored,) = await publish(call, call.path["queue"], [message], query)
+    else:
+        stored = await _publish_stream(call, message, content)
     if message.correlation_id is not None:
         call.correlation_id = message.correlation_id
     return call.answer(stored)
+
+
+async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> Stored:
+    """Store a message whose body is still coming, and may be large."""
+    query: EnqueueQuery = call.query
+    if query.codec is not None:
+        raise InvalidRequest("what comes as a form is stored as it is: leave codec out")
+    message = message if call.trace is None else _traced(call, message)
+    options = {name: value for name, value in msgspec.structs.asdict(message).items() if name != "body"}
+    length = call.request.header("content-length")
+    hint = int(length) if length and call.request.media != MULTIPART and not call.request.packed else None
+
+    async def store() -> Written:
+        return await call.service.broker.publish_stream(
+            call.path["queue"], content, hint, partition=query.partition, durability=query.durability, **options
+        )
+
+    return _stored(await _made(call, call.path["queue"], query, store))
+
+
+async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awaitable[_Answer]]) -> _Answer:
+    """What storing answers; a queue that is not there is made first, where that is asked for."""
+    try:
+        return await store()
+    except UnknownTopic as error:
+        if not query.create:
+            error.add_note(f"make it with PUT /v1/queues/{topic}, or say create=true")
+            raise
+    call.principal.check("admin", topic)
+    await call.begin_act()
+    await call.service.broker.create_topic(topic, exist_ok=True)
+    await call.service.group(topic)
+    return await store()
 
 
 @routes.add(
@@ -139,22 +181,13 @@ async def publish(call: Call, topic: str, messages: Sequence[Draft], query: Plac
     if call.trace is not None:
         messages = [_traced(call, message) for message in messages]
     plain = [message.body for message in messages] if all(map(_is_plain, messages)) else messages
-    try:
-        written = await broker.publish_many(
+
+    async def store() -> list[Written]:
+        return await broker.publish_many(
             topic, plain, partition=query.partition, durability=query.durability, codec=query.codec
         )
-    except UnknownTopic as error:
-        if not query.create:
-            error.add_note(f"make it with PUT /v1/queues/{topic}, or say create=true")
-            raise
-        call.principal.check("admin", topic)
-        await call.begin_act()
-        await broker.create_topic(topic, exist_ok=True)
-        await call.service.group(topic)
-        written = await broker.publish_many(
-            topic, plain, partition=query.partition, durability=query.durability, codec=query.codec
-        )
-    return list(map(_stored, written))
+
+    return list(map(_stored, await _made(call, topic, query, store)))
 
 
 def _stored(stored: Written) -> Stored:

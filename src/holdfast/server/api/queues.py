@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -46,7 +47,8 @@ from holdfast.protocol.queues import (
     Sought,
 )
 from holdfast.server.calls import Call
-from holdfast.server.http.messages import Response
+from holdfast.server.http.messages import Response, StreamResponse
+from holdfast.server.payload import payload
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup, Taken, _said, said
 
@@ -93,7 +95,7 @@ async def create_queue(call: Call) -> TopicInfo:
     return await broker.describe_topic(name)
 
 
-async def take(call: Call, *, state: bool) -> Response:
+async def take(call: Call, *, state: bool) -> Response | StreamResponse:
     """Lease messages, after a wait where that is asked for."""
     wanted: Take = call.body
     service = call.service
@@ -110,22 +112,22 @@ async def take(call: Call, *, state: bool) -> Response:
         group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken
     ]
     if wanted.count == 1 and RAW in call.request.headers.get("accept", ""):
-        return _raw(call, deliveries, undelivered)
+        return _raw(call, deliveries, found, undelivered)
     if deliveries:
         call.correlation_id = call.request.header("x-correlation-id") or _as_header(deliveries[0].correlation_id)
     return call.answer(Deliveries(messages=deliveries), undelivered=undelivered)
 
 
-def _raw(call: Call, deliveries: list[Delivery], undelivered: Any) -> Response:
+def _raw(call: Call, deliveries: list[Delivery], found: Taken, undelivered: Any) -> Response | StreamResponse:
     """One message with its body as it is, and all else in a header."""
     if not deliveries:
         return Response(204)
-    message = deliveries[0]
-    facts = msgspec.structs.replace(message, body=b"")
-    header = msgspec.json.encode(facts).decode().encode("ascii", "backslashreplace").decode()
+    message = msgspec.structs.replace(deliveries[0], body=b"", omitted=False)
+    header = json.dumps(msgspec.to_builtins(message))  # plain ASCII, as a header must be
     headers = [("holdfast-message", header), ("holdfast-receipt", message.receipt)]
     call.correlation_id = _as_header(message.correlation_id)
-    return Response(200, message.body, RAW, headers=headers, undelivered=undelivered)
+    (_, (delivered,)) = found[0]
+    return payload(delivered.record.value, headers=headers, undelivered=undelivered)
 
 
 def _as_header(text: str) -> str:
@@ -141,7 +143,7 @@ def _as_header(text: str) -> str:
     gives=(RAW,),
     errors=("unknown_topic", "too_many_waiters"),
 )
-async def dequeue(call: Call) -> Response:
+async def dequeue(call: Call) -> Response | StreamResponse:
     """Lease messages; an empty list when none came in time."""
     return await take(call, state=False)
 
@@ -155,7 +157,7 @@ async def dequeue(call: Call) -> Response:
     gives=(RAW,),
     errors=("unknown_topic", "too_many_waiters"),
 )
-async def dequeue_with_state(call: Call) -> Response:
+async def dequeue_with_state(call: Call) -> Response | StreamResponse:
     """The same, with the document that goes with each message."""
     return await take(call, state=True)
 

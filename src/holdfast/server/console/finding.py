@@ -24,7 +24,7 @@ from holdfast.server.served import ServedGroup
 
 Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 
-DONE_PLACES: Final = 10_000  # of each partition, the newest: that many are looked through for what is done
+DONE_PLACES: Final = 10_000  # of each partition: that many before the newest that is done are looked through
 _MOST_LETTERS: Final = 10_000
 
 _PHASES: Final = {
@@ -87,12 +87,16 @@ def rows(group: ServedGroup, tab: Tab, where: str | None, limit: int) -> list[Me
 
 
 def _done(group: ServedGroup, places: int) -> Iterator[Listed[bytes]]:
-    """What is done and still among the last places of the log, the newest first."""
+    """What is done and still in the log, the newest first, as far as so many places before the newest."""
     for station in group._stations:
         log, state = station.partition.log, station.delivery.group
-        start = max(log.start, log.end - places)
+        with station.delivery.lock:
+            end = max(state.floor, state.done.max() + 1 if state.done else 0)
+        start = min(max(log.start, end - places), log.end)
         newest: deque[Record] = deque()
         for record in log.records(start, on_damage="skip", whole=False):
+            if record.offset >= end:
+                break
             if state.phase(record.offset) is Phase.DONE:
                 newest.appendleft(record)
         for record in newest:

@@ -76,6 +76,11 @@ class Request:
         return self.header("content-type").partition(";")[0].strip().lower()
 
     @property
+    def packed(self) -> bool:
+        """Whether the body comes compressed."""
+        return self.header("content-encoding").strip().lower() not in ("", "identity")
+
+    @property
     def is_full(self) -> bool:
         """Whether so much of the body waits here that the client had better wait, too."""
         return self.buffered >= _HIGH_BYTES

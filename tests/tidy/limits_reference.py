@@ -1,0 +1,176 @@
+"""The table of limits for docs/reference/limits.md: every number is taken from where it holds.
+
+`python -m tests.tidy.limits_reference --write` renews the page; without `--write` it prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from holdfast.broker import layout, locks
+from holdfast.delivery import group, where
+from holdfast.embedded import consuming, drafts, face, times
+from holdfast.large import LARGE_BYTES
+from holdfast.protocol import messages, queues
+from holdfast.server import forms, members
+from holdfast.server.api import enqueue, topics
+from holdfast.server.http import connection
+from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
+from tests.tidy.repo import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "limits.md"
+BEGIN = "<!-- {name}: made by `python -m tests.tidy.limits_reference --write` from the code -->"
+END = "<!-- end of {name} -->"
+
+
+class Limit(NamedTuple):
+    """What is limited, to how much, and how that can be changed."""
+
+    what: str
+    value: str
+    change: str = "no"
+
+
+def rendered() -> dict[str, list[Limit]]:
+    """The tables by name."""
+    return {"messages": _messages(), "calls": _calls(), "server": _server(), "locks": _locks()}
+
+
+def with_limits(page: str) -> str:
+    """The page, with every part between two marks made anew."""
+    for name, limits in rendered().items():
+        begin, end = BEGIN.format(name=name), END.format(name=name)
+        before, found, rest = page.partition(begin)
+        _old, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"the page has no part between {begin!r} and {end!r}")
+        rows = "\n".join(f"| {each.what} | {each.value} | {each.change} |" for each in limits)
+        page = f"{before}{begin}\n\n| | limit | can be changed |\n|---|---|---|\n{rows}\n\n{end}{after}"
+    return page
+
+
+def _messages() -> list[Limit]:
+    return [
+        _setting("a message, with its key and headers", LogSettings, "max_message_bytes", "queues-and-logs"),
+        _setting("the messages of one call, which are stored wholly or not at all", LogSettings, "max_batch_bytes"),
+        _setting("what a packed frame may unpack to", LogSettings, "max_raw_bytes"),
+        Limit("a body that is not copied into memory by itself", f"over {_size(LARGE_BYTES)}"),
+        Limit("a dedup id, a correlation id", _size(drafts._MOST_ID_BYTES)),
+        Limit("a priority", f"0 to {_most(messages.Priority)}"),
+        Limit("a delay, a time to live", f"{times.MAX_DURATION_MS // _YEAR_MS} years"),
+        _setting("a lease, where the call does not say", QueueSettings, "lease_ms"),
+        Limit("a lease, at most", f"{_most(messages.Lease) // (24 * 3600)} days"),
+        _setting("deliveries that fail before a message is a dead letter", QueueSettings, "max_attempts"),
+        Limit("errors that are kept with a message", f"the last {group._MOST_FAILURES}"),
+        _setting("characters of an error that are kept", QueueSettings, "max_error_chars"),
+        Limit("the name of a topic", f"{200 - len(layout.DEAD_SUFFIX)} characters: letters, digits, `_`, `-` and `.`"),
+        Limit("the name of a group", f"{_meta(messages.Name, 'max_length')} characters, the same ones"),
+        _setting("partitions of a topic", TopicSettings, "partitions", "topics"),
+        Limit("a condition (`where`)", f"{where.MAX_CHARACTERS:,} characters, {where.MAX_DEPTH} levels deep"),
+        Limit("free space that is left on the disk", _size(LogSettings().min_free_bytes), _named("min_free_bytes")),
+    ]
+
+
+def _calls() -> list[Limit]:
+    batch = get_type_hints(messages.Batch, include_extras=True)["messages"]
+    receipts = get_type_hints(messages.Receipts, include_extras=True)["receipts"]
+    prefetch = get_type_hints(messages.Subscribe, include_extras=True)["prefetch"]
+    return [
+        Limit("messages of one take, in your process", f"{face._MOST_AT_ONCE:,}"),
+        Limit("messages of one take, over HTTP", f"{_most(messages.Count):,}"),
+        Limit("messages of one poll, in your process", f"{consuming._MOST_AT_ONCE:,}"),
+        Limit("messages of one batch over HTTP", f"{_meta(batch, 'max_length'):,}"),
+        Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
+        Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
+        Limit("what a list answers", f"{_most(queues.Limit):,}"),
+        Limit("bytes of one answer to a poll", f"{_size(members._MOST_BYTES)}, or one message"),
+        Limit("bytes of one answer to a read by offset", f"{_size(topics._MOST_BYTES)}, or one message"),
+        Limit("headers of a message that is sent as a raw body", f"{enqueue._MOST_HEADERS:,}"),
+        Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
+        Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),
+    ]
+
+
+def _server() -> list[Limit]:
+    few, many = ServerSettings().waiters(1), ServerSettings().waiters(1_000)
+    return [
+        _setting("connections", ServerSettings, "max_connections", "server"),
+        _setting("the request line and all headers", ServerSettings, "max_header_bytes", "server"),
+        _setting("the body of a request, also unpacked", ServerSettings, "max_request_bytes", "server"),
+        _setting("time for the headers of a request", ServerSettings, "header_timeout_ms", "server"),
+        _setting("time for its body", ServerSettings, "body_timeout_ms", "server"),
+        _setting("and a second more for every", ServerSettings, "min_body_bytes_per_s", "server"),
+        _setting("a client that does not read its answer", ServerSettings, "write_timeout_ms", "server"),
+        _setting("a connection without a request", ServerSettings, "idle_timeout_ms", "server"),
+        _setting("how long one call may wait", ServerSettings, "max_wait_ms", "server"),
+        Limit("calls that wait", f"64 for each processor, {few:,} to {many:,}", _named("max_waiters", "server")),
+        _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
+        _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
+        _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),
+    ]
+
+
+def _locks() -> list[Limit]:
+    return [
+        Limit("a state document, as JSON", _size(locks.MOST_DOCUMENT_BYTES)),
+        Limit("all state documents of a folder", _size(locks._MOST_BYTES)),
+        Limit("those who wait for locks", f"{locks._MOST_WAITERS:,}"),
+        Limit("a lock's lease", f"{_most(messages.Lease) // (24 * 3600)} days"),
+    ]
+
+
+_YEAR_MS = 365 * 24 * 3600 * 1000
+
+
+def _setting(what: str, kind: type[msgspec.Struct], name: str, anchor: str = "queues-and-logs") -> Limit:
+    value: int = getattr(kind(), name)
+    most = _most(get_type_hints(kind, include_extras=True)[name])
+    unit = _time if name.endswith("_ms") else _size if "bytes" in name else _plain
+    up_to = f", up to {unit(most)}" if most is not None and most < 2**53 else ""
+    return Limit(what, unit(value), f"{_named(name, anchor)}{up_to}")
+
+
+def _named(name: str, anchor: str = "queues-and-logs") -> str:
+    return f"[`{name}`](settings.md{'' if anchor == 'queues-and-logs' else f'#{anchor}'})"
+
+
+def _meta(kind: Any, name: str) -> Any:
+    """A limit of an annotated type."""
+    for each in (kind, *getattr(kind, "__args__", ())):
+        for meta in getattr(each, "__metadata__", ()):
+            if getattr(meta, name, None) is not None:
+                return getattr(meta, name)
+    return None
+
+
+def _most(kind: Any) -> Any:
+    return _meta(kind, "le")
+
+
+def _plain(value: int) -> str:
+    return f"{value:,}"
+
+
+def _size(value: int) -> str:
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= factor and value % factor == 0:
+            return f"{value // factor:,} {unit}"
+    return f"{value:,} bytes"
+
+
+def _time(value: int) -> str:
+    for factor, unit in ((24 * 3_600_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second")):
+        if value >= factor and value % factor == 0:
+            return f"{value // factor:,} {unit}{'' if value == factor else 's'}"
+    return f"{value:,} ms"
+
+
+if __name__ == "__main__":
+    renewed = with_limits(PAGE.read_text("utf-8"))
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(renewed, "utf-8")
+    else:
+        sys.stdout.write(renewed)
