@@ -79,8 +79,18 @@ def serve_command(
 Say: TypeAlias = Callable[[str, Sequence[str], ServerSettings], None]
 
 
-def run(folder: str | None, effective: Effective, settings: ServerSettings, say: Say | None = None) -> int:
-    """Serve until a signal comes; a second one ends it at once."""
+def run(
+    folder: str | None,
+    effective: Effective,
+    settings: ServerSettings,
+    say: Say | None = None,
+    *,
+    shares: bool | None = None,
+) -> int:
+    """Serve until a signal comes; a second one ends it at once.
+
+    Programs beside the server may open the folder, too: if it `shares` it, or else unless it only shows.
+    """
     if folder is None:
         raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
     try:
@@ -107,7 +117,8 @@ def run(folder: str | None, effective: Effective, settings: ServerSettings, say:
             processors=os.cpu_count() or 1,
             ready=lambda addresses: (say or _say)(folder, addresses, settings),
             told_to_go=loop.create_task(told_to_go.wait()),
-            opened=None if settings.read_only else share,  # programs beside the server may open the folder, too
+            opened=share if (not settings.read_only if shares is None else shares) else None,
+            effective=msgspec.structs.replace(effective, server=settings, data_dir=folder),
         )
 
     with asyncio.Runner(loop_factory=event_loop()) as runner:

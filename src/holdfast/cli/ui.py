@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from holdfast.broker.layout import OWNER_SOCKET
@@ -50,11 +49,9 @@ def ui_command(
     owner = os.path.join(os.path.abspath(folder), OWNER_SOCKET)
     if not answers_at(owner):
         try:
-            own = msgspec.structs.replace(settings, socket=owner)
-            return run(folder, read_settings(real_world(), environment()), own, say)
-        except Busy as error:
+            return run(folder, read_settings(real_world(), environment()), settings, say, shares=True)
+        except Busy:
             if not answers_at(owner):
-                error.add_note("a server that owns the folder has its console at /ui of its own address")
                 raise
     return _beside(owner, settings, lambda addresses: say(folder, addresses, settings))
 

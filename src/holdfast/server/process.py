@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.embedded.aio_broker import AsyncBroker, open_broker
+from holdfast.embedded.effective import Effective
 from holdfast.env import World
 from holdfast.env.environ import environment
 from holdfast.server.access import check_listening
@@ -35,6 +36,7 @@ async def serve(
     ready: Callable[[Sequence[str]], None],
     told_to_go: Awaitable[object],
     opened: Callable[[BrokerEngine], None] | None = None,
+    effective: Effective | None = None,
 ) -> bool:
     """Serve a folder until told to go; answers whether all that was under way then was finished."""
     for warning in check_listening(settings):
@@ -43,6 +45,7 @@ async def serve(
     broker = await open_broker(folder, settings=broker_settings)
     try:
         server = make_server(world, broker, settings, processors=processors)
+        server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
             opened(broker._engine)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
 
+import msgspec
 from msgspec import Meta
 
+from holdfast.embedded.effective import DEFAULT, Effective, Origin, Setting
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.settings import effective_of
 from holdfast.server.audit import Audit
@@ -14,6 +17,10 @@ from holdfast.server.calls import Call
 from holdfast.server.console.rendering import render
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
+from holdfast.server.service import Service
+from holdfast.settings import BrokerSettings
+
+_SAID: Final = Origin("environment", "said at the start")
 
 
 class HealthQuery(Wire, kw_only=True):
@@ -35,8 +42,8 @@ health_routes = Routes("console")
 async def health(call: Call) -> Response:
     """How the server does."""
     service = call.service
-    settings = list(effective_of(service).settings())
-    changed = [each for each in settings if each.origin.kind != "default"]
+    settings = list(_settings(service))
+    changed = [each for each in settings if each.origin != DEFAULT]
     clock = service.world.clock
     return render(
         call,
@@ -53,6 +60,14 @@ async def health(call: Call) -> Response:
         every=len(settings),
         **await asyncio.to_thread(_disk, call),
     )
+
+
+def _settings(service: Service) -> Iterator[Setting]:
+    """All that is in force; what is no default and comes from nowhere was said to whoever started the server."""
+    usual = {each.name: each.value for each in Effective(broker=BrokerSettings()).settings()}
+    for each in effective_of(service).settings():
+        is_said = each.origin == DEFAULT and each.value != usual[each.name]
+        yield msgspec.structs.replace(each, origin=_SAID) if is_said else each
 
 
 def _disk(call: Call) -> dict[str, Any]:

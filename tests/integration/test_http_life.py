@@ -1,0 +1,112 @@
+"""The life of a server process: it starts or says in a sentence why not, and it ends as it promises."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.integration.faults_gear import head_of, raw, status_of
+from tests.integration.http_gear import Answer
+from tests.integration.process_gear import ServerProcess, refused_start, server_process, until
+
+pytestmark = pytest.mark.slow
+
+QUEUE = "/v1/queues/orders"
+BODY = b"x" * 100_000
+
+
+def test_a_folder_that_somebody_owns_is_refused_with_a_sentence(tmp_path: Path):
+    with holdfast.open_broker(tmp_path / "data"):
+        code, said = refused_start(str(tmp_path / "data"), "--port", "0")
+    assert code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert "Traceback" not in said
+
+
+def test_a_port_that_is_taken_is_refused_with_a_sentence(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, said = refused_start(str(tmp_path / "data"), "--port", port)
+    assert code == 2
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert port in said
+    with holdfast.open_broker(tmp_path / "data"):
+        pass  # and nobody holds the folder
+
+
+def test_an_empty_folder_stays_empty(tmp_path: Path):
+    with server_process(tmp_path / "data") as server:
+        assert server.get("/v1/topics").body["topics"] == []
+        assert server.get("/v1/groups").body["groups"] == []
+        server.tell_to_go()
+        assert server.exit_code() == 0
+    assert not [path for path in (tmp_path / "data").rglob("*.log")]
+    assert not (tmp_path / "data" / "topics").exists() or not list((tmp_path / "data" / "topics").iterdir())
+
+
+def test_sigterm_lets_what_is_under_way_end_and_whoever_waits_is_answered(tmp_path: Path):
+    with server_process(tmp_path / "data") as server:
+        server.request("PUT", QUEUE)
+        waited: list[Answer] = []
+        waiting = threading.Thread(target=lambda: waited.append(server.post(f"{QUEUE}/dequeue", {"wait": 60})))
+        waiting.start()
+        until(lambda: server.get("/v1/admin/status").body["waiters"] == 1, "it waits")
+        with raw(server.url) as upload, raw(server.url) as idle:
+            upload.sendall(head_of("POST", f"{QUEUE}/enqueue", f"content-length: {len(BODY)}") + BODY[:70_000])
+            idle.sendall(head_of("GET", "/healthz"))
+            assert status_of(idle) == 200
+            server.tell_to_go()
+            waiting.join(30)
+            assert (waited[0].status, waited[0].body) == (200, {"messages": []})
+            assert idle.recv(100) == b"", "a connection that rests is closed"
+            assert refuses_connections(server)
+            upload.sendall(BODY[70_000:])
+            assert status_of(upload) == 201
+        assert server.exit_code() == 0
+        server.start()
+        (message,) = server.post(f"{QUEUE}/dequeue", {}).body["messages"]
+        assert message["size"] == len(BODY)
+
+
+def refuses_connections(server: ServerProcess) -> bool:
+    try:
+        with raw(server.url):
+            return False
+    except ConnectionRefusedError:
+        return True
+
+
+def test_calls_that_do_not_end_in_time_are_cut_off_and_the_exit_code_says_so(tmp_path: Path):
+    with server_process(tmp_path / "data", "--drain", "500ms") as server:
+        server.request("PUT", QUEUE)
+        with raw(server.url) as upload:
+            upload.sendall(head_of("POST", f"{QUEUE}/enqueue", f"content-length: {len(BODY)}") + BODY[:70_000])
+            until(lambda: server.get("/v1/admin/status").body["connections"] == 2, "the upload has begun")
+            server.tell_to_go()
+            assert server.exit_code() == 1
+            assert status_of(upload) == 0
+        assert "cut off" in server.log.read_text()
+        server.start()
+        assert server.get(f"{QUEUE}/stats").body["ready"] == 0
+
+
+def test_a_second_sigterm_ends_it_at_once(tmp_path: Path):
+    with server_process(tmp_path / "data", "--drain", "10m") as server:
+        server.request("PUT", QUEUE)
+        server.post(f"{QUEUE}/enqueue", b"safe")
+        with raw(server.url) as upload:
+            upload.sendall(head_of("POST", f"{QUEUE}/enqueue", f"content-length: {len(BODY)}") + BODY[:70_000])
+            until(lambda: server.get("/v1/admin/status").body["connections"] == 2, "the upload has begun")
+            server.tell_to_go()
+            until(lambda: refuses_connections(server), "it listens no more")
+            server.tell_to_go()
+            assert server.exit_code() == -signal.SIGTERM
+        server.start()
+        assert server.get(f"{QUEUE}/stats").body["ready"] == 1
