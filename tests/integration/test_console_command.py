@@ -100,6 +100,8 @@ def test_a_console_that_only_shows_refuses_to_change(tmp_path: Path):
         assert queue.stats().ready == 1
     with console(tmp_path / "orders", "--read-only") as url:
         assert b"read-only" in asked(url, "GET", "/ui")[1]
+        with holdfast.open(tmp_path / "orders") as beside:  # for programs it is no different
+            beside.put(b"second")
         assert asked(url, "POST", "/v1/queues/orders/batch", {"messages": [{"text": "x"}]})[0] == 403
 
 

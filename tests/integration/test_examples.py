@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +141,24 @@ def test_the_example_worker(tmp_path: Path):
         "handled 13, failed 2, retried 1, rejected 1\n"
         "timed out: 1, dead: ['nonsense']\nleft: 0\n"
     )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_example_served_queue(tmp_path: Path):
+    said = run("served_queue.py", folder=tmp_path)
+    assert said == ("killed once; 400 were put, 400 handled, 0 lost\nleft in the queue: 0\nthe server ended with 0\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_example_http_with_curl(tmp_path: Path):
+    said = run("http_with_curl.py", folder=tmp_path)
+    codes = re.findall(r'"code":"(\w+)"', said)
+    assert codes == ["lease_lost"]
+    assert said.count('{"settled":1}') == 2
+    assert "no such mailbox" in said
+    assert '"matched":1,"done":1' in said
     assert list(tmp_path.iterdir()) == []
 
 

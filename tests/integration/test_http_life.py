@@ -47,7 +47,7 @@ def test_an_empty_folder_stays_empty(tmp_path: Path):
         assert server.get("/v1/groups").body["groups"] == []
         server.tell_to_go()
         assert server.exit_code() == 0
-    assert not [path for path in (tmp_path / "data").rglob("*.log")]
+    assert not list((tmp_path / "data").rglob("*.log"))
     assert not (tmp_path / "data" / "topics").exists() or not list((tmp_path / "data" / "topics").iterdir())
 
 

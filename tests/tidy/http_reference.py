@@ -141,9 +141,8 @@ def _type(schema: Schema) -> str:
         return ", ".join(f"`{choice}`" for choice in schema["enum"])
     kind = schema.get("type")
     if kind == "array":
-        return " ".join(
-            ["list of", *_range(schema, "minItems", "maxItems", of=" times"), _type(schema.get("items") or {})]
-        )
+        counts = [f"({each})" for each in _range(schema, "minItems", "maxItems")]
+        return " ".join(["list", *counts, "of", _type(schema.get("items") or {})])
     if kind == "object":
         inner = schema.get("additionalProperties")
         return f"map to {_type(inner)}" if isinstance(inner, dict) and inner else "map"

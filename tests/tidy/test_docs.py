@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.tidy import markdown
+from tests.tidy import markdown, served
 from tests.tidy.repo import ROOT, assert_none, files, name_of
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -174,10 +174,12 @@ def pages_with_examples() -> list[Path]:
 
 
 def examples(page: Path) -> list[tuple[int, str]]:
+    text = page.read_text("utf-8")
+    languages = ("python",) if served.wanted(text) is None else ("python", "console")
     return [
-        (block.line, block.code)
-        for block in markdown.blocks(page.read_text("utf-8"))
-        if block.language == "python" and not block.skipped
+        (block.line, served.program(block))
+        for block in markdown.blocks(text)
+        if block.language in languages and not block.skipped
     ]
 
 
@@ -188,7 +190,13 @@ def needs_spark(page: Path) -> bool:
 
 @pytest.mark.parametrize("page", [page for page in pages_with_examples() if not needs_spark(page)], ids=name_of)
 def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path):
-    done = run_examples(name_of(page), examples(page), cwd=tmp_path)
+    arguments = served.wanted(page.read_text("utf-8"))
+    if arguments is None:
+        done = run_examples(name_of(page), examples(page), cwd=tmp_path)
+    else:
+        with served.server(arguments, tmp_path) as address:
+            found = [(line, code.replace(served.ADDRESS, address)) for line, code in examples(page)]
+            done = run_examples(name_of(page), found, cwd=tmp_path)
     if done.returncode != 0:
         pytest.fail(f"{done.stdout}{done.stderr}\nAn example in {name_of(page)} fails.", pytrace=False)
 
@@ -198,6 +206,7 @@ def run_examples(name: str, found: list[tuple[int, str]], *, cwd: Path) -> subpr
         [sys.executable, "-c", RUN_BLOCKS],
         input=json.dumps({"name": name, "blocks": found}),
         cwd=cwd,
+        env=served.shell_environment(),
         capture_output=True,
         text=True,
         timeout=120,

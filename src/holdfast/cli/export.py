@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from typing import Final
+from typing import Any, Final
 
 import holdfast
 from holdfast.cli.messages import base64_text, bytes_of, text_value
 from holdfast.cli.output import json_text
+from holdfast.client.address import is_address
 
 # Every one is set or unset each time: nothing of the message before may be taken for something of this one.
 NAMES: Final = tuple(
@@ -24,6 +26,8 @@ NAMES: Final = tuple(
         "HEADERS",
         "BODY",
         "BODY_FILE",
+        "PAYLOAD_PATH",
+        "STATE",
         "QUEUE",
         "TOPIC",
         "GROUP",
@@ -34,14 +38,24 @@ NAMES: Final = tuple(
 _MOST_BODY_BYTES: Final = 32 * 1024
 
 
-def variables(folder: str, group: str, message: holdfast.Message[bytes], body_file: str | None) -> str:
+def fits_variable(message: holdfast.Message[bytes]) -> bool:
+    """Whether the body can be the value of a variable."""
+    if message.size > _MOST_BODY_BYTES:
+        return False
+    text = text_value(message.raw)
+    return text is not None and "\0" not in text
+
+
+def variables(
+    folder: str, group: str, message: holdfast.Message[bytes], body_file: str | None, state: Any = None
+) -> str:
     """The lines to be evaluated by a POSIX shell."""
     key = bytes_of(message.key)
     key_text = None if key is None else text_value(key)
     headers = {name: _readable(value) for name, value in reversed(message.headers.pairs)}
     body = text_value(message.raw) if message.size <= _MOST_BODY_BYTES and body_file is None else None
     values = {
-        "HOLDFAST_QUEUE": folder,
+        "HOLDFAST_QUEUE": folder if is_address(folder) else os.path.abspath(folder),
         "HOLDFAST_TOPIC": message.topic,
         "HOLDFAST_GROUP": group,
         "HOLDFAST_RECEIPT": message.receipt,
@@ -55,6 +69,8 @@ def variables(folder: str, group: str, message: holdfast.Message[bytes], body_fi
         "HOLDFAST_HEADERS": json_text(headers),
         "HOLDFAST_BODY": body,
         "HOLDFAST_BODY_FILE": body_file,
+        "HOLDFAST_PAYLOAD_PATH": body_file,
+        "HOLDFAST_STATE": None if state is None else json_text(state),
     }
     return "".join(_line(name, values[name]) for name in NAMES)
 

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.cli.export import nothing_exported, variables
+from holdfast.cli.export import fits_variable, nothing_exported, variables
 from holdfast.cli.messages import body_text, bytes_of, document, header_text, lease_end, moment, seconds_text
 from holdfast.cli.opened import chosen_topic, opened
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
-from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json_line, stderr, stdout, write_bytes
+from holdfast.cli.output import (
+    NOT_DONE,
+    NOTHING_THERE,
+    OK,
+    command,
+    json_text,
+    print_json_line,
+    stderr,
+    stdout,
+    write_bytes,
+)
 from holdfast.cli.reading import await_arrival, ends_of
 from holdfast.cli.remote import is_remote
 from holdfast.cli.text import preview, safe
@@ -27,6 +38,7 @@ from holdfast.errors import Empty, HoldfastError, InvalidRequest
 
 # Somebody else may have given a message back meanwhile, which the log does not tell.
 _OPEN_EVERY_S: Final = 2.0
+_EVER_S: Final = 10 * 365 * 86_400.0
 
 _Taken = Callable[[holdfast.Queue[bytes], "list[holdfast.Message[bytes]]"], None]
 
@@ -36,13 +48,19 @@ def get_command(
     folder: QueueFolder,
     count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="Up to so many messages.")] = 1,
     timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Wait so long for a message.")] = "0",
+    block: Annotated[bool, typer.Option("--block", help="Wait for a message for as long as it takes.")] = False,
     lease: Annotated[
         str | None, typer.Option("--lease", metavar="TIME", help="They are yours so long; the queue's own by default.")
     ] = None,
-    holder: Annotated[str | None, typer.Option("--holder", metavar="NAME", help="Who works on them.")] = None,
+    holder: Annotated[
+        str | None, typer.Option("--holder", "--owner", metavar="NAME", help="Who works on them.")
+    ] = None,
     ack: Annotated[bool, typer.Option("--ack", help="Ack them as soon as they are printed.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print the body and nothing else, byte for byte.")] = False,
-    out: Annotated[str | None, typer.Option("--out", metavar="FILE", help="Write the body to a file.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "--payload-out", metavar="FILE", help="Write the body to a file.")
+    ] = None,
+    stateful: Annotated[bool, typer.Option("--stateful", help="Tell the document that goes with the message.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Print shell variables, for eval.")] = False,
     topic: Topic = None,
     group: Group = None,
@@ -62,10 +80,14 @@ def get_command(
 
     def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
-            if out is not None:
-                with open(out, "wb") as file:
+            path = out
+            if path is None and export and not fits_variable(messages[0]):
+                path = _new_file()
+            if path is not None:
+                with open(path, "wb") as file:
                     file.writelines(messages[0].chunks())
-            _Showing(folder, queue, acked=ack, out=out).show(messages, raw=raw, export=export, as_json=as_json)
+            showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
+            showing.show(messages, raw=raw, export=export, as_json=as_json)
             sys.stdout.flush()
         except BaseException:
             for message in messages:
@@ -75,9 +97,7 @@ def get_command(
             queue.ack_many(messages)
 
     try:
-        wanted = _Wanted(
-            chosen_topic(folder, topic), group, count, parse_duration(timeout, "--timeout"), lease_s, holder
-        )
+        wanted = _Wanted(chosen_topic(folder, topic), group, count, _patience_s(timeout, block=block), lease_s, holder)
         _take(folder, taken, wanted, parse_duration(wait, "--wait"))
     except Empty as empty:
         sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
@@ -87,6 +107,20 @@ def get_command(
         sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
         raise
     return OK
+
+
+def _patience_s(timeout: str, *, block: bool) -> float:
+    timeout_s = parse_duration(timeout, "--timeout")
+    if block and timeout_s:
+        raise InvalidRequest("--block waits for ever, --timeout does not; give one of them")
+    return _EVER_S if block else timeout_s
+
+
+def _new_file() -> str:
+    """A file for a body that the environment cannot hold; whoever handles the message removes it."""
+    number, path = tempfile.mkstemp(prefix="holdfast-")
+    os.close(number)
+    return path
 
 
 def default_holder() -> str:
@@ -137,20 +171,24 @@ def _nothing(folder: str, wanted: _Wanted) -> Empty:
 class _Showing:
     """Messages that were taken, for people, scripts or the shell."""
 
-    def __init__(self, folder: str, queue: holdfast.Queue[bytes], *, acked: bool, out: str | None) -> None:
+    def __init__(
+        self, folder: str, queue: holdfast.Queue[bytes], *, acked: bool, out: str | None, stateful: bool
+    ) -> None:
         self._folder = folder
         self._queue = queue
         self._acked = acked
         self._out = out
+        self._stateful = stateful
 
     def show(self, messages: Sequence[holdfast.Message[bytes]], *, raw: bool, export: bool, as_json: bool) -> None:
         if as_json:
             for message in messages:
-                print_json_line(
-                    document(message, **moment("lease_until", lease_end(self._queue, message)), acked=self._acked)
-                )
+                more: dict[str, Any] = moment("lease_until", lease_end(self._queue, message))
+                more |= {"state": message.state.load()} if self._stateful else {}
+                print_json_line(document(message, **more, acked=self._acked))
         elif export:
-            write_bytes(variables(self._folder, self._queue.group, messages[0], self._out).encode())
+            state = messages[0].state.load() if self._stateful else None
+            write_bytes(variables(self._folder, self._queue.group, messages[0], self._out, state).encode())
         elif raw:
             if self._out is None:
                 for chunk in messages[0].chunks():
@@ -190,6 +228,8 @@ class _Showing:
         if message.correlation_id != message.id:
             facts.add_row("correlation", safe(message.correlation_id))
         facts.add_row("published", f"{seconds_text(message.timestamp)} UTC")
+        if self._stateful:
+            facts.add_row("state", safe(json_text(message.state.load())))
         if self._out is not None:
             facts.add_row("body", f"{message.size:,} bytes in {safe(self._out)}")
         else:

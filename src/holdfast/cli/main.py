@@ -2,98 +2,65 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Annotated, Any, Final
 
 import typer
 
 from holdfast import __version__
-from holdfast.cli import (
-    check,
-    completion,
-    config,
-    consume,
-    dead,
-    doctor,
-    get,
-    group,
-    lock,
-    log,
-    look,
-    operate,
-    pipeline,
-    produce,
-    profile,
-    put,
-    repair,
-    serve,
-    server,
-    settings,
-    settle,
-    state,
-    stats,
-    tail,
-    token,
-    top,
-    topic,
-    trace,
-    ui,
-    worker,
-)
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 from holdfast.cli.placed import PLACE, App
 from holdfast.errors import HoldfastError
 
-app = App(
-    name="holdfast",
-    help="Durable queues and topics in a folder: put, get, look, check, repair. All of them speak JSON (--json).",
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["--help", "-h"]},
-)
-app.command("put")(put.put_command)
-app.command("get")(get.get_command)
-app.command("ack")(settle.ack_command)
-app.command("nack")(settle.nack_command)
-app.command("reject")(settle.reject_command)
-app.command("defer")(settle.defer_command)
-app.command("extend")(settle.extend_command)
-app.command("produce")(produce.produce_command)
-app.command("consume")(consume.consume_command)
-app.command("worker")(worker.worker_command)
-app.command("peek")(look.peek_command)
-app.command("tail")(tail.tail_command)
-app.command("list")(look.list_command)
-app.command("show")(look.show_command)
-app.command("stats")(stats.stats_command)
-app.command("top")(top.top_command)
-app.command("cancel")(operate.cancel_command)
-app.command("seek")(operate.seek_command)
-app.command("compact")(operate.compact_command)
-app.command("settings")(settings.settings_command)
-app.add_typer(completion.app, name="completion")
-app.add_typer(config.app, name="config")
-app.add_typer(dead.app, name="dead")
-app.add_typer(group.app, name="group")
-app.add_typer(lock.app, name="lock")
-app.add_typer(log.app, name="log")
-app.add_typer(pipeline.app, name="pipeline")
-app.add_typer(profile.app, name="profile")
-app.add_typer(state.app, name="state")
-app.add_typer(token.app, name="token")
-app.add_typer(topic.app, name="topic")
-app.add_typer(trace.app, name="trace")
-app.command("serve")(serve.serve_command)
-app.command("ui")(ui.ui_command)
-app.command("status")(server.status_command)
-app.command("waiters")(server.waiters_command)
-app.command("audit")(server.audit_command)
-app.command("check")(check.check_command)
-app.command("repair")(repair.repair_command)
-app.command("doctor")(doctor.doctor_command)
+# Where each command is, in the order of the help: one that runs brings nothing of the others with it.
+_COMMANDS: Final = {
+    "put": "put:put_command",
+    "get": "get:get_command",
+    "ack": "settle:ack_command",
+    "nack": "settle:nack_command",
+    "reject": "settle:reject_command",
+    "defer": "settle:defer_command",
+    "extend": "settle:extend_command",
+    "produce": "produce:produce_command",
+    "consume": "consume:consume_command",
+    "worker": "worker:worker_command",
+    "peek": "look:peek_command",
+    "tail": "tail:tail_command",
+    "list": "look:list_command",
+    "show": "look:show_command",
+    "stats": "stats:stats_command",
+    "top": "top:top_command",
+    "cancel": "operate:cancel_command",
+    "seek": "operate:seek_command",
+    "compact": "operate:compact_command",
+    "settings": "settings:settings_command",
+    "completion": "completion:app",
+    "config": "config:app",
+    "dead": "dead:app",
+    "group": "group:app",
+    "lock": "lock:app",
+    "log": "log:app",
+    "pipeline": "pipeline:app",
+    "profile": "profile:app",
+    "state": "state:app",
+    "token": "token:app",
+    "topic": "topic:app",
+    "trace": "trace:app",
+    "serve": "serve:serve_command",
+    "ui": "ui:ui_command",
+    "status": "server:status_command",
+    "waiters": "server:waiters_command",
+    "audit": "server:audit_command",
+    "check": "check:check_command",
+    "repair": "repair:repair_command",
+    "doctor": "doctor:doctor_command",
+}
+_COMPLETING: Final = "_HOLDFAST_COMPLETE"
+_WITH_VALUE: Final = ("--at", "--profile")
 
 # The package behind typer has been click and a copy of it; either way this is the root of its errors.
 _CallError: Final = next(
@@ -107,7 +74,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -134,15 +100,57 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(given))
 
 
+def app_of(names: Iterable[str]) -> App:
+    """The program with these commands."""
+    app = App(
+        name="holdfast",
+        help="Durable queues and topics, in a folder or at a server: put, get, look, check, repair. All speak JSON.",
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        invoke_without_command=True,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(_root)
+    for name in names:
+        module, _, attribute = _COMMANDS[name].partition(":")
+        found = getattr(importlib.import_module(f"holdfast.cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name)(found)
+    return app
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return app_of(_COMMANDS)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 @cache
-def _commands() -> Callable[..., Any]:
-    """All commands; made once, since that takes longer than most of them."""
-    return typer.main.get_command(app)
+def _program(name: str | None) -> Callable[..., Any]:
+    """One command, or all of them; made once, since that takes longer than most of them."""
+    return typer.main.get_command(app_of(_COMMANDS if name is None else [name]))
+
+
+def _named(arguments: Sequence[str]) -> str | None:
+    """The command that is meant, if there is one of that name and nobody asks for all."""
+    if _COMPLETING in os.environ:
+        return None
+    words = iter(arguments)
+    for word in words:
+        if word in _WITH_VALUE:
+            next(words, None)
+        elif not word.startswith("-"):
+            return word if word in _COMMANDS else None
+        elif not word.startswith(tuple(f"{each}=" for each in _WITH_VALUE)):
+            return None
+    return None
 
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        code = _commands()(list(arguments), prog_name="holdfast", standalone_mode=False)
+        code = _program(_named(arguments))(list(arguments), prog_name="holdfast", standalone_mode=False)
     except _CallError as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "holdfast"

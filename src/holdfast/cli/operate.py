@@ -83,7 +83,13 @@ def seek_command(
         if offset is not None and len(moves) > 1:
             raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
         if offset is not None and moves[0].after != offset:
-            raise OffsetOutOfRange(f"cannot go to offset {offset}: the nearest that is kept is {moves[0].after}")
+            kept = broker.describe_topic(queue.name).partitions[moves[0].partition]
+            raise OffsetOutOfRange(
+                f"cannot go to offset {offset}: {kept.start} to {kept.end} are kept",
+                offset=offset,
+                start=kept.start,
+                end=kept.end,
+            )
         if not as_json:
             show_moves(stdout(), moves)
         if not dry_run:

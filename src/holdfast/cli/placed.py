@@ -55,8 +55,10 @@ class PlacedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {each.name for each in self.params}
-        if ctx.resilient_parsing or FOLDER not in names:
+        if ctx.resilient_parsing:
             return super().parse_args(ctx, args)
+        if FOLDER not in names:
+            return super().parse_args(ctx, self._by_option(ctx, args, names))
         given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         if PROFILE not in names:
             return self._in_a_folder(ctx, args, given)
@@ -76,6 +78,15 @@ class PlacedCommand(TyperCommand):
                 f"`{ctx.command_path}` works on files: name the data folder, on the machine that has it"
             )
         return super().parse_args(ctx, args)
+
+    def _by_option(self, ctx: Any, args: list[str], names: set[str | None]) -> list[str]:
+        """For a command that is told by --at alone, or works nowhere."""
+        place = self._said(ctx, {})
+        if place is None:
+            return args
+        if "at" not in names:
+            raise InvalidRequest(f"`{ctx.command_path}` works at no place: leave out --at and --profile")
+        return ["--at", place, *args]
 
     def _said(self, ctx: Any, given: dict[str, Any]) -> str | None:
         """The place that an option names, before the command or behind it."""

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.cli import profiles
 from holdfast.client.address import Address, is_address, parse_address
+from holdfast.env.environ import set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import InvalidRequest, Unavailable
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 # What stands for the usual place among the arguments.
 USUAL: Final = "@"
 URL: Final = "HOLDFAST_URL"
+TOKEN: Final = "HOLDFAST_TOKEN"
 EXPORTED_PLACE: Final = "HOLDFAST_QUEUE"
 
 _CONNECT_S: Final = 5.0
@@ -72,10 +74,13 @@ def queue_of(place: str) -> str | None:
     return named or _entries.get(place, Entry()).queue
 
 
-def folder_only(place: str, what: str) -> None:
-    """Refuse an address where files are read or written."""
-    if is_address(place):
-        raise InvalidRequest(f"{what} works on files: name the data folder, on the machine that has it, not {place}")
+def enter(place: str) -> None:
+    """Let all of this process into a place, as its profile says: for what connects by itself."""
+    entry = _entries.get(place, Entry())
+    if entry.token is not None:
+        set_variable(TOKEN, entry.token)
+    if entry.tls_ca is not None:
+        set_variable("SSL_CERT_FILE", entry.tls_ca)
 
 
 def connected(place: str, wait_s: float) -> RemoteBroker:

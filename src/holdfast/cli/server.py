@@ -8,13 +8,18 @@ import msgspec
 import typer
 
 from holdfast.cli.messages import moment, seconds_text
-from holdfast.cli.opened import opened_broker
+from holdfast.cli.opened import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.remote import asked, is_remote
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, size
+from holdfast.client.address import is_address
+from holdfast.embedded.settings_file import read_settings
+from holdfast.env import real_world
+from holdfast.env.environ import environment
 from holdfast.errors import InvalidRequest
+from holdfast.storage.files import join
 
 Most: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many.")]
 
@@ -75,10 +80,7 @@ def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as
 @command
 def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Who did what to which topic, and what became of it; the newest last. For administrators."""
-    from holdfast.server.api.audit import Acts
-
-    acts: Acts = _asked(folder, wait, Acts, "admin", "audit", limit=limit)
-    found = list(reversed(acts.acts))
+    found = list(reversed(_acts(folder, limit, wait)))
     if as_json:
         for act in found:
             print_json_line(msgspec.to_builtins(act))
@@ -87,6 +89,20 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
     else:
         _show(found)
     return OK
+
+
+def _acts(place: str, limit: int, wait: str) -> list[Any]:
+    """The newest first: told by a server, or read from the file that a server of the folder writes."""
+    if is_address(place):
+        from holdfast.server.api.audit import Acts
+
+        told: Acts = _asked(place, wait, Acts, "admin", "audit", limit=limit)
+        return list(told.acts)
+    from holdfast.server.audit import FILE, Audit
+
+    topics_of(place)
+    settings = read_settings(real_world(), environment()).server
+    return list(Audit(real_world(), settings.audit_file or join(place, FILE)).last(limit))
 
 
 def _show(acts: list[Any]) -> None:

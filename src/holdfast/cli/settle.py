@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
+import msgspec
 import typer
 
 import holdfast
@@ -26,6 +27,9 @@ GROUP = "HOLDFAST_GROUP"
 
 Receipts: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="RECEIPT", help=f"From `get`; by default ${RECEIPT}.")
+]
+StateOption: TypeAlias = Annotated[
+    str | None, typer.Option("--state", metavar="JSON", help="First keep this document with the messages.")
 ]
 _Message: TypeAlias = holdfast.Message[bytes]
 
@@ -52,6 +56,7 @@ def nack_command(
         str | None, typer.Option("--delay", metavar="TIME", help="Again after this time; by default the queue's.")
     ] = None,
     error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="What went wrong.")] = None,
+    state: StateOption = None,
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,
@@ -64,7 +69,7 @@ def nack_command(
         message.nack(delay=delay_s, error=error)
 
     settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "nacked", nack)
+    return settling.run(receipts, "nacked", _with_state(state, nack))
 
 
 @command
@@ -87,6 +92,7 @@ def defer_command(
     folder: QueueFolder,
     receipts: Receipts = None,
     delay: Annotated[str, typer.Option("--delay", metavar="TIME", help="Again after this time.")] = "0",
+    state: StateOption = None,
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,
@@ -99,7 +105,7 @@ def defer_command(
         message.defer(delay=delay_s)
 
     settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "deferred", defer)
+    return settling.run(receipts, "deferred", _with_state(state, defer))
 
 
 @command
@@ -109,6 +115,7 @@ def extend_command(
     lease: Annotated[
         str | None, typer.Option("--lease", metavar="TIME", help="So long from now; by default the queue's.")
     ] = None,
+    state: StateOption = None,
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,
@@ -117,7 +124,24 @@ def extend_command(
     """More time for messages in hand."""
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "extended", lambda message: message.extend(lease_s))
+    return settling.run(receipts, "extended", _with_state(state, lambda message: message.extend(lease_s)))
+
+
+def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callable[[_Message], None]:
+    """The same, after the document was kept; `null` takes it away."""
+    if state is None:
+        return settle
+    try:
+        value = msgspec.json.decode(state.encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"--state is no JSON: {error}. A text needs its quotes: '\"a text\"'") from None
+
+    def keep(message: _Message) -> None:
+        message.state.load()
+        message.state.save(value)
+        settle(message)
+
+    return keep
 
 
 class _Settling:

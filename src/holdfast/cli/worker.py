@@ -16,6 +16,7 @@ import typer
 import holdfast
 from holdfast.cli.opened import chosen_topic, some_of
 from holdfast.cli.output import OK, command
+from holdfast.cli.places import USUAL, enter, queue_of, said_or_usual
 from holdfast.client.address import is_address
 from holdfast.embedded.times import parse_duration
 from holdfast.errors import InvalidRequest
@@ -28,7 +29,9 @@ _FORM: Final = "write module:function, such as shop.orders:handle"
 @command
 def worker_command(
     handler: Annotated[str, typer.Argument(metavar="MODULE:HANDLER", help="A function that takes a message.")],
-    at: Annotated[str, typer.Option("--at", metavar="DIR|URL", help="The data folder, or the server.")],
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="DIR|URL", help="The data folder, or the server; $HOLDFAST_URL.")
+    ] = None,
     queue: Annotated[
         list[str] | None,
         typer.Option("--queue", metavar="NAME", help="Which queue; several times for several."),
@@ -62,7 +65,9 @@ def worker_command(
     Plain functions run in threads, async ones as tasks. SIGTERM and Ctrl-C let what runs finish; a second one ends
     the process at once.
     """
-    names = queue or []
+    at = said_or_usual(at or USUAL)
+    enter(at)
+    names = queue or [name for name in (queue_of(at),) if name is not None]
     if not is_address(at):
         names = [chosen_topic(at, name) for name in names] or [chosen_topic(at, None)]
     elif not names:

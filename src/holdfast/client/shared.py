@@ -35,6 +35,7 @@ def open_shared(
         try:
             face = open_here()
         except Busy as busy:
+            load_faces()  # before the owner, which may be a thread of this process, begins to load its server
             clock = real_world().clock
             path = absolute(folder_path(folder))
             if answers_at(socket_of(path)):
@@ -47,6 +48,11 @@ def open_shared(
         else:
             share(face._engine)
             return face
+
+
+def load_faces() -> None:
+    """What a client is made of; an owner has no use for it."""
+    from holdfast.client import aio_broker, broker, successors  # noqa: F401
 
 
 def _client(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:

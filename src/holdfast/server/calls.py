@@ -101,13 +101,22 @@ def _body(content: bytes, media: str, kind: Any) -> Any:
         raise InvalidRequest(f"{what} does not fit: {error}") from None
 
 
-def _query(text: str, kind: Any) -> Any:
-    found: dict[str, Any] = {}
+def _pairs(text: str) -> list[tuple[str, str]]:
+    if not text:
+        return []
+    if "%" not in text and "+" not in text:  # nothing to undo: a third of the time
+        parts = [part.partition("=") for part in text.split("&")]
+        if all(equals for _, equals, _ in parts):
+            return [(name, value) for name, _, value in parts]
     try:
-        pairs = parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), errors="strict")
+        return parse_qsl(text, keep_blank_values=True, strict_parsing=True, errors="strict")
     except ValueError as error:
         raise InvalidRequest(f"what follows the '?' cannot be read: {error}") from None
-    for name, value in pairs:
+
+
+def _query(text: str, kind: Any) -> Any:
+    found: dict[str, Any] = {}
+    for name, value in _pairs(text):
         if name == "header":  # the only one that may be there more than once
             found.setdefault(name, []).append(value)
         elif name in found:

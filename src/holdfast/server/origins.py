@@ -7,11 +7,16 @@ visitor typed into the console. Browsers say which page a request is from; progr
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
+from typing import Final
 from urllib.parse import urlsplit
 
 from holdfast.errors import Forbidden
 
+_KEPT: Final = 64  # a server goes by few names, and every call says one
 
+
+@lru_cache(maxsize=_KEPT)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
     name = host.lower().removesuffix(".").strip("[]")
@@ -42,6 +47,7 @@ def check_host(host: str, own_host: str) -> None:
         )
 
 
+@lru_cache(maxsize=_KEPT)
 def _place(url: str) -> tuple[str, int | None] | None:
     """Host and port; a port that goes without saying does not count."""
     try:

@@ -13,19 +13,17 @@ EVERYTHING: Final = "*"
 class Patterns:
     """Names are compared whole, letter by letter, as the call names them: nothing in them is a path or an escape."""
 
-    __slots__ = ("_compiled", "texts")
+    __slots__ = ("_compiled", "everything", "texts")
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts: Final = tuple(texts)
         # Only the two signs: what fnmatch makes of brackets would be one more thing to get wrong.
         self._compiled = [re.compile(fnmatch.translate(text.replace("[", "[[]"))) for text in self.texts]
 
-    @property
-    def everything(self) -> bool:
-        return EVERYTHING in self.texts
+        self.everything: Final = EVERYTHING in self.texts
 
     def match(self, name: str) -> bool:
-        return any(pattern.match(name) for pattern in self._compiled)
+        return self.everything or any(pattern.match(name) for pattern in self._compiled)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Patterns) and self.texts == other.texts

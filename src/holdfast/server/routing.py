@@ -48,11 +48,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope = "all"
     tag: str = ""
     hidden: bool = False  # from OpenAPI: pages for people
-
-    @property
-    def named(self) -> str | None:
-        """Which part of the path names what the caller must be allowed to touch."""
-        return next((name for name in _NAMES if f"{{{name}}}" in self.pattern), None)
+    named: str | None = None  # which part of the path names what the caller must be allowed to touch
 
 
 class Routes:
@@ -69,9 +65,17 @@ class Routes:
 
         def made(handler: Handler) -> Handler:
             told = summary or (handler.__doc__ or "").strip().partition("\n")[0]
+            named = next((name for name in _NAMES if f"{{{name}}}" in pattern), None)
             self.all.append(
                 Route(
-                    method=method, pattern=pattern, action=action, handler=handler, summary=told, tag=self.tag, **facts
+                    method=method,
+                    pattern=pattern,
+                    action=action,
+                    handler=handler,
+                    summary=told,
+                    tag=self.tag,
+                    named=named,
+                    **facts,
                 )
             )
             return handler

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from holdfast.broker.broker import BrokerEngine
 from holdfast.errors import Unavailable
 from holdfast.protocol.messages import Told
 from holdfast.server.calls import Call
@@ -34,12 +35,27 @@ async def healthz(call: Call) -> Health:
 
 @routes.add("GET", "/readyz", action="open", answers=Health, errors=("unavailable",))
 async def readyz(call: Call) -> Health:
-    """The server takes calls: its folder is open, and it is not about to go."""
+    """The server takes calls: its folder is open, no disk has failed, and it is not about to go."""
     if call.service.leaving:
         raise Unavailable("the server is about to go; call another one, or try again when it is back")
     if call.service.broker.closed:
         raise Unavailable("the data folder is closed; see the server's log")
+    stopped = _stopped(call.service.broker._engine)
+    if stopped is not None:
+        raise Unavailable(
+            f"the disk failed under {stopped}, which takes nothing more; look at the disk, then start the server anew"
+        )
     return Health(status="ready")
+
+
+def _stopped(engine: BrokerEngine) -> str | None:
+    """What a failed sync has stopped for good, if anything."""
+    for topic in engine.open_topics():
+        logs = [partition.log for partition in topic.partitions]
+        logs += [station.delivery.journal.log for group in topic.groups.values() for station in group.stations]
+        if not all(log.usable for log in logs) and not topic.closed:
+            return f"the topic {topic.name}"
+    return None
 
 
 def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) -> Routes:

@@ -22,6 +22,13 @@ _WAIT_FOR_BYTES: Final = 64 * 1024  # a body up to this size is waited for befor
 _MOST_WAITING: Final = 8  # requests that were sent before the answer to the one before
 _LINGER_S: Final = 2.0
 
+# Nearly every request has these, in one of two spellings: to look them up is faster than to make them again.
+_USUAL: Final = (
+    "accept accept-encoding authorization connection content-length content-type host traceparent user-agent "
+    "x-correlation-id"
+).split()
+_NAMES: Final = {spelt.encode(): name for name in _USUAL for spelt in (name, name.title())}
+
 Answer = Response | StreamResponse
 
 
@@ -148,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._incoming is not None
-        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        key, text = _NAMES.get(name) or name.decode("latin-1").lower(), value.decode("latin-1")
         self._header_size += len(name) + len(value) + 4
         if self._header_size > self._limits.header_bytes:
             raise _large_head(self._limits)

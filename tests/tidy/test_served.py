@@ -1,0 +1,44 @@
+"""Pages that need a server have one, and their commands are run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.tidy import served
+from tests.tidy.markdown import Block, blocks
+from tests.tidy.test_docs import run_examples
+
+
+def test_a_page_asks_for_a_server_by_a_mark():
+    assert served.wanted("# Page\n\n<!-- with a server: holdfast serve data --read-only -->\n") == [
+        "serve",
+        "data",
+        "--read-only",
+    ]
+    assert served.wanted("# Page\n\n```\nholdfast serve data\n```\n") is None
+
+
+def test_commands_are_told_from_what_they_print():
+    assert served.commands("$ one \\\n    two\nsays\n$ three\n$ four\nfive \\\nsix\n") == [
+        "one \\\n    two",
+        "three",
+        "four",
+    ]
+
+
+def test_a_command_that_fails_fails_its_page_and_an_export_holds_on(tmp_path: Path):
+    def outcome(*lines: str) -> int:
+        code = "".join(f"$ {line}\n" for line in lines)
+        return run_examples("page.md", [(1, served.program(Block("console", 1, code, False)))], cwd=tmp_path).returncode
+
+    assert outcome("export NAME=ann", 'test "$NAME" = ann', "holdfast serve nowhere") == 0
+    assert outcome("false") != 0
+    assert outcome("false | true") != 0
+
+
+def test_a_call_that_the_server_refuses_fails_its_page(tmp_path: Path):
+    with served.server(["serve", "data"], tmp_path) as address:
+        for path, good in (("/healthz", True), ("/v1/queues/nothing/stats", False)):
+            page = f"```console\n$ curl -s {served.ADDRESS}{path}\n```\n"
+            code = served.program(blocks(page)[0]).replace(served.ADDRESS, address)
+            assert (run_examples("page.md", [(1, code)], cwd=tmp_path).returncode == 0) is good
