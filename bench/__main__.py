@@ -48,8 +48,9 @@ def _measure(console: Console, data: Path, scale: Scale, rounds: int, only: str,
     cases = all_cases(scale, only)
     if not cases:
         raise typer.BadParameter(f"nothing matches {only!r}")
-    # What a put survives has been asked of queues; Spark has none.
-    survivors = check_survival(scale, data) if any(case.host is None for case in cases) else []
+    # What a put survives has been asked of queues in this process; Spark has none, and servers are asked elsewhere.
+    asked = any(case.host is None and not case.operation.name.startswith("server:") for case in cases)
+    survivors = check_survival(scale, data) if asked else []
     with progress_bar(console, sample_count(cases, rounds)) as on_sample:
         outcomes: list[Outcome] = run(cases, data, rounds=rounds, on_sample=on_sample)
     here["load_after"] = machine.load()

@@ -27,12 +27,13 @@ Status: TypeAlias = Literal["measured", "skipped", "failed", "too slow"]
 @dataclass(frozen=True)
 class Operation:
     """One thing that is measured. An "opening" is judged by its whole time, "latency" by its median, "memory" by
-    its peak, all else by the time for a message; "beside" others, the CPU time says what is the message's own.
+    its peak, all else by the time for a message; "beside" others, the CPU time says what is the message's own;
+    "idle" is what those cost who wait.
     """
 
     name: str
     about: str
-    measures: Literal["messages", "opening", "latency", "beside", "memory"] = "messages"
+    measures: Literal["messages", "opening", "latency", "beside", "memory", "idle"] = "messages"
     most_rounds: int = 1000
     promise: Literal["put", "ack"] = "put"
     """Which call it is whose lasting the table names."""

@@ -12,7 +12,7 @@ from bench.programs import Program
 
 _PACKAGES = (
     "holdfast", "persist-queue", "queuelib", "litequeue", "lmdb", "huey", "diskcache", "pyarrow", "uvloop", "crc32c",
-    "redis", "nats-py", "psycopg", "pika", "pyspark",
+    "redis", "nats-py", "psycopg", "pika", "greenstalk", "pyspark",
 )  # fmt: skip
 _SERVERS = (
     Program("redis-server", "redis-server"),

@@ -156,6 +156,7 @@ def _value(row: Row) -> float:
         "latency": row.summary.median_ns,
         "beside": row.summary.messages_per_second,
         "memory": row.summary.anon_bytes or 1,
+        "idle": row.summary.anon_bytes or 1,
     }[row.outcome.case.operation.measures]
 
 
@@ -180,7 +181,7 @@ def _words(row: Row) -> str:
         return f"{wording.duration(1e9 * summary.seconds)} · {wording.count(summary.messages)}"
     if measures == "latency":
         return f"{wording.duration(summary.median_ns)} · {wording.duration(summary.p99_ns or 0)}"
-    if measures == "memory":
+    if measures in ("memory", "idle"):
         return wording.size(summary.anon_bytes or 0)
     each = summary.cpu_ns if measures == "beside" else summary.median_ns
     return f"{wording.count(summary.messages_per_second)}/s · {wording.duration(each)}"

@@ -30,6 +30,7 @@ class Scale:
     callers: int = 64
     killed_after: int = 300
     latency_seconds: float = 2.0
+    idle_polls: int = 1000
     waiting: int = 1000
     """Messages in a queue that is in use, but not deep."""
     most_depth: int = 10_000_000
@@ -63,6 +64,7 @@ def quick(body_bytes: int) -> Scale:
         arrow_messages=20_000,
         killed_after=50,
         latency_seconds=0.2,
+        idle_polls=50,
         waiting=100,
         most_depth=10_000,
         spark_rows=30_000,

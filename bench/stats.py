@@ -69,7 +69,7 @@ def _most_of(figures: Iterable[int | None]) -> int | None:
 
 
 def _ratio(outcome: Outcome, ours: Outcome | None) -> float | None:
-    if ours is None or outcome.case.operation.measures == "memory":  # not a time
+    if ours is None or outcome.case.operation.measures in ("memory", "idle"):  # not a time
         return None
     if outcome.case.operation.measures != "opening":
         return median(_each_ns(outcome)) / median(_each_ns(ours))

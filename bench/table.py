@@ -17,6 +17,7 @@ _FIGURES = {
     "latency": ["p50", "p99", "p50, min – max"],
     "beside": ["messages/s", "a message", "CPU of a message"],
     "memory": ["messages read", "peak of a worker", "time to read"],
+    "idle": ["waiting", "memory for them", "CPU of a second"],
 }
 
 
@@ -89,6 +90,9 @@ def _figures(operation: Operation, summary: Summary) -> list[str]:
     if operation.measures == "memory":
         peak, taken = wording.size(summary.anon_bytes or 0), wording.duration(1e9 * summary.seconds)
         return [wording.count(summary.messages), peak, taken]
+    if operation.measures == "idle":
+        cpu_ns = summary.cpu_ns * summary.messages / summary.seconds
+        return [wording.count(summary.messages), wording.size(summary.anon_bytes or 0), wording.duration(cpu_ns)]
     spread = wording.duration_range(summary.min_ns, summary.max_ns)
     if operation.measures == "latency":
         return [wording.duration(summary.median_ns), wording.duration(summary.p99_ns or 0), spread]

@@ -120,6 +120,7 @@ TARGETS = (
     Target("Spark read, random values", OURS, "≤ 1.5× uncompressed Parquet", _at_most_times_peer(1.5, PARQUET)),
     Target("Spark write", OURS, "≤ 1.5× uncompressed Parquet", _at_most_times_peer(1.5, PARQUET)),
     Target("Spark worker's memory", _LARGE, "as with small segments (within 20 %)", _as_small),
+    Target("server: idle long polls", OURS, "≤ 50 MB for 1,000", _at_most_bytes(50e6, OURS)),
     Target("open after kill", OURS, "1 GiB in ≤ 1 s", _at_most_seconds(1)),
     Target("open after kill", _NO_INDEX, "1 GiB in ≤ 3 s", _at_most_seconds(3, _NO_INDEX)),
 )

@@ -32,9 +32,7 @@ _PR_SET_TIMERSLACK = 29
 def cases(scale: Scale) -> list[Case]:
     """Every queue at every rate."""
     return [
-        queue_case(_operation(rate), queue, partial(_latency, queue, rate, scale))
-        for rate in _RATES
-        for queue in QUEUES
+        queue_case(_operation(rate), queue, partial(latency, rate, queue, scale)) for rate in _RATES for queue in QUEUES
     ]
 
 
@@ -48,7 +46,7 @@ def _operation(rate: int) -> Operation:
 
 
 @contextmanager
-def _latency(queue: type[Queue], rate: int, scale: Scale, folder: Path) -> Iterator[Timed]:
+def latency(rate: int, queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Timed]:
     with opened_queue(queue, scale, folder) as made:
         count = max(10, round(rate * scale.latency_seconds))
         other = made.other_side()

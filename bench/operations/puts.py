@@ -17,8 +17,8 @@ PUT_MANY = Operation(f"put many ({BATCH})", f"{BATCH} messages a call, one calle
 
 def cases(scale: Scale) -> list[Case]:
     """Everybody whose put does not sync."""
-    single = [peer_case(PUT, peer, partial(_single, peer, scale)) for peer in OS_CLASS]
-    many = [peer_case(PUT_MANY, peer, partial(_many, peer, scale)) for peer in OS_CLASS]
+    single = [peer_case(PUT, peer, partial(put_each, peer, scale)) for peer in OS_CLASS]
+    many = [peer_case(PUT_MANY, peer, partial(put_many, peer, scale)) for peer in OS_CLASS]
     return single + many
 
 
@@ -46,14 +46,14 @@ def opened(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Peer]:
 
 
 @contextmanager
-def _single(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Timed]:
+def put_each(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Timed]:
     bodies = scale.bodies()
     with opened(peer, scale, folder) as queue:
         yield repeated(lambda: queue.put_each(bodies), scale, PASS_MESSAGES)
 
 
 @contextmanager
-def _many(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Timed]:
+def put_many(peer: type[Peer], scale: Scale, folder: Path) -> Iterator[Timed]:
     bodies = scale.bodies()
     first, second = bodies[:BATCH], bodies[BATCH:]
     with opened(peer, scale, folder) as queue:

@@ -32,8 +32,8 @@ _TRIPS = 10
 
 def cases(scale: Scale) -> list[Case]:
     """Every queue."""
-    single = [queue_case(GET_ACK, queue, partial(_take_each, queue, scale)) for queue in QUEUES]
-    many = [queue_case(GET_ACK_MANY, queue, partial(_take_many, queue, scale)) for queue in QUEUES]
+    single = [queue_case(GET_ACK, queue, partial(take_each, queue, scale)) for queue in QUEUES]
+    many = [queue_case(GET_ACK_MANY, queue, partial(take_many, queue, scale)) for queue in QUEUES]
     trips = [queue_case(ROUND_TRIP, queue, partial(_round_trip, queue, scale)) for queue in QUEUES]
     return single + many + trips
 
@@ -66,13 +66,13 @@ def opened_queue(queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Que
 
 
 @contextmanager
-def _take_each(queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Timed]:
+def take_each(queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Timed]:
     with opened_queue(queue, scale, folder) as made:
         yield timed_takes(made, made.take_each, scale, waiting=scale.waiting)
 
 
 @contextmanager
-def _take_many(queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Timed]:
+def take_many(queue: type[Queue], scale: Scale, folder: Path) -> Iterator[Timed]:
     with opened_queue(queue, scale, folder) as made:
         yield timed_takes(made, made.take_many, scale, waiting=scale.waiting)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bench.queues.server import Server, free_port
 # The script behind Debian's wrapper, which would insist on a user and a data folder of its own.
 _SERVER = Program("rabbitmq-server", "rabbitmq-server", first="/usr/lib/rabbitmq/bin")
 _EPMD = Program("epmd", "rabbitmq-server")
-_QUEUE = "queue"
+QUEUE = "queue"
 
 
 class RabbitMq(Polled):
@@ -29,6 +30,10 @@ class RabbitMq(Polled):
     depth = 0
 
     def open(self, folder: Path) -> None:
+        self.start(folder, self._connect)
+
+    def start(self, folder: Path, ready: Callable[[], object]) -> None:
+        """The server alone; `ready` raises until it answers."""
         place = folder.resolve()
         self.port, mapper_port, node_port = free_port(), free_port(), free_port()
         env = {
@@ -46,7 +51,7 @@ class RabbitMq(Polled):
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(place / "plugins"),
         }
         self.servers = [Server([str(_EPMD.path())], place, lambda: None, env=env)]
-        self.servers.append(Server([str(_SERVER.path())], place, self._connect, env=env))
+        self.servers.append(Server([str(_SERVER.path())], place, ready, env=env))
 
     def _connect(self) -> None:
         import pika
@@ -54,7 +59,7 @@ class RabbitMq(Polled):
         self.connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.port))
         self.channel: Any = self.connection.channel()
         self.channel.confirm_delivery()
-        self.channel.queue_declare(_QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
+        self.channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         self.lasting = pika.BasicProperties(delivery_mode=pika.DeliveryMode.Persistent)
 
     def other_side(self) -> RabbitMq:
@@ -64,10 +69,10 @@ class RabbitMq(Polled):
         return side
 
     def put(self, body: bytes) -> None:
-        self.channel.basic_publish("", _QUEUE, body, self.lasting)
+        self.channel.basic_publish("", QUEUE, body, self.lasting)
 
     def try_get(self) -> Taken | None:
-        method, _, body = self.channel.basic_get(_QUEUE)
+        method, _, body = self.channel.basic_get(QUEUE)
         return None if method is None else Taken(body, method.delivery_tag)
 
     def ack(self, receipt: Any) -> None:
@@ -79,5 +84,9 @@ class RabbitMq(Polled):
 
     def close(self) -> None:
         self.connection.close()
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server, if it is ours."""
         for server in reversed(self.servers):
             server.stop()

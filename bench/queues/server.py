@@ -9,10 +9,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 
@@ -45,7 +46,7 @@ class Server:
                 user=user,
                 group=None if user is None else pwd.getpwnam(user).pw_gid,
                 extra_groups=None if user is None else [],
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no other thread runs yet
+                preexec_fn=_begin,  # noqa: PLW1509 - no other thread runs yet
             )
         try:
             self._wait(ready)
@@ -89,7 +90,40 @@ def free_port() -> int:
 _prctl = ctypes.CDLL(None).prctl if hasattr(ctypes.CDLL(None), "prctl") else None
 
 
-def _die_with_parent() -> None:
+def _begin() -> None:
     """A sample that is killed must not leave its server behind."""
     if _prctl is not None:
         _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if _server_core is not None:
+        os.sched_setaffinity(0, {_server_core})
+
+
+# Where servers run from now on; None: wherever the system likes.
+_server_core: int | None = None
+
+
+def keep_apart() -> bool:
+    """From now on a core for servers alone, and another for this process; False where there is but one.
+
+    For a process that takes one sample and ends.
+    """
+    global _server_core  # noqa: PLW0603 - what follows a fork is nobody else's
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) < 2:
+        return False
+    _server_core = cores[0]
+    os.sched_setaffinity(0, {cores[1]})
+    return True
+
+
+@contextmanager
+def on_server_core() -> Iterator[None]:
+    """What is started meanwhile runs where `keep_apart` puts servers, for one that serves several samples."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if len(before) > 1:
+        os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        if len(before) > 1:
+            os.sched_setaffinity(0, before)

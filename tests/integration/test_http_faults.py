@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from holdfast.server.tokens import digest_of
 from holdfast.settings import BrokerSettings, TopicSettings
 from tests.integration.faults_gear import (
     FaultyDisk,
@@ -100,6 +101,26 @@ def test_clients_that_vanish_in_the_middle_of_a_stream_take_nothing_with_them(se
             vanish(connection)
     nobody_is_there(server)
     assert taken_by_others(server, 60) == list(range(60))
+
+
+def test_what_a_stream_may_not_send_any_more_is_ready_for_others_at_once(tmp_path: Path):
+    tokens = tmp_path / "tokens.json"
+    tokens.touch(mode=0o600)
+    entries = [{"name": name, "sha256": digest_of(name), "role": "admin"} for name in ("ops", "leaver")]
+    tokens.write_text(json.dumps({"tokens": entries}))
+    with serving(tmp_path / "data", tokens_file=str(tokens)) as server:
+        server.request("PUT", QUEUE, token="ops")
+        stream = server.connection()
+        body = json.dumps({"lease": 600, "heartbeat": 60})
+        stream.request("POST", f"{QUEUE}/subscribe", body, {"authorization": "Bearer leaver"})
+        answer = stream.getresponse()
+        assert answer.readline() == b"{}\n"
+        tokens.write_text(json.dumps({"tokens": entries[:1]}))
+        until(lambda: server.get(f"{QUEUE}/stats", token="leaver").status == 401, "the token is taken back")
+        server.post(f"{QUEUE}/enqueue", b"x", token="ops")
+        assert json.loads(answer.readline())["error"]["code"] == "unauthenticated"
+        until(lambda: server.get(f"{QUEUE}/stats", token="ops").body["ready"] == 1, "it is ready again")
+        stream.close()
 
 
 @pytest.mark.parametrize("size", [1000, 300_000, 3 * MB])

@@ -79,7 +79,7 @@ class PlacedCommand(TyperCommand):
             )
         return super().parse_args(ctx, args)
 
-    def _by_option(self, ctx: Any, args: list[str], names: set[str | None]) -> list[str]:
+    def _by_option(self, ctx: Any, args: list[str], names: set[str]) -> list[str]:
         """For a command that is told by --at alone, or works nowhere."""
         place = self._said(ctx, {})
         if place is None:

@@ -43,17 +43,19 @@ async def _deliveries(
     with service.windows.one_more(group, wanted.prefetch) as window, service.waits.one_more():
         yield framed({}, media)  # it has begun
         while not service.leaving and not group.closed:
+            found: Taken = []
             try:
                 if not await service.wait(window.wait_for_room(wanted.heartbeat), nothing=False):
                     call.confirm()
                     yield framed({}, media)
                     continue
-                found: Taken = group.take_now(window.free, wanted.lease, owner)
+                found = group.take_now(window.free, wanted.lease, owner)
                 if not found:
                     waiting = group.take(window.free, wanted.heartbeat, wanted.lease, owner)
                     found = await service.wait(waiting, [])
                 call.confirm()
             except HoldfastError as error:
+                await group.give_back(found)
                 yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), media)
                 return
             content = b""

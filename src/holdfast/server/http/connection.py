@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import httptools
 
+from holdfast.errors import HoldfastError
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
 from holdfast.server.http.refused import Refused
@@ -30,6 +31,8 @@ _USUAL: Final = (
 _NAMES: Final = {spelt.encode(): name for name in _USUAL for spelt in (name, name.title())}
 
 Answer = Response | StreamResponse
+
+_telling: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep them alive
 
 
 class Hub(Protocol):
@@ -61,7 +64,7 @@ class Connection(asyncio.Protocol):
         self._peer = ""
         self._certificate: Any = None
         self._header_bytes = self._header_size = 0
-        self._in_headers = False
+        self._in_headers = self._mixed = self._begun = False
         self._incoming: Request | None = None
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
@@ -87,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._peer = address[0] if isinstance(address, tuple) else "local"
         if transport.get_extra_info("ssl_object") is not None:
             self._certificate = transport.get_extra_info("peercert") or {}
+        self._transport.set_write_buffer_limits(high=0)  # so that we are told when the system has all of it
         self._expect("header", self._limits.header_s)
         if not self._hub.opened(self):
             refused = Refused("there are too many connections; try again later", status=503)
@@ -100,7 +104,9 @@ class Connection(asyncio.Protocol):
             self._incoming.lose()
         unread, self._unread = self._unread, None
         if unread is not None:
-            self._loop.create_task(_tell(unread))
+            telling = self._loop.create_task(_tell(unread))
+            _telling.add(telling)
+            telling.add_done_callback(_telling.discard)
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(ConnectionResetError("the client is gone"))
         if self._task is not None:
@@ -109,6 +115,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._discarding:
             return
+        self._mixed = self._incoming is not None and not self._in_headers  # there is more in it than the next head
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -121,7 +128,7 @@ class Connection(asyncio.Protocol):
             refused = inner if isinstance(inner, Refused) else Refused(f"this is no HTTP/1.1: {error}", status=400)
             self._refuse(refused)
             return
-        if self._in_headers:  # all of it, with no end in sight; one that ended is counted below
+        if self._in_headers and not self._mixed:  # with no end in sight; one that ended is counted below
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._refuse(_large_head(self._limits))
@@ -135,7 +142,10 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         writable, self._writable = self._writable, None
-        self.deadline = None
+        if self.why == "write":
+            self.deadline = None
+            if self._incoming is not None and not self._paused:  # it goes on with what it sends meanwhile
+                self._expect("body", self._limits.body_grace_s)
         if writable is not None and not writable.done():
             writable.set_result(None)
 
@@ -144,6 +154,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._unread = None  # who asks again has read the answer before
         self._in_headers = True
+        self._begun = False
         self._header_bytes = self._header_size = 0
         self._incoming = Request(self, self._peer, self._certificate)
         if self._current is None:
@@ -159,6 +170,8 @@ class Connection(asyncio.Protocol):
         self._header_size += len(name) + len(value) + 4
         if self._header_size > self._limits.header_bytes:
             raise _large_head(self._limits)
+        if not self._in_headers:
+            return  # behind the body: nothing there may change what was asked, and by whom
         headers = self._incoming.headers
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
 
@@ -195,7 +208,7 @@ class Connection(asyncio.Protocol):
         if request.received > self._limits.body_bytes:
             most = self._limits.body_bytes
             raise Refused(f"the body has more than {most} bytes, which is the limit; nothing was done", status=413)
-        if request.is_full and request is self._current:
+        if request.is_full:
             self._pause()
         elif self.why == "body":
             # Whoever sends steadily has the time that it takes.
@@ -208,8 +221,9 @@ class Connection(asyncio.Protocol):
         assert request is not None
         if self.why == "body":
             self.deadline = None
+        self._mixed = True
         request.end()
-        if request is not self._current and request not in self._waiting:
+        if not self._begun:
             self._begin(request)
 
     # What a request asks of its connection.
@@ -233,10 +247,15 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _expect(self, why: str, seconds: float) -> None:
+        if self._writable is not None and why != "linger":
+            why, seconds = "write", self._limits.write_s  # whoever does not read gains nothing by sending more
+            if self.why == why:
+                return
         self.why = why
         self.deadline = self._loop.time() + seconds
 
     def _begin(self, request: Request) -> None:
+        self._begun = True
         if self._current is not None:
             self._waiting.append(request)
             if len(self._waiting) >= _MOST_WAITING:
@@ -275,8 +294,7 @@ class Connection(asyncio.Protocol):
         )
         if self._writable is not None:
             await self._writable
-        elif answer.undelivered is not None and not self._transport.get_write_buffer_size():
-            self._unread = None  # the system has it
+        self._unread = None  # the system has it
 
     async def _stream(self, request: Request, answer: StreamResponse) -> None:
         chunked = answer.length is None
@@ -294,8 +312,8 @@ class Connection(asyncio.Protocol):
                     self._transport.write(chunk(content) if chunked else content)
                     if self._writable is not None:
                         await self._writable
-            if chunked:
-                self._transport.write(LAST_CHUNK)
+                if chunked:
+                    self._transport.write(LAST_CHUNK)
         finally:
             close = getattr(answer.chunks, "aclose", None)
             if close is not None:
@@ -386,4 +404,7 @@ def _large_head(limits: Limits) -> Refused:
 
 
 async def _tell(undelivered: Undelivered) -> None:
-    await undelivered()
+    try:
+        await undelivered()
+    except HoldfastError as error:  # the lease ends by itself then
+        logger.debug("nobody could be told that an answer was lost", extra={"why": str(error)})
