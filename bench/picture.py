@@ -29,6 +29,7 @@ _BETTER = {
     "latency": "p50 · p99; shorter is better",
     "beside": "messages a second · CPU time for each; longer is better",
     "memory": "peak of a worker; shorter is better",
+    "idle": "memory for those who wait; shorter is better",
 }
 
 # In inches.

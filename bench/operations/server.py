@@ -11,7 +11,6 @@ from bench.harness import OURS, Case, Host, Operation, Timed
 from bench.operations.latency import latency
 from bench.operations.puts import put_each, put_many
 from bench.operations.takes import take_each, take_many
-from bench.peers.base import KILL
 from bench.queues import Queue
 from bench.queues.nats_jetstream import NatsJetStream
 from bench.queues.redis_stream import RedisStream, RedisStreamSynced
@@ -78,7 +77,7 @@ def cases(scale: Scale) -> list[Case]:
         (_LATENCY, partial(latency, _RATE), _ONE_BY_ONE),
     ):
         found += [_case(operation, server, prepare, scale) for server in servers]
-    idle = Case(IDLE, OURS, partial(idle_polls, scale), KILL, needs=HoldfastServer.needs)
+    idle = Case(IDLE, OURS, partial(idle_polls, scale), needs=HoldfastServer.needs)
     return [*found, idle]
 
 

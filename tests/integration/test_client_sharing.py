@@ -39,12 +39,23 @@ for line in sys.stdin:
 """
 
 
+# What `pip install holdfast` without extras does not bring.
+WITHOUT_EXTRAS = """
+import sys
+for name in ("jinja2", "prometheus_client", "python_multipart", "uvloop", "opentelemetry", "pyarrow", "yaml"):
+    sys.modules[name] = None
+"""
+
+
 class Other:
     """Another process with the folder open."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, before: str = "") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", before + PROGRAM, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         self.kind = self._line()
 
@@ -80,8 +91,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def other(folder: Path) -> Iterator[Other]:
-    process = Other(folder)
+def other(folder: Path, before: str = "") -> Iterator[Other]:
+    process = Other(folder, before)
     try:
         yield process
     finally:
@@ -97,6 +108,14 @@ def test_a_second_process_uses_the_folder_through_its_owner(folder):
             assert message.body == b"from there"
         queue.put(b"from here")
         assert second.do("queue.get(timeout=10).body") == "b'from here'"
+
+
+@pytest.mark.slow
+def test_a_folder_is_shared_where_no_extra_is_installed(folder):
+    with other(folder, WITHOUT_EXTRAS) as owner, other(folder, WITHOUT_EXTRAS) as second:
+        assert (owner.kind, second.kind) == ("Queue", "RemoteQueue")
+        assert second.do("queue.put(b'x').offset") == "0"
+        assert owner.do("queue.get(timeout=10).body") == "b'x'"
 
 
 @pytest.mark.slow

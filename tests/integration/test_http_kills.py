@@ -150,9 +150,11 @@ def report(notes: Notes, seconds: float) -> None:
     listening = [kill.listening_at - kill.started_at for kill in notes.kills]
     served = notes.seconds_until_served()
     again = len(notes.deliveries) - len(notes.sent[JOBS])
+    unheard = sum(delivery.attempt > 1 for delivery in notes.deliveries) - again
     say(
         f"{len(notes.kills)} kills in {seconds:.0f} s: {len(notes.sent[EVENTS])} events sent, {len(notes.reads)} read; "
-        f"{len(notes.sent[JOBS])} jobs, {again} of them handed out again; "
+        f"{len(notes.sent[JOBS])} jobs, {again} of them handed out again, "
+        f"{unheard} after an answer that nobody heard; "
         f"listening after {statistics.median(listening):.2f} s (at most {max(listening):.2f}), "
         f"a message stored after {statistics.median(served):.2f} s (at most {max(served):.2f})"
     )

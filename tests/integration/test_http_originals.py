@@ -1,4 +1,4 @@
-"""What went wrong in the servers that this one comes after, each as a test; that every metric moves is told elsewhere."""
+"""What went wrong in the servers that came before, each as a test; that every metric moves is told elsewhere."""
 
 from __future__ import annotations
 

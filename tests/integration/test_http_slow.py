@@ -124,7 +124,8 @@ def test_five_hundred_slow_connections_are_cut_off_while_others_are_served(tmp_p
         f"(p50 {statistics.median(beside) * 1000:.2f} and {statistics.median(normal) * 1000:.2f} ms)"
     )
     assert longest < CUT_OFF_S * PATIENCE
-    assert statistics.median(beside) < 10 * statistics.median(normal) + 0.02
+    assert statistics.median(beside) < 5 * statistics.median(normal) + 0.02
+    assert p99(beside) < 5 * p99(normal) + 0.1
 
 
 def test_a_thousand_idle_long_polls_cost_little_memory_and_next_to_no_work(tmp_path: Path):

@@ -47,8 +47,9 @@ def ended(capsys: pytest.CaptureFixture[str], arguments: tuple[object, ...]) -> 
 def runner(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """What runs a command, with or without something on stdin."""
     monkeypatch.setenv("COLUMNS", "100")
-    for name in ("HOLDFAST_RECEIPT", "HOLDFAST_GROUP"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("RECEIPT", "GROUP", "QUEUE", "URL", "TOKEN"):
+        monkeypatch.delenv(f"HOLDFAST_{name}", raising=False)
+    monkeypatch.setenv("HOLDFAST_PROFILES", "/nonexistent/profiles.toml")
 
     def call(*arguments: object, stdin: bytes = b"") -> Done:
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))

@@ -147,6 +147,8 @@ class BrokerEngine:
 
     def producers(self) -> Producers:
         """The producers that have a name."""
+        if self._producers is not None and not self.closed:  # without the lock, as in `hold`
+            return self._producers
         with self._lock, self._translated(""):
             self.check_open()
             if self._producers is None:

@@ -23,14 +23,13 @@ A topic is made beside these as topics/.new-NAME and deleted as topics/.gone-NAM
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 from holdfast.delivery.commands import Receipt
 from holdfast.env import World
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.locking.commands import Proof
 from holdfast.storage.files import join
 
@@ -49,6 +48,7 @@ DEFAULT_TOPIC: Final = "queue"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
+_RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})@([0-9a-f]{1,16})")
 
 
 def check_name(name: object, what: str) -> str:
@@ -151,12 +151,9 @@ def receipt_text(topic: str, partition: int, receipt: Receipt) -> str:
 
 def parse_receipt(text: object, topic: str) -> tuple[int, Receipt]:
     """The partition and the receipt that a text stands for; InvalidRequest where it is none of this topic."""
-    found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
-    if found is not None:
-        with suppress(HoldfastError):
-            place = parse_message_id(found[1], topic)
-            if place.offset is not None:
-                return place.partition, Receipt(place.offset, int(found[2], 16))
+    found = _RECEIPT.fullmatch(text) if isinstance(text, str) else None
+    if found is not None and found[1] in (None, topic):
+        return int(found[2] or 0), Receipt(int(found[3]), int(found[4], 16))
     raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,11 +25,11 @@ _MOST_IDLE: Final = 64
 _AGAIN: Final = frozenset({429, 502, 503, 504})
 
 
-class _Unsent(Exception):
+class Unsent(Exception):
     """The server got nothing, or nothing that it could take for a call."""
 
 
-class _Cut(Exception):
+class Cut(Exception):
     """The request went out, in part or whole, and no whole answer came back."""
 
 
@@ -62,10 +62,10 @@ class Caller:
         self.closed = False
         self.on_broken: Callable[[], None] | None = None  # for one who can do something about it
         self.state = Reconnecting(world)
-        self._ways = ways
+        self.ways = ways
         self._tls = tls
         self._mono_ns = world.clock.monotonic_ns
-        self._common = common_headers(address.authority, token, {})
+        self.common = common_headers(address.authority, token, {})
         self._idle: deque[Connection] = deque()
 
     def check_open(self) -> None:
@@ -77,9 +77,17 @@ class Caller:
 
         An error that comes after an earlier attempt whose fate is unknown has `repeated` set.
         """
+        content = request_bytes(ask, self.common)
+
+        async def attempt(left_s: float) -> Answer:
+            return await self._attempt(content, left_s, careful=not ask.again)
+
+        return _value(await self.answered(ask, attempt), ask.answers)
+
+    async def answered(self, ask: Ask, attempt_one: Callable[[float], Awaitable[Answer]]) -> Answer:
+        """What one of several attempts is answered, each of which has so many seconds left."""
         timeout_s = self.timeout_s + ask.wait_s
         deadline_ns = self._mono_ns() + round(timeout_s * 1e9)
-        content = request_bytes(ask, self._common)
         attempt, repeated = 0, False
         unreachable_ns: int | None = None  # since when nobody is there at all
         while True:
@@ -87,11 +95,11 @@ class Caller:
             left_s = timeout_s if not attempt else max((deadline_ns - self._mono_ns()) / 1e9, 0.001)
             retry_after = 0.0
             try:
-                answer = await self._attempt(content, left_s, careful=not ask.again)
-            except _Unsent as failure:
+                answer = await attempt_one(left_s)
+            except Unsent as failure:
                 problem: HoldfastError = self._unreachable(failure)
                 unreachable_ns = unreachable_ns or self._mono_ns()
-            except _Cut as failure:
+            except Cut as failure:
                 unreachable_ns = None
                 if not ask.again:
                     raise self._unknown(ask, failure) from None
@@ -100,7 +108,7 @@ class Caller:
             else:
                 unreachable_ns = None
                 if answer.status < 300:
-                    return _value(answer, ask.answers)
+                    return answer
                 problem = _error(answer)
                 retry_after = _retry_after(answer)
                 if answer.status not in _AGAIN or not (problem.retryable or type(problem) is Closed):
@@ -114,30 +122,34 @@ class Caller:
             if self._mono_ns() + pause_s * 1e9 > until_ns:
                 raise problem from None
             if pause_s:
-                await self._ways.pause(pause_s)
+                await self.ways.pause(pause_s)
 
     async def _attempt(self, content: bytes, timeout_s: float, *, careful: bool) -> Answer:
-        connection = await self._connection(timeout_s, careful=careful)
+        connection = await self.connection(timeout_s, careful=careful)
         done = False
         try:
             try:
                 await connection.wire.send(content, timeout_s)
-                answer = await self._answer(connection, timeout_s)
+                answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
-                raise _Cut(_told(error)) from error
+                raise Cut(told(error)) from error
             done = True
         finally:
             if not done:  # half an answer may still come: whoever used it next would take that for its own
                 connection.wire.close()
+        self.give_back(connection, answer)
+        return answer
+
+    def give_back(self, connection: Connection, answer: Answer) -> None:
+        """The answer is whole: the next call may use the connection, if the server agrees."""
         if answer.keep and not self.closed and len(self._idle) < _MOST_IDLE:
             connection.used_ns = self._mono_ns()
             connection.fresh = False
             self._idle.append(connection)
         else:
             connection.wire.close()
-        return answer
 
-    async def _answer(self, connection: Connection, timeout_s: float) -> Answer:
+    async def answer_of(self, connection: Connection, timeout_s: float) -> Answer:
         wire, feed = connection.wire, connection.reader.feed
         until_ns = 0
         while True:
@@ -152,7 +164,7 @@ class Caller:
             if timeout_s <= 0:
                 raise TimeoutError("the answer did not come to its end in time")
 
-    async def _connection(self, timeout_s: float, *, careful: bool) -> Connection:
+    async def connection(self, timeout_s: float, *, careful: bool) -> Connection:
         """One that rests, if it is good; or a new one."""
         while True:
             try:
@@ -165,13 +177,13 @@ class Caller:
                 return connection
             wire.close()
         try:
-            wire = await self._ways.connect(self.address, timeout_s, self._tls)
+            wire = await self.ways.connect(self.address, timeout_s, self._tls)
         except (OSError, TimeoutError) as error:
             self.state.failed()
             self.drop_idle()
             if self.on_broken is not None:
-                await self._ways.aside(self.on_broken)
-            raise _Unsent(_told(error)) from error
+                await self.ways.aside(self.on_broken)
+            raise Unsent(told(error)) from error
         self.state.opened()
         return Connection(wire)
 
@@ -221,12 +233,12 @@ def _value(answer: Answer, kind: Any) -> Any:
 
 def _error(answer: Answer) -> HoldfastError:
     try:
-        told: ErrorAnswer = _value(answer, ErrorAnswer)
+        answered: ErrorAnswer = _value(answer, ErrorAnswer)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         text = answer.body[:200].decode(errors="replace")
         kind = Unavailable if answer.status in _AGAIN else HoldfastError
         return kind(f"the server answered {answer.status} and nothing that Holdfast says: {text}")
-    return error_of(told.error)
+    return error_of(answered.error)
 
 
 def _retry_after(answer: Answer) -> float:
@@ -234,7 +246,8 @@ def _retry_after(answer: Answer) -> float:
     return float(text) if text.isdigit() else 0.0
 
 
-def _told(error: BaseException) -> str:
+def told(error: BaseException) -> str:
+    """What an error says; its name where it says nothing."""
     return str(error) or type(error).__name__
 
 

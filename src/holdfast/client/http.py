@@ -49,6 +49,17 @@ class AnswerReader:
         self._parts: list[bytes] = []
         self._done = False
         self.begun = False
+        self.continued = False  # whether the server has asked for the rest of a request
+
+    @property
+    def status(self) -> int:
+        """Of the answer that comes in, once its head is there; else 0."""
+        return self._answer.status
+
+    def taken(self) -> list[bytes]:
+        """What has come of the body so far, for those who do not want to hold all of it."""
+        parts, self._parts = self._parts, []
+        return parts
 
     def feed(self, content: bytes) -> Answer | None:
         """The answer, once it is whole."""
@@ -59,7 +70,7 @@ class AnswerReader:
         answer, self._answer = self._answer, Answer()
         parts, self._parts = self._parts, []
         answer.body = parts[0] if len(parts) == 1 else b"".join(parts)
-        self._done = self.begun = False
+        self._done = self.begun = self.continued = False
         return answer
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -76,6 +87,7 @@ class AnswerReader:
             self._answer.keep = self._parser.should_keep_alive()
             self._done = True
         else:
+            self.continued = self.continued or self._answer.status == 100
             self._answer = Answer()
 
 

@@ -53,7 +53,7 @@ class Ways(Protocol):
 
     async def pause(self, seconds: float) -> None: ...
 
-    async def aside(self, work: Callable[[], None]) -> None:
+    async def aside(self, work: Callable[[], _Result]) -> _Result:
         """Do something that may wait for the disk."""
 
 
@@ -116,8 +116,8 @@ class ThreadWays:
     async def pause(self, seconds: float) -> None:
         self._clock.wait(threading.Event(), seconds)
 
-    async def aside(self, work: Callable[[], None]) -> None:
-        work()
+    async def aside(self, work: Callable[[], _Result]) -> _Result:
+        return work()
 
 
 class TaskWire(asyncio.Protocol):
@@ -221,5 +221,5 @@ class TaskWays:
     async def pause(self, seconds: float) -> None:
         await self._clock.wait_async(asyncio.Event(), seconds)
 
-    async def aside(self, work: Callable[[], None]) -> None:
-        await asyncio.to_thread(work)
+    async def aside(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.to_thread(work)

@@ -17,6 +17,7 @@ MAX_DURATION_MS: Final = 100 * 365 * 24 * 3600 * 1000  # 100 years
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
+_LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _NUMBER: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _BASIC_DATE: Final = re.compile(r"[0-9]{8}")
 _FAR_S: Final = 1e12  # beyond every limit, and safe to multiply
@@ -54,8 +55,11 @@ def instant_ms(value: datetime, name: str) -> int:
 
 
 def to_datetime(time_ns: int) -> datetime:
-    """The moment in UTC, to the microsecond (what is left of one is cut off). Any 64-bit time has one."""
-    return _EPOCH + timedelta(microseconds=time_ns // 1000)
+    """The moment in UTC, to the microsecond (what is left of one is cut off). Any 64-bit time has one.
+
+    What is due beyond the last moment that a datetime can tell is due at that one.
+    """
+    return _EPOCH + timedelta(microseconds=min(time_ns // 1000, _LAST_US))
 
 
 def due_at_ms(delay: float | timedelta | None, at: datetime | None, now_ms: int) -> int:

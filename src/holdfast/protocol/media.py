@@ -53,20 +53,24 @@ class Unframer:
 
     def __init__(self, media: str) -> None:
         self._packed = media == FRAMES
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, content: bytes) -> Iterator[bytes]:
         """The values that are whole by now."""
+        known = len(self._rest)
         self._rest += content
         if not self._packed:
-            *lines, self._rest = self._rest.split(b"\n")
-            yield from filter(None, lines)
+            end = self._rest.rfind(b"\n", known)  # before that there is none: a long line is not looked at again
+            if end >= 0:
+                lines = bytes(self._rest[:end])
+                del self._rest[: end + 1]
+                yield from filter(None, lines.split(b"\n"))
             return
         at = 0
         while len(self._rest) - at >= _LENGTH_BYTES:
             end = at + _LENGTH_BYTES + int.from_bytes(self._rest[at : at + _LENGTH_BYTES], "big")
             if len(self._rest) < end:
                 break
-            yield self._rest[at + _LENGTH_BYTES : end]
+            yield bytes(self._rest[at + _LENGTH_BYTES : end])
             at = end
-        self._rest = self._rest[at:]
+        del self._rest[:at]

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
-from holdfast.errors import HoldfastError, Unauthenticated
+from holdfast.errors import HoldfastError, Unauthenticated, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
 from holdfast.server.access import CHALLENGES, Access
@@ -19,6 +19,7 @@ from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.messages import Request, Response, StreamResponse
 from holdfast.server.http.refused import Refused
+from holdfast.server.http.wire import header_text
 from holdfast.server.routing import Route, Router, Routes
 from holdfast.server.service import Service
 from holdfast.server.statuses import retry_after_of, status_of
@@ -97,7 +98,10 @@ class App:
             answer = self._answer(request, 500, fault)
             failed = True
         if call is not None and self._auditor is not None and (call.route.act or call.act is not None):
-            await self._auditor.end(call, error, failed=failed)
+            if isinstance(answer, StreamResponse):
+                answer.chunks = _noted(self._auditor, call, answer.chunks)
+            else:
+                await self._auditor.end(call, error, failed=failed)
         self._tell(answer, call, correlation_id)
         if isinstance(answer, StreamResponse) and route is not None:
             answer.chunks = self._meter.counted(route.pattern, answer.chunks)
@@ -139,7 +143,8 @@ class App:
     def _tell(self, answer: Answer, call: Call | None, correlation_id: str) -> None:
         """What every answer says besides its body."""
         if call is not None:
-            correlation_id = call.correlation_id
+            if call.correlation_id is not correlation_id:  # that of a message, in which anything may stand
+                correlation_id = header_text(call.correlation_id)
             if call.trace is not None:
                 answer.headers.append(("traceparent", self._child(call.trace).traceparent))
         answer.headers.append(("x-correlation-id", correlation_id))
@@ -179,3 +184,18 @@ class App:
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
         return answer
+
+
+async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The pieces of an answer; what it tells of is over when they are, and is noted then."""
+    whole = False
+    try:
+        async for chunk in chunks:
+            yield chunk
+        whole = True
+    finally:
+        close = getattr(chunks, "aclose", None)
+        if close is not None:
+            await close()
+        gone = None if whole else Unavailable("the caller went away before the end")
+        await auditor.end(call, call.error or gone)

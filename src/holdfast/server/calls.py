@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.media import JSON, MSGPACK, decode, encode
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.http.refused import Refused
@@ -34,6 +34,7 @@ class Call:
         "confirm",
         "correlation_id",
         "count",
+        "error",
         "path",
         "principal",
         "query",
@@ -60,6 +61,7 @@ class Call:
         self.body: Any = None
         self.target = ""  # what an act was about, for the audit log, where the path does not say it
         self.count: int | None = None  # and how many messages, or other things, it concerned
+        self.error: HoldfastError | None = None  # what went wrong when the answer had begun
         self.act: Act | None = None  # as it was noted before it was done
 
     @property

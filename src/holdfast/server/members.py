@@ -212,7 +212,12 @@ class ServedMembers:
             "on_assigned": changed,
             "on_revoked": changed,
         }
-        consumer = await self._broker.consumer(wanted.topics, group=group, **options)
+        joining = asyncio.ensure_future(self._broker.consumer(wanted.topics, group=group, **options))
+        try:
+            consumer = await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            self._keep(loop.create_task(_unwanted(joining)))
+            raise
         member = Member(consumer, loop.time())
         holding.append(member)
         self._members[group, member.id] = member
@@ -239,8 +244,8 @@ class ServedMembers:
         """It goes by itself; a static member keeps its place until its session ends."""
         member = self.find(group, member_id)
         del self._members[group, member_id]
-        async with member.turn():
-            await member.consumer.close()
+        # Whether or not the one who asked for it stays: nobody else would end it.
+        await asyncio.shield(self._end(member))
 
     def _expect(self, group: str, member: Member) -> None:
         """Look again when it should have been heard of."""
@@ -255,22 +260,34 @@ class ServedMembers:
         logger.warning("a member was not heard of for too long", extra={"group": group, "member": member.id})
         self._end(member, session_over=True)
 
-    def _end(self, member: Member, *, session_over: bool = False) -> None:
-        task = asyncio.get_running_loop().create_task(_ended(member, session_over=session_over))
+    def _end(self, member: Member, *, session_over: bool = False) -> asyncio.Task[None]:
+        return self._keep(asyncio.get_running_loop().create_task(_ended(member, session_over=session_over)))
+
+    def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
+        return task
 
 
 async def _ended(member: Member, *, session_over: bool) -> None:
     consumer = member.consumer
     try:
         name, epoch = consumer.member_id, consumer._epoch
-        await consumer.close()
+        async with member.turn():
+            await consumer.close()
         if session_over and consumer.instance_id and name is not None:
             # It would keep its place for another session otherwise.
             await asyncio.to_thread(consumer._group.leave, name, epoch)
     except HoldfastError as error:
         logger.debug("ended without saying so", extra={"group": consumer.group, "why": str(error)})
+
+
+async def _unwanted(joining: Awaitable[AsyncConsumer[bytes]]) -> None:
+    """Whoever joined is gone before it knew its name: nobody would ever poll for it."""
+    try:
+        await (await joining).close()
+    except HoldfastError as error:
+        logger.debug("nobody joined after all", extra={"why": str(error)})
 
 
 def _with_heartbeat(settings: dict[str, Any]) -> dict[str, Any]:

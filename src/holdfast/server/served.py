@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import parse_receipt, receipt_text
+from holdfast.broker.layout import message_id, parse_receipt, receipt_text
 from holdfast.broker.marks import TEXT_KEY, TOMBSTONE
 from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import DEFERRED, Command, Nack, Receipt, Reject, Save
@@ -113,7 +113,7 @@ class ServedGroup(AsyncGroup[bytes]):
     async def save_state(self, receipt: str, version: int, value: Any, durability: Durability | None) -> State:
         """Keep a document with a message in hand, if the version is still that one; None drops it."""
         station, parsed = self._held(receipt)
-        content = None if value is None else msgspec.json.encode(value)
+        content = None if value is None else _document(value)
         await station.wait_async(station.settle(Save(parsed, version, content), durability))
         return State(value=value, version=0 if content is None else version + 1)
 
@@ -130,16 +130,52 @@ class ServedGroup(AsyncGroup[bytes]):
     def delivery(self, station: Station, delivered: Delivered, *, state: bool = False) -> Delivery:
         """A message in somebody's hands, as it is told."""
         record, lease = delivered.record, delivered.lease
+        receipt = receipt_text(station.topic, station.number, delivered.receipt)
+        if type(record.value) is bytes and record.key is None and not record.headers and not record.flags:
+            return self._plain_delivery(station, delivered, receipt, state=state)
         contents: Contents[bytes] = Contents(station, self._bodies, record)
         return Delivery(
             **_said(contents, record),
-            receipt=receipt_text(station.topic, station.number, delivered.receipt),
+            receipt=receipt,
             fence=lease.fence,
             attempt=delivered.attempt,
             holder=lease.holder,
             lease_ms=lease.lease_ms,
             state=self.state_at(station, record.offset) if state else None,
         )
+
+    def _plain_delivery(self, station: Station, delivered: Delivered, receipt: str, *, state: bool) -> Delivery:
+        """The same for a message that is little more than its bytes, as most are: in half the time."""
+        record, lease = delivered.record, delivered.lease
+        name = message_id(station.topic, station.number, record.offset, None)
+        return Delivery(
+            id=name,
+            topic=station.topic,
+            partition=station.number,
+            offset=record.offset,
+            timestamp_ns=record.timestamp_ns,
+            body=record.value,  # type: ignore[arg-type]  # bytes, as was looked at
+            size=len(record.value),
+            priority=record.priority,
+            expires_at_ms=record.expires_at_ms,
+            due_at_ms=record.due_at_ms,
+            correlation_id=name,
+            receipt=receipt,
+            fence=lease.fence,
+            attempt=delivered.attempt,
+            holder=lease.holder,
+            lease_ms=lease.lease_ms,
+            state=self.state_at(station, record.offset) if state else None,
+        )
+
+
+def _document(value: Any) -> bytes:
+    try:
+        content = msgspec.json.encode(value)
+        msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+    return content
 
 
 def said(home: Home, record: Record) -> Said:

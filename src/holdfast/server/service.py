@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from holdfast.broker.layout import DEFAULT_GROUP
@@ -49,6 +49,8 @@ class Service:
         if group is not None and group.closed:
             del self._groups[topic, name]
             return None
+        if group is not None:
+            self._groups.move_to_end((topic, name))
         return group
 
     def groups(self) -> list[ServedGroup]:
@@ -66,15 +68,24 @@ class Service:
                 await group.close()
                 return raced
             self._groups[topic, name] = group
-            while len(self._groups) > _KEPT_GROUPS:
-                _, oldest = self._groups.popitem(last=False)
-                await oldest.close()
-        else:
-            self._groups.move_to_end((topic, name))
+            await self._let_go()
         return group
+
+    async def _let_go(self) -> None:
+        """Close the groups that were not used for longest, but none that somebody waits for."""
+        for place, group in list(self._groups.items()):
+            if len(self._groups) <= _KEPT_GROUPS:
+                return
+            if not group._group.waiters and not self.windows.of(group):
+                del self._groups[place]
+                await group.close()
 
     async def wait(self, waiting: Awaitable[_Found], nothing: _Found) -> _Found:
         """What a call waits for; nothing, as soon as the server goes."""
+        if self.leaving:  # since the call began
+            if isinstance(waiting, Coroutine):
+                waiting.close()
+            return nothing
         task = asyncio.current_task()
         assert task is not None
         self._waiting.add(task)

@@ -121,14 +121,15 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     wanted: Redrive = call.body
     group = await existing_group(call, wanted.group)
     letters = await asyncio.to_thread(DeadLetters(group)._to_redrive, wanted.ids, wanted.where, wanted.limit)
-    call.count = len(letters)
+    call.count = len(letters) if wanted.dry_run else 0
     if wanted.dry_run:
         return _told(letters, 0)
     if LINES in call.request.header("accept"):
         return StreamResponse(_lines(call, letters), LINES)
-    counts = [done async for done in _redriven(call, letters)]
-    call.count = counts[-1] if counts else 0
-    return _told(letters, call.count)
+    done = 0
+    async for done in _redriven(call, letters):
+        call.count = done  # also of one that is cut short
+    return _told(letters, done)
 
 
 async def _redriven(call: Call, letters: list[DeadLetter[bytes]]) -> AsyncIterator[int]:
@@ -153,9 +154,11 @@ async def _lines(call: Call, letters: list[DeadLetter[bytes]]) -> AsyncIterator[
     yield framed(RedriveTold(matched=len(letters), done=0, ended=False), LINES)
     try:
         async for done in _redriven(call, letters):
+            call.count = done
             call.confirm()
             yield framed(RedriveTold(matched=len(letters), done=done, ended=False), LINES)
     except HoldfastError as error:
+        call.error = error
         yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), LINES)
     else:
         yield framed(_told(letters, done), LINES)

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta
 from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.embedded.drafts import NewMessage as Draft
 from holdfast.embedded.publisher import Stored as Written
-from holdfast.errors import InvalidRequest, UnknownTopic
+from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW, Unframer, decode
 from holdfast.protocol.messages import (
     Batch,
@@ -29,8 +29,7 @@ from holdfast.protocol.messages import (
     Wire,
 )
 from holdfast.server.calls import Call
-from holdfast.server.forms import read_form
-from holdfast.server.http.messages import Response
+from holdfast.server.http.messages import Request, Response
 from holdfast.server.http.refused import Refused
 from holdfast.server.routing import Routes
 
@@ -79,7 +78,7 @@ async def enqueue(call: Call) -> Response:
     request, most_bytes = call.request, call.service.settings.max_request_bytes
     content: AsyncIterator[bytes] | None = None
     if request.media == MULTIPART:
-        options, content = await read_form(request, most_bytes)
+        options, content = await _form(request, most_bytes)
         message = _draft(options, b"")
     elif request.complete or query.codec is not None:
         message = _plain(query, await request.read(most_bytes))
@@ -92,6 +91,15 @@ async def enqueue(call: Call) -> Response:
     if message.correlation_id is not None:
         call.correlation_id = message.correlation_id
     return call.answer(stored)
+
+
+async def _form(request: Request, most_bytes: int) -> tuple[Options, AsyncIterator[bytes]]:
+    """Needs python-multipart, which the owner of a shared folder may be without."""
+    try:
+        from holdfast.server.forms import read_form
+    except ModuleNotFoundError:
+        raise NotInstalled("forms need python-multipart; run: pip install 'holdfast[server]'") from None
+    return await read_form(request, most_bytes)
 
 
 async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> Stored:
@@ -250,6 +258,8 @@ def _pair(header: Header) -> tuple[str, str | bytes]:
 
 
 def _body(message: NewMessage) -> bytes | None:
+    if message.body is not None and message.text is None and message.json is UNSET and not message.tombstone:
+        return message.body
     given: list[Any] = [
         message.body,
         message.text,
@@ -262,7 +272,10 @@ def _body(message: NewMessage) -> bytes | None:
     if message.text is not None:
         return message.text.encode()
     if message.json is not UNSET:
-        return msgspec.json.encode(message.json)
+        try:
+            return msgspec.json.encode(message.json)
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise InvalidRequest(f"json cannot be used: {error}. It must be a value that JSON knows") from None
     return None if message.tombstone else b""
 
 

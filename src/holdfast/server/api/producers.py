@@ -58,6 +58,7 @@ async def begin_producer(call: Call) -> ProducerBegun:
 )
 async def append(call: Call) -> Response:
     """Store a producer's batch in a partition, all of it or nothing. Sent again, it is answered as the first time."""
+    began_ns = call.service.world.clock.monotonic_ns()
     query: AppendQuery = call.query
     messages = await drafts(call)
     for message in messages:
@@ -77,6 +78,8 @@ async def append(call: Call) -> Response:
             await asyncio.to_thread(engine.producers)
         appended, known = _append(call, partition, messages, producer)
         await partition.log.wait_async(appended)
+        if known is None:
+            topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
     if known is None:
         offsets: Sequence[int] = range(appended.offset, appended.next_offset)
     else:

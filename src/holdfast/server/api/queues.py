@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -46,6 +47,7 @@ from holdfast.protocol.queues import (
     Seek,
     Sought,
 )
+from holdfast.server.api.topics import changes_of
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.payload import payload
@@ -85,7 +87,9 @@ async def create_queue(call: Call) -> TopicInfo:
     """Make a queue, or change the settings of one that is there; the same call twice is fine."""
     wanted: CreateQueue = call.body
     broker, name = call.service.broker, call.path["queue"]
-    changes = {**wanted.settings, **({} if wanted.partitions is None else {"partitions": wanted.partitions})}
+    changes = changes_of(wanted.settings)
+    if wanted.partitions is not None:
+        changes["partitions"] = wanted.partitions
     if name in await broker.topics():
         if changes:
             await broker.alter_topic(name, **changes)
@@ -108,13 +112,24 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
         with service.waits.one_more():
             found = await service.wait(group.take(wanted.count, wait_s, wanted.lease, owner), [])
     undelivered = partial(group.give_back, found) if found else None
+    try:
+        return _answer(call, group, found, undelivered, state=state)
+    except Exception:
+        await group.give_back(found)
+        raise
+
+
+def _answer(
+    call: Call, group: ServedGroup, found: Taken, undelivered: Any, *, state: bool
+) -> Response | StreamResponse:
+    wanted: Take = call.body
     deliveries = [
         group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken
     ]
     if wanted.count == 1 and RAW in call.request.headers.get("accept", ""):
         return _raw(call, deliveries, found, undelivered)
     if deliveries:
-        call.correlation_id = call.request.header("x-correlation-id") or _as_header(deliveries[0].correlation_id)
+        call.correlation_id = call.request.header("x-correlation-id") or deliveries[0].correlation_id
     return call.answer(Deliveries(messages=deliveries), undelivered=undelivered)
 
 
@@ -125,13 +140,9 @@ def _raw(call: Call, deliveries: list[Delivery], found: Taken, undelivered: Any)
     message = msgspec.structs.replace(deliveries[0], body=b"", omitted=False)
     header = json.dumps(msgspec.to_builtins(message))  # plain ASCII, as a header must be
     headers = [("holdfast-message", header), ("holdfast-receipt", message.receipt)]
-    call.correlation_id = _as_header(message.correlation_id)
+    call.correlation_id = message.correlation_id
     (_, (delivered,)) = found[0]
     return payload(delivered.record.value, headers=headers, undelivered=undelivered)
-
-
-def _as_header(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode().replace("\r", " ").replace("\n", " ")
 
 
 @routes.add(
@@ -162,8 +173,14 @@ async def dequeue_with_state(call: Call) -> Response | StreamResponse:
     return await take(call, state=True)
 
 
-async def _settled(call: Call, group: ServedGroup) -> Settled:
+async def _settled(call: Call, group: ServedGroup, settling: Awaitable[None]) -> Settled:
+    """Settle messages; streams that sent them have room again, also for those that were lost before."""
     settled: Receipts = call.body
+    try:
+        await settling
+    except LeaseLost:
+        call.service.windows.settled(group, settled.receipts)
+        raise
     call.service.windows.settled(group, settled.receipts)
     return Settled(settled=len(set(settled.receipts)))
 
@@ -173,12 +190,7 @@ async def ack(call: Call) -> Settled:
     """The work is done. Where some receipts are not good any more, the answer names them; the others count."""
     given: Ack = call.body
     group = await existing_group(call, given.group)
-    try:
-        await group.ack(given.receipts, given.durability)
-    except LeaseLost as error:
-        call.service.windows.settled(group, set(given.receipts) - set(error.receipts))
-        raise
-    return await _settled(call, group)
+    return await _settled(call, group, group.ack(given.receipts, given.durability))
 
 
 @routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, answers=Settled, errors=("lease_lost",))
@@ -189,10 +201,8 @@ async def nack(call: Call) -> Settled:
     if given.intent == "defer":
         if given.error is not None:
             raise InvalidRequest("a message that is put off has no error; leave it out, or say intent=failure")
-        await group.defer(given.receipts, given.delay)
-    else:
-        await group.nack(given.receipts, given.delay, given.error)
-    return await _settled(call, group)
+        return await _settled(call, group, group.defer(given.receipts, given.delay))
+    return await _settled(call, group, group.nack(given.receipts, given.delay, given.error))
 
 
 @routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, answers=Settled, errors=("lease_lost",))
@@ -200,8 +210,7 @@ async def reject(call: Call) -> Settled:
     """The work can never be done: straight to the dead letters."""
     given: Reject = call.body
     group = await existing_group(call, given.group)
-    await group.reject(given.receipts, given.reason)
-    return await _settled(call, group)
+    return await _settled(call, group, group.reject(given.receipts, given.reason))
 
 
 @routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, answers=Settled, errors=("lease_lost",))

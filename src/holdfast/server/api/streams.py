@@ -22,6 +22,7 @@ from holdfast.server.served import ServedGroup, Taken, said
 routes = Routes("streams")
 
 _AT_ONCE: Final = 100
+_LEAST_STATS_S: Final = 0.1  # what is asked for more often costs more than it tells
 _KEEP_ALIVE: Final = b": \n\n"
 
 
@@ -121,18 +122,24 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.stats())
         loop = asyncio.get_running_loop()
-        told = loop.time()
+        told, every_s = loop.time(), max(query.stats, _LEAST_STATS_S) if query.stats else 0
         while not service.leaving and not group.closed:
-            with line.in_line(waiter):
-                fresh = await group._aside(_fresh, group, places, query.bodies)
-                if not fresh:
-                    await service.wait(waiter.wait(min(query.stats or 15, 15)), None)
+            try:
+                with line.in_line(waiter):
+                    fresh = await group._aside(_fresh, group, places, query.bodies)
+                    if not fresh:
+                        await service.wait(waiter.wait(min(every_s or 15, 15)), None)
+                call.confirm()
+                due = every_s and loop.time() - told >= every_s
+                stats = await group.stats() if due else None
+            except HoldfastError as error:
+                yield _event("error", ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)))
+                return
             for message in fresh:
                 yield _event("message", message)
-            if query.stats and loop.time() - told >= query.stats:
+            if stats is not None:
                 told = loop.time()
-                call.confirm()
-                yield _event("stats", await group.stats())
+                yield _event("stats", stats)
             elif not fresh:
                 yield _KEEP_ALIVE
 
@@ -147,7 +154,7 @@ def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Sai
     for station in list(group._stations):
         log = station.partition.log
         start = max(places.get(station.number, log.start), log.start)
-        for record in log.records(start, on_damage="skip"):
+        for record in log.records(start, on_damage="skip", whole=False):
             message = said(station, record)
             if not bodies:
                 message.body, message.omitted = b"", True

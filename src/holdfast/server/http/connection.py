@@ -25,9 +25,17 @@ _LINGER_S: Final = 2.0
 
 # Nearly every request has these, in one of two spellings: to look them up is faster than to make them again.
 _USUAL: Final = (
-    "accept accept-encoding authorization connection content-length content-type host traceparent user-agent "
-    "x-correlation-id"
-).split()
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-length",
+    "content-type",
+    "host",
+    "traceparent",
+    "user-agent",
+    "x-correlation-id",
+)
 _NAMES: Final = {spelt.encode(): name for name in _USUAL for spelt in (name, name.title())}
 
 Answer = Response | StreamResponse
@@ -144,8 +152,7 @@ class Connection(asyncio.Protocol):
         writable, self._writable = self._writable, None
         if self.why == "write":
             self.deadline = None
-            if self._incoming is not None and not self._paused:  # it goes on with what it sends meanwhile
-                self._expect("body", self._limits.body_grace_s)
+            self._expect_the_rest()
         if writable is not None and not writable.done():
             writable.set_result(None)
 
@@ -249,10 +256,19 @@ class Connection(asyncio.Protocol):
     def _expect(self, why: str, seconds: float) -> None:
         if self._writable is not None and why != "linger":
             why, seconds = "write", self._limits.write_s  # whoever does not read gains nothing by sending more
-            if self.why == why:
+            if self.why == why and self.deadline is not None:
                 return
         self.why = why
         self.deadline = self._loop.time() + seconds
+
+    def _expect_the_rest(self) -> None:
+        """A request that has begun to come must go on."""
+        if self._incoming is None or self._paused:
+            return
+        if self._in_headers:
+            self._expect("header", self._limits.header_s)
+        else:
+            self._expect("body", self._limits.body_grace_s)
 
     def _begin(self, request: Request) -> None:
         self._begun = True
@@ -332,8 +348,11 @@ class Connection(asyncio.Protocol):
             self.go_on()  # the end of a body may have come together with more of it than was wanted
             if self._waiting:
                 self._begin(self._waiting.popleft())
+                self._expect_the_rest()
             elif self._incoming is None:
                 self._expect("idle", self._limits.idle_s)
+            else:
+                self._expect_the_rest()
 
     def _refuse(self, refused: Refused) -> None:
         """Say why, once, and end the connection."""

@@ -9,6 +9,8 @@ from typing import Final
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _NO_BODY: Final = frozenset({204, 304})
 
+_MOST_TEXT: Final = 1024
+
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -36,6 +38,13 @@ def head(
         lines.append(f"{name}: {value}\r\n")
     lines.append("\r\n")
     return "".join(lines).encode("latin-1", "replace")
+
+
+def header_text(text: str) -> str:
+    """Any text as the value of a header: what has no place there is spelled out."""
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(letter if " " <= letter <= "~" else letter.encode("unicode_escape").decode() for letter in text)
+    return text[:_MOST_TEXT]
 
 
 def chunk(content: bytes) -> bytes:

@@ -1,0 +1,276 @@
+"""The command line at a folder, at a folder that a living process owns, and at a server: the same words each time."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from tests.integration.http_gear import serving
+from tests.unit.commands import Run, runner
+
+PLACES = ["folder", "owned", "server"]
+HOLDFAST = f"{shlex.quote(sys.executable)} -c 'from holdfast.cli.main import main; main()'"
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner(capsys, monkeypatch)
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    folder = tmp_path / "data"
+    if request.param == "folder":
+        yield str(folder)
+    elif request.param == "server":
+        with serving(folder) as server:
+            yield server.url
+    else:
+        with holdfast.open_broker(folder):
+            yield str(folder)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with serving(tmp_path / "data") as server:
+        yield server.url
+
+
+def taken(run: Run, place: str, *options: object) -> dict[str, Any]:
+    (message,) = run("get", place, "--json", *options).lines
+    found: dict[str, Any] = message
+    return found
+
+
+def test_a_message_goes_in_comes_out_and_is_acked(run, place):
+    assert run("put", place, "--topic", "jobs", "one", "two", "--key", "k").out == "jobs-0-0\njobs-0-1\n"
+    message = taken(run, place)
+    assert (message["body"], message["key"], message["attempt"]) == ("one", "k", 1)
+    assert message["lease_until_ms"] > message["timestamp_ns"] / 1e6
+    assert run("ack", place, message["receipt"]).out == "acked jobs-0-0\n"
+    late = run("ack", place, message["receipt"], "--json")
+    assert (late.code, late.error["code"]) == (2, "lease_lost")
+    assert [each["body"] for each in run("peek", place, "--json").lines] == ["two"]
+
+
+def test_what_became_of_a_message_is_told_in_the_same_words(run, place):
+    run("put", place, "--topic", "jobs", "x")
+    receipt = taken(run, place)["receipt"]
+    (extended,) = run("extend", place, receipt, "--lease", "1h", "--json").lines
+    assert extended["phase"] == "leased"
+    assert extended["until_ms"] is not None
+    (delayed,) = run("nack", place, receipt, "--delay", "1h", "--error", "no route", "--json").lines
+    assert (delayed["done"], delayed["phase"]) == ("nacked", "delayed")
+    shown = run("show", place, "jobs-0-0", "--json").document
+    assert (shown["phase"], shown["attempts"], shown["failures"][0]["error"]) == ("delayed", 1, "no route")
+    assert run("cancel", place, "jobs-0-0").code == 0
+    run("put", place, "y")
+    deferred = run("defer", place, taken(run, place)["receipt"])
+    assert deferred.out == "deferred jobs-0-1: it is ready again\n"
+
+
+def test_the_document_of_a_message_goes_with_it(run, place):
+    run("put", place, "--topic", "jobs", "x")
+    first = taken(run, place, "--stateful")
+    assert first["state"] is None
+    assert run("nack", place, first["receipt"], "--delay", "0", "--state", '{"step": 2}').code == 0
+    assert taken(run, place, "--stateful")["state"] == {"step": 2}
+    assert run("nack", place, first["receipt"], "--state", "{").code == 2
+
+
+def test_somebody_else_sees_who_has_a_message_and_until_when(run, place):
+    run("put", place, "--topic", "jobs", "x")
+    message = taken(run, place, "--owner", "me", "--lease", "1h")
+    (leased,) = run("list", place, "leased", "--json").lines
+    assert (leased["holder"], leased["receipt"]) == ("me", message["receipt"])
+    assert abs(leased["lease_until_ms"] - message["lease_until_ms"]) < 5_000
+    assert run("show", place, "jobs-0-0", "--json").document["receipt"] == message["receipt"]
+
+
+def test_dead_letters_are_looked_at_and_put_back(run, place):
+    run("put", place, "--topic", "jobs", "a", "b")
+    for _ in range(2):
+        run("reject", place, taken(run, place)["receipt"], "--reason", "bad")
+    assert [each["error"] for each in run("dead", "ls", place, "--json").lines] == ["bad", "bad"]
+    (row,) = run("dead", "ls", place, "--by-error", "--json").lines
+    assert row["count"] == 2
+    assert run("dead", "show", place, "jobs-0-1", "--json").document["original_id"] == "jobs-0-1"
+    assert run("show", place, "jobs-0-1", "--json").document["phase"] == "dead"
+    assert run("dead", "redrive", place, "--limit", 1, "--yes", "--json").document["done"] == 1
+    assert run("dead", "purge", place, "--yes", "--json").document["done"] == 1
+    assert run("stats", place, "--json").document["ready"] == 1
+
+
+def test_a_queue_is_operated(run, place):
+    assert run("settings", place, "--create", "--topic", "jobs", "max_attempts=3").code == 0
+    assert run("settings", place, "--json").document["settings"]["max_attempts"] == 3
+    run("put", place, *"abc")
+    run("ack", place, taken(run, place)["receipt"])
+    moved = run("seek", place, "start", "--yes", "--json").document
+    assert (moved["offset"], moved["again"]) == (0, 1)
+    assert run("seek", place, "--offset", 7, "--yes", "--json").error["code"] == "offset_out_of_range"
+    assert len(run("peek", place, "--json").lines) == 3
+    assert run("compact", place, "--json").document.keys() == {"segments", "bytes", "journal_bytes"}
+    stats = run("stats", place, "--json").document
+    assert (stats["name"], stats["ready"], stats["folder"]) == ("jobs", 3, place)
+    assert stats["oldest_ready_ms"] is not None
+
+
+def test_topics_and_groups(run, place):
+    assert run("topic", "create", place, "orders", "--partitions", 2).code == 0
+    assert run("topic", "alter", place, "orders", "max_attempts=9").code == 0
+    assert run("topic", "partitions", place, "orders", "--add", 1, "--yes", "--json").code == 0
+    shown = run("topic", "show", place, "orders", "--json").document
+    assert (len(shown["partitions"]), shown["settings"]["max_attempts"]) == (3, 9)
+    lines = b"".join(b"k%d\t%d\n" % (number % 5, number) for number in range(20))
+    assert run("produce", place, "orders", "--key-separator", "\\t", "--json", stdin=lines).document["stored"] == 20
+    assert sorted(run("consume", place, "orders", "--raw").out.split(), key=int) == [str(n) for n in range(20)]
+    first = run("consume", place, "orders", "--group", "billing", "-n", 5, "--raw").out.split()
+    rest = run("consume", place, "orders", "--group", "billing", "--raw").out.split()
+    assert sorted(first + rest, key=int) == [str(n) for n in range(20)]
+    assert run("consume", place, "orders", "--group", "billing").code == 3
+    assert run("consume", place, "orders", "--group", "billing", "--from", "earliest").code == 2
+    (group,) = run("group", "ls", place, "--json").document["groups"]
+    assert (group["name"], group["mode"], group["lag"]) == ("billing", "stream", 0)
+    assert run("group", "reset", place, "billing", "--to", "earliest", "--yes", "--json").document["changed"] is True
+    assert run("group", "show", place, "billing", "--json").document["topics"][0]["lag"] == 20
+    assert run("group", "delete", place, "billing", "--yes").code == 0
+    taken = run("consume", place, "orders", "--group", "work", "--mode", "queue", "-n", 4, "--raw").out.split()
+    assert len(taken) == 4
+    (load,) = run("top", place, "--once", "--json").document["topics"]
+    assert (load["messages"], load["groups"][0]["ready"]) == (20, 16)
+    assert run("topic", "delete", place, "orders", "--yes").code == 0
+    assert run("topic", "ls", place, "--json").document["topics"] == []
+
+
+def test_messages_are_read_without_being_taken(run, place):
+    run("topic", "create", place, "orders", "--partitions", 2)
+    for number in range(6):
+        run("put", place, "--topic", "orders", str(number), "--key", str(number))
+    assert run("tail", place, "--topic", "orders", "--raw").out.split() == [*"012345"]
+    chosen = run("tail", place, "--topic", "orders", "--where", 'key == "3"', "--json").lines
+    assert [each["body"] for each in chosen] == ["3"]
+    since = run("tail", place, "--topic", "orders", "--from", chosen[0]["time"][:26] + "Z", "--raw").out.split()
+    assert since == [*"345"]
+    one = run("consume", place, "orders", "--partition", 1, "--json").lines
+    assert {each["partition"] for each in one} == {1}
+    assert run("consume", place, "orders", "--partition", 7).code == 2
+    assert run("consume", place, "orders", "--from", "latest", "--timeout", "10ms").out == ""
+
+
+def test_what_was_traced_is_told(run, place):
+    run("settings", place, "--create", "--topic", "jobs", "trace_sample=1")
+    run("put", place, "x")
+    run("ack", place, taken(run, place)["receipt"])
+    steps = [step["step"] for step in run("trace", "show", place, "jobs-0-0", "--json").document["steps"]]
+    assert steps == ["published", "leased", "acked"]
+    (life,) = run("trace", "ls", place, "--json").lines
+    assert (life["id"], life["last"]) == ("jobs-0-0", "acked")
+    assert [step["step"] for step in run("trace", "search", place, "--event", "leased", "--json").lines] == ["leased"]
+    assert run("trace", "stats", place, "--json").document["messages"] == 1
+
+
+def test_locks_and_documents(run, place):
+    run("put", place, "--topic", "jobs", "x")
+    lock = run("lock", "acquire", place, "night", "--owner", "me", "--json").document
+    assert run("lock", "acquire", place, "night").code == 3
+    assert run("lock", "show", place, "night", "--json").document["owner"] == "me"
+    (held,) = run("lock", "ls", place, "--json").document["locks"]
+    assert held["lease_id"] == lock["lease_id"]
+    assert run("lock", "keepalive", place, lock["lease_id"], "--lease", "1m").code == 0
+    assert run("lock", "release", place, lock["lease_id"]).code == 0
+    assert run("state", "put", place, "cursor", '{"at": 7}', "--json").document["version"] == 1
+    assert run("state", "put", place, "cursor", "8", "--version", 0, "--json").error["code"] == "conflict"
+    assert run("state", "get", place, "cursor", "--json").document["value"] == {"at": 7}
+    assert [each["name"] for each in run("state", "ls", place, "--json").document["documents"]] == ["cursor"]
+    assert run("state", "rm", place, "cursor").code == 0
+    assert run("state", "get", place, "cursor").code == 3
+
+
+def test_a_waiting_get_is_woken_by_a_put(run, place, monkeypatch):
+    run("put", place, "--topic", "jobs", "first", "--quiet")
+    run("get", place, "--ack")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = f"{HOLDFAST} get {shlex.quote(place)} --topic jobs --block --raw --ack"
+    with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, env=environment) as waiting:
+        monkeypatch.setenv("HOLDFAST_URL", place)
+        assert run("put", "@", "--topic", "jobs", "second", "--wait", "20s").code == 0
+        out, _ = waiting.communicate(timeout=60)
+    assert (waiting.returncode, out) == (0, b"second")
+
+
+def test_a_server_tells_of_itself(run, url):
+    assert run("put", f"{url}/jobs", "x").code == 0
+    assert run("status", url, "--json").document["topics"] == 1
+    assert run("waiters", url, "--json").document["lines"] == []
+    settings = run("config", "show", url, "--json").document
+    assert settings["topics"]["jobs"]["partitions"]["value"] == 1
+    assert any(name.endswith("max_waiters") or "port" in name for name in settings["settings"])
+
+
+@pytest.mark.parametrize("command", ["check", "repair --yes", "doctor", "log info"])
+def test_what_works_on_files_says_so(run, url, command):
+    done = run(*command.split(), url)
+    assert (done.code, done.out) == (2, "")
+    assert "works on files" in done.err
+
+
+def test_a_server_that_is_not_there_is_named_with_what_to_check(run):
+    done = run("peek", "http://127.0.0.1:1", "--wait", 0)
+    assert (done.code, done.out) == (2, "")
+    assert "http://127.0.0.1:1: Connection refused" in done.err
+    assert "holdfast serve" in done.err
+    assert done.err.count("\n") == 1
+    assert run("peek", "unix:/nonexistent", "--wait", 0, "--json").error["code"] == "unavailable"
+
+
+def test_a_shell_script_takes_a_message_and_acks_it(run, url, tmp_path):
+    run("put", f"{url}/jobs", "resize 42", "--key", "user-7")
+    (tmp_path / "big").write_bytes(b"\0" * 100_000)
+    run("put", f"{url}/jobs", "--file", tmp_path / "big")
+    script = f"""
+        set -eu
+        holdfast() {{ {HOLDFAST} "$@"; }}
+        eval "$(holdfast get --export --lease 1m --owner "job $$")"
+        test "$HOLDFAST_BODY" = "resize 42"
+        test -z "${{HOLDFAST_PAYLOAD_PATH:-}}"
+        holdfast extend --lease 2m
+        holdfast ack
+        eval "$(holdfast get --export --payload-out {tmp_path}/out)"
+        cmp {tmp_path}/big "$HOLDFAST_PAYLOAD_PATH"
+        holdfast nack --delay 0 --error "try again"
+        eval "$(holdfast get --export)"
+        cmp {tmp_path}/big "$HOLDFAST_PAYLOAD_PATH"
+        rm "$HOLDFAST_PAYLOAD_PATH"
+        test "$HOLDFAST_ATTEMPT" = 2
+        unset HOLDFAST_URL
+        holdfast ack
+    """
+    environment = {**os.environ, "HOLDFAST_URL": url, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(["/bin/sh", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == ["acked jobs-0-0", "nacked jobs-0-1: it is ready again", "acked jobs-0-1"]
+    stats = run("stats", url, "--json").document
+    assert (stats["ready"], stats["leased"], stats["delayed"]) == (0, 0, 0)
+
+
+def test_a_follower_of_a_server_is_told_of_what_comes(run, url):
+    run("put", f"{url}/jobs", "one")
+    command = f"{HOLDFAST} tail {url} --topic jobs --raw --follow --limit 3"
+    with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"one\n"
+        late = threading.Thread(target=holdfast.open(f"{url}/jobs").put_many, args=([b"two", b"three"],))
+        late.start()
+        out, _ = following.communicate(timeout=60)
+        late.join()
+    assert out == b"two\nthree\n"
