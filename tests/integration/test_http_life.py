@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
@@ -73,6 +74,32 @@ def test_sigterm_lets_what_is_under_way_end_and_whoever_waits_is_answered(tmp_pa
         server.start()
         (message,) = server.post(f"{QUEUE}/dequeue", {}).body["messages"]
         assert message["size"] == len(BODY)
+
+
+def test_sigterm_ends_streams_as_answers_end_and_leases_go_on(tmp_path: Path):
+    with server_process(tmp_path / "data") as server:
+        server.request("PUT", QUEUE)
+        server.post(f"{QUEUE}/enqueue", b"x")
+        streams = []
+        for method, path, body in (
+            ("POST", f"{QUEUE}/subscribe", b'{"lease": 600, "heartbeat": 60}'),
+            ("GET", f"{QUEUE}/watch", None),
+        ):
+            stream = server.connection()
+            stream.request(method, path, body)
+            streams.append((stream, stream.getresponse()))
+        message: dict[str, object] = {}
+        while not message:
+            message = json.loads(streams[0][1].readline())
+        until(lambda: server.get("/v1/admin/status").body["waiters"] == 2, "both go on")
+        server.tell_to_go()
+        for stream, answer in streams:
+            answer.read()  # to its end, which is no broken connection
+            stream.close()
+        assert server.exit_code() == 0
+        server.start()
+        assert server.get(f"{QUEUE}/stats").body["leased"] == 1
+        assert server.post(f"{QUEUE}/ack", {"receipts": [message["receipt"]]}).body == {"settled": 1}
 
 
 def refuses_connections(server: ServerProcess) -> bool:

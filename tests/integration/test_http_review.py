@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +102,13 @@ def test_many_requests_at_once_cost_no_more_than_one_after_the_other(server: Ser
         while sending.is_alive() and time.monotonic() - began < 1:
             assert server.get("/healthz").status == 200
         assert all(len(each._waiting) < 10_000 for each in list(server.server.http.connections))
-        vanish(connection)
+        connection.shutdown(socket.SHUT_RDWR)
         sending.join()
 
 
 def _send_all(connection: socket.socket, content: bytes) -> None:
-    try:
+    with suppress(OSError):
         connection.sendall(content)
-    except OSError:
-        pass
 
 
 def test_a_large_body_behind_a_call_that_waits_is_not_gathered_in_memory(server: Serving):
@@ -122,7 +121,7 @@ def test_a_large_body_behind_a_call_that_waits_is_not_gathered_in_memory(server:
         assert sending.is_alive()
         (held,) = [each for each in server.server.http.connections if each._waiting]
         assert held._waiting[0].buffered < 2_000_000
-        vanish(connection)
+        connection.shutdown(socket.SHUT_RDWR)
         sending.join()
 
 
@@ -210,7 +209,8 @@ def test_a_stream_has_room_again_for_what_is_nacked_together_with_a_lost_one(ser
     answer = server.post(f"{QUEUE}/reject", {"receipts": [lost, messages[1]["receipt"]]})
     assert (answer.status, answer.code) == (409, "lease_lost")
     _messages(stream, 1)
-    vanish(connection.sock)
+    stream.close()
+    connection.close()
 
 
 def _messages(stream: http.client.HTTPResponse, count: int) -> list[dict[str, Any]]:
@@ -301,7 +301,8 @@ def test_a_redrive_that_tells_how_far_it_is_is_in_the_audit_log_as_it_ended(tmp_
             pass
         newest = _newest_act(server)
         assert (newest["outcome"], newest.get("count")) == ("begun", None)
-        vanish(connection.sock)
+        stream.close()
+        connection.close()
         until(lambda: _newest_act(server)["outcome"] != "begun", "its end is noted")
         newest = _newest_act(server)
         assert (newest["outcome"], newest["count"]) == ("unavailable", 1)

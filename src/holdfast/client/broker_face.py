@@ -154,7 +154,7 @@ class RemoteBrokerFace:
             query = {"offset": offset, "limit": min(limit - len(found), _MOST_READ)}
             path = path_of("topics", check_topic_name(topic), "partitions", partition, "messages", **query)
             some: wire.ReadMessages = await self._ask("GET", path, wire.ReadMessages)
-            found += [RemoteContents(self._bodies, each) for each in some.messages]
+            found += [RemoteContents(self._client, self._bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
                 break
             offset = some.next_offset

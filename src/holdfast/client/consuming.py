@@ -20,7 +20,8 @@ from holdfast.broker.positions import PartitionLag
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
-from holdfast.client.messages import Heard
+from holdfast.client.messages import Heard, payload_at
+from holdfast.client.payloads import Payload
 from holdfast.client.pulse import Pulse
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.consuming import _checked, _text, _topic_names
@@ -54,12 +55,16 @@ class Share:
 class RemoteStreamMessage(Heard[Body], Generic[Body]):
     """A message of a stream: what it says, and where it stands."""
 
-    __slots__ = ("_bodies", "_share", "_told")
+    __slots__ = ("_bodies", "_client", "_share", "_told")
 
-    def __init__(self, bodies: Bodies, told: Said, share: Share | None) -> None:
+    def __init__(self, client: Client, bodies: Bodies, told: Said, share: Share | None) -> None:
+        self._client = client
         self._bodies = bodies
         self._told = told
         self._share = share
+
+    def _payload(self) -> Payload:
+        return payload_at(self._client, self._told)
 
 
 class RemoteConsuming(Generic[Body]):
@@ -286,7 +291,7 @@ class RemoteConsuming(Generic[Body]):
                     default=each.position,
                 )
         return [
-            RemoteStreamMessage(self._bodies, said, self._shares.get((said.topic, said.partition)))
+            RemoteStreamMessage(self._client, self._bodies, said, self._shares.get((said.topic, said.partition)))
             for said in polled.messages
         ]
 

@@ -33,7 +33,7 @@ class DeadFace(Generic[Body]):
         if not isinstance(letter_id, str):
             raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
         told: Letter = await self._face._ask("GET", f"dead/{letter_id}", Letter, group=self._face.group)
-        return RemoteDeadLetter(self._face._bodies, told)
+        return RemoteDeadLetter(self._face, told)
 
     async def _groups(self, where: Where) -> list_[DeadGroup]:
         if callable(where):

@@ -308,7 +308,7 @@ class GroupFace(Generic[Body]):
         if type(count) is not int or not 1 <= count <= _MOST_LISTED:
             raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {_MOST_LISTED}")
         found: wire.Messages = await self._ask("GET", "peek", wire.Messages, count=count, group=self._group)
-        return [RemoteContents(self._bodies, each) for each in found.messages]
+        return [RemoteContents(self._client, self._bodies, each) for each in found.messages]
 
     async def _cancel(self, message_id: str) -> bool:
         if not isinstance(message_id, str):
@@ -347,10 +347,10 @@ class GroupFace(Generic[Body]):
         found: list[RemoteListed[Body]]
         if phase == "dead":
             letters: Letters = await self._ask("GET", "dead", Letters, **query)
-            found = [RemoteDeadLetter(self._bodies, each) for each in letters.letters]
+            found = [RemoteDeadLetter(self, each) for each in letters.letters]
         else:
             answer: wire.ListedMessages = await self._ask("GET", "messages", wire.ListedMessages, phase=phase, **query)
-            found = [RemoteListed(self._bodies, each) for each in answer.messages]
+            found = [RemoteListed(self, each) for each in answer.messages]
         if wanted is not None:
             found = [each for each in found if wanted(each)]
         return found[:limit]

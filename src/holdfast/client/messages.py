@@ -6,6 +6,8 @@ from datetime import datetime
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO, Generic
 
+from holdfast.client.http import path_of
+from holdfast.client.payloads import Payload
 from holdfast.delivery.group import Failure
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.chunks import Chunks
@@ -16,6 +18,8 @@ from holdfast.large import CHUNK_BYTES
 from holdfast.protocol import dead, messages, queues
 
 if TYPE_CHECKING:
+    from holdfast.client.client import Client
+    from holdfast.client.group_face import GroupFace
     from holdfast.client.upkeep import Held
 
 
@@ -26,6 +30,10 @@ class Heard(Generic[Body]):
 
     _bodies: Bodies
     _told: messages.Said
+
+    def _payload(self) -> Payload:
+        """The body of a message that came without it, because it is large."""
+        raise NotImplementedError
 
     @property
     def id(self) -> str:
@@ -45,21 +53,27 @@ class Heard(Generic[Body]):
 
     @property
     def raw(self) -> bytes:
-        """The body's bytes, as they were stored."""
-        return self._told.body
+        """The body's bytes, as they were stored. A large one is fetched now, and then kept: see `open`."""
+        told = self._told
+        if told.omitted:
+            told.body, told.omitted = bytes(self._payload()), False
+        return told.body
 
     @property
     def size(self) -> int:
-        """How many bytes the body has."""
+        """How many bytes the body has; a large one is not fetched for it."""
         return self._told.size or len(self._told.body)
 
     def open(self) -> BinaryIO:
-        """The body's bytes as a file to read front to back."""
-        return BytesIO(self._told.body)
+        """The body's bytes as a file to read front to back: a large one is not held in memory.
+
+        Unavailable instead of the rest where the connection breaks.
+        """
+        return self._payload().open() if self._told.omitted else BytesIO(self._told.body)
 
     def chunks(self, size: int = CHUNK_BYTES) -> Chunks:
         """The same in pieces, for `for` and for `async for`."""
-        return Chunks(self._told.body, size)
+        return Chunks(self._payload() if self._told.omitted else self._told.body, size)
 
     @property
     def body(self) -> Body:
@@ -69,7 +83,7 @@ class Heard(Generic[Body]):
         """
         if self._told.tombstone:
             return None  # type: ignore[return-value]
-        body: Body = self._bodies.decode(self._told.body)
+        body: Body = self._bodies.decode(self.raw)
         return body
 
     @property
@@ -111,25 +125,38 @@ class Heard(Generic[Body]):
 
     def __repr__(self) -> str:
         body = self._told.body
+        if self._told.size > len(body):
+            return f"<{type(self).__name__} {self.id}: {self.size:,} bytes>"
         return f"<{type(self).__name__} {self.id}: {body[:40]!r}{'…' if len(body) > 40 else ''}>"
 
 
 class RemoteContents(Heard[Body]):
     """A stored message that was looked at."""
 
-    __slots__ = ("_bodies", "_told")
+    __slots__ = ("_bodies", "_client", "_told")
 
-    def __init__(self, bodies: Bodies, told: messages.Said) -> None:
+    def __init__(self, client: Client, bodies: Bodies, told: messages.Said) -> None:
+        self._client = client
         self._bodies = bodies
         self._told = told
+
+    def _payload(self) -> Payload:
+        return payload_at(self._client, self._told)
 
 
 class RemoteListed(RemoteContents[Body]):
     """A message that was looked at, and where it stands."""
 
-    __slots__ = ()
+    __slots__ = ("_group", "_queue")
 
     _told: queues.Listed
+
+    def __init__(self, face: GroupFace[Any], told: queues.Listed) -> None:
+        super().__init__(face._client, face._bodies, told)
+        self._queue, self._group = face.topic, face.group
+
+    def _payload(self) -> Payload:
+        return payload_by_id(self._client, self._queue, self._group, self._told)
 
     @property
     def phase(self) -> PhaseName:
@@ -220,6 +247,13 @@ class RemoteHandle(Heard[Body], Generic[Body]):
         bodies: Bodies = self._face._bodies
         return bodies
 
+    def _payload(self) -> Payload:
+        face, told = self._face, self._told
+        if self._settled:  # its receipt is of no use any more
+            return payload_by_id(face._client, face.topic, face.group, told)
+        path = path_of("queues", face.topic, "payload", receipt=told.receipt, group=face.group)
+        return Payload(face._client.beside, path, told.size)
+
     def __del__(self) -> None:
         if not self._settled:
             self._face._let_go(self._held)
@@ -259,6 +293,17 @@ class RemoteHandle(Heard[Body], Generic[Body]):
         """This handle is through with the message."""
         self._settled = True
         self._held.ended = True
+
+
+def payload_at(client: Client, told: messages.Said) -> Payload:
+    """A body by its place."""
+    path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
+    return Payload(client.beside, path, told.size)
+
+
+def payload_by_id(client: Client, queue: str, group: str, told: messages.Said) -> Payload:
+    """A body by the id of its message, which may be a dead letter, or still be delayed."""
+    return Payload(client.beside, path_of("queues", queue, "messages", told.id, "payload", group=group), told.size)
 
 
 def _moment(ms: int) -> datetime | None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import BinaryIO, Final, cast
+from typing import BinaryIO, cast
 
 from holdfast.client.calling import Caller, Connection, Cut, told
 from holdfast.client.http import BROKEN, Answer, Ask, request_bytes
 from holdfast.client.ways import run
 from holdfast.errors import Unavailable
 from holdfast.large import CHUNK_BYTES
-from holdfast.protocol.media import RAW
-
-_ACCEPT: Final = (("accept", RAW),)
 
 
 class Payload:
@@ -69,7 +66,7 @@ class _Fetching:
 
     def __init__(self, caller: Caller, path: str) -> None:
         self._caller = caller
-        self._ask = Ask(method="GET", path=path, headers=_ACCEPT)
+        self._ask = Ask(method="GET", path=path)
         self._connection: Connection | None = None
 
     def pieces(self) -> Iterator[bytes]:

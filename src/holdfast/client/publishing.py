@@ -39,7 +39,7 @@ class Publishing:
     """Publishes to the topics of one server. Safe to use from any thread, or any task."""
 
     def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+        self.caller = caller
         self._lanes = Lanes(caller)
         self._clock = caller.world.clock
         self._known: dict[str, Known] = {}
@@ -47,10 +47,14 @@ class Publishing:
 
     def disown(self) -> None:
         """In a child after a fork: it is another publisher."""
-        random = self._caller.world.ids.random_u32
+        random = self.caller.world.ids.random_u32
         self._name = f"client-{random():08x}{random():08x}"
         self._numbers = itertools.count()
         self._lanes.disown()
+
+    def new_id(self) -> str:
+        """A dedup id that nobody else gives."""
+        return f"{self._name}-{next(self._numbers)}"
 
     async def publish(
         self,
@@ -64,7 +68,7 @@ class Publishing:
         verb: str = "publish_many",
     ) -> list[Stored]:
         """Store messages: those that go to one partition all or not at all, and each once however often it is sent."""
-        self._caller.check_open()
+        self.caller.check_open()
         messages, drafts = self.messages(given, bodies, verb)
         check_options(durability, codec)
         if not messages:
@@ -94,7 +98,7 @@ class Publishing:
         known, now_ns = self._known.get(topic), self._clock.monotonic_ns()
         if known is None or now_ns - known.looked_ns > _LOOK_AGAIN_NS:
             try:
-                info: TopicInfo = await self._caller.call(
+                info: TopicInfo = await self.caller.call(
                     Ask(method="GET", path=path_of("topics", topic), answers=TopicInfo)
                 )
             except Forbidden:  # who may only publish does not see what a topic is
@@ -158,10 +162,10 @@ class Publishing:
         ours = set()
         for i, message in enumerate(messages):
             if message.dedup_id is None and message.dedup_data is None:
-                message.dedup_id = f"{self._name}-{next(self._numbers)}"
+                message.dedup_id = self.new_id()
                 ours.add(i)
         path = path_of("topics", topic, "messages", partition=partition, durability=durability, codec=codec)
-        answer: wire.StoredBatch = await self._caller.call(
+        answer: wire.StoredBatch = await self.caller.call(
             Ask(method="POST", path=path, body=packed(wire.Batch(messages=list(messages))), answers=wire.StoredBatch)
         )
         return [

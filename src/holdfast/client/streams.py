@@ -1,18 +1,27 @@
-"""Messages that come as a stream, through a server: they are gathered here, and sent as one."""
+"""Messages that come as a stream, through a server: a small one goes as any other, a large one as it is read."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from typing import Any, Final
 
-from holdfast.client.publishing import Publishing
+import msgspec
+
+from holdfast.client.calling import Caller, Connection, Cut, Unsent, told
+from holdfast.client.http import BROKEN, Answer, Ask, path_of
+from holdfast.client.publishing import Publishing, check_options
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import AsyncStream, stream_options
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.model import Durability
+from holdfast.protocol import messages as wire
+from holdfast.protocol.media import MSGPACK, MULTIPART, decode
 
 _PIECE_BYTES: Final = 256 * 1024
+_GATHERED_BYTES: Final = 1 << 20
+_ATTEMPTS: Final = 3
+_LAST_WORDS_S: Final = 1.0  # so long a server that hung up may have had something to say
 _BYTES: Final = Bodies(bytes)
 
 
@@ -26,30 +35,193 @@ async def publish_stream(
     options: dict[str, Any],
 ) -> Stored:
     """Store all that the stream gives as one message."""
-    from msgspec.structs import replace
-
     if size_hint is not None and (type(size_hint) is not int or size_hint < 0):
         raise InvalidRequest(f"size_hint={size_hint!r} cannot be used: give a number of bytes, or None")
+    check_options(durability, None)
     message = stream_options(options)
-    pieces = []
-    async for piece in _pieces(stream):
-        if not isinstance(piece, (bytes, bytearray, memoryview)):
-            raise InvalidRequest(f"a stream gives bytes, not {type(piece).__name__}; nothing was stored")
-        pieces.append(bytes(piece))
-    whole = replace(message, body=b"".join(pieces))
-    (stored,) = await publishing.publish(topic, [whole], _BYTES, partition=partition, durability=durability)
-    return stored
+    reading = Reading(publishing.caller, stream)
+    if await reading.gather(_GATHERED_BYTES):
+        whole = msgspec.structs.replace(message, body=b"".join(reading.gathered))
+        (stored,) = await publishing.publish(topic, [whole], _BYTES, partition=partition, durability=durability)
+        return stored
+    ((sent,), _) = publishing.messages([message], _BYTES, "publish_stream")
+    sent.body = None
+    ours = reading.can_rewind and sent.dedup_id is None and sent.dedup_data is None
+    if ours:  # it may be sent more than once, and is stored once
+        sent.dedup_id = publishing.new_id()
+    path = path_of("queues", topic, "enqueue", partition=partition, durability=durability)
+    answer = await _sent(publishing.caller, path, msgspec.json.encode(sent), reading)
+    return Stored(
+        answer.topic,
+        answer.offset,
+        answer.delayed_id,
+        answer.duplicate and not ours,
+        answer.durability,
+        answer.partition,
+    )
 
 
-async def _pieces(stream: AsyncStream) -> AsyncIterator[Any]:
-    if isinstance(stream, AsyncIterable):
-        async for piece in stream:
+async def _sent(caller: Caller, path: str, options: bytes, reading: Reading) -> wire.Stored:
+    upload = Upload(caller, path, options, reading)
+    for attempt in range(_ATTEMPTS):
+        upload.begun = False
+        try:
+            return await upload.run()
+        except Unavailable as error:
+            if not upload.begun:
+                raise
+            if not reading.can_rewind:
+                error.add_note("the stream cannot be read again, and was not sent again")
+                raise
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+class Reading:
+    """A stream of any kind, read piece by piece; and once more, if it is a file that can go back."""
+
+    def __init__(self, caller: Caller, stream: AsyncStream) -> None:
+        self._aside = caller.ways.aside
+        self._stream: Any = stream
+        self._read = getattr(stream, "read", None)
+        self.gathered: list[bytes] = []
+        self._used = False
+        self._start: int | None = None
+        if self._read is not None:
+            seekable = getattr(stream, "seekable", None)
+            self._start = stream.tell() if seekable is not None and seekable() else None  # type: ignore[union-attr]
+        elif not isinstance(stream, AsyncIterable):
+            if isinstance(stream, (bytes, bytearray, memoryview, str)) or not isinstance(stream, Iterable):
+                raise InvalidRequest(
+                    f"a stream is a binary file or gives pieces of bytes; {type(stream).__name__} does not. "
+                    "Use put or publish for a body that is in memory"
+                )
+            self._stream = iter(stream)
+        self._source = self._pieces()
+
+    @property
+    def can_rewind(self) -> bool:
+        return self._start is not None
+
+    async def gather(self, most_bytes: int) -> bool:
+        """Read ahead; True where that was all."""
+        size = 0
+        async for piece in self._source:
+            self.gathered.append(piece)
+            size += len(piece)
+            if size > most_bytes:
+                return False
+        return True
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """All of the stream, from its start."""
+        if self._used:
+            await self._aside(lambda: self._stream.seek(self._start))
+            self.gathered = []
+            self._source = self._pieces()
+        self._used = True
+        while self.gathered:
+            yield self.gathered.pop(0)
+        async for piece in self._source:
             yield piece
-        return
-    read = getattr(stream, "read", None)
-    if read is None:
-        for piece in stream:
-            yield piece
-        return
-    while piece := read(_PIECE_BYTES):
-        yield piece
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        if isinstance(self._stream, AsyncIterable):
+            async for piece in self._stream:
+                for part in _parts(piece):
+                    yield part
+            return
+        ended = object()
+        while True:
+            piece = await self._aside(lambda: self._read(_PIECE_BYTES) if self._read else next(self._stream, ended))
+            if piece is ended or (self._read and not piece):
+                return
+            for part in _parts(piece):
+                yield part
+
+
+def _parts(piece: object) -> Iterable[bytes]:
+    if not isinstance(piece, (bytes, bytearray, memoryview)):
+        raise InvalidRequest(f"a stream gives bytes, not {type(piece).__name__}; nothing was stored")
+    for at in range(0, len(piece), _GATHERED_BYTES):
+        yield bytes(piece[at : at + _GATHERED_BYTES])
+
+
+class Upload:
+    """One message on its way: a form of its options and its body. It begins when the server says that it may come."""
+
+    def __init__(self, caller: Caller, path: str, options: bytes, reading: Reading) -> None:
+        boundary = "".join(f"{caller.world.ids.random_u32():08x}" for _ in range(4)).encode()
+        self._caller = caller
+        self._reading = reading
+        self._ask = Ask(method="POST", path=path, media=MULTIPART, again=False)
+        self._head = (
+            f"POST {path} HTTP/1.1\r\n".encode("latin-1")
+            + caller.common
+            + b"content-type: %b; boundary=%b\r\n" % (MULTIPART.encode(), boundary)
+            + b"transfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+        )
+        self._before = (
+            b'--%b\r\ncontent-disposition: form-data; name="options"\r\n\r\n%b\r\n'
+            b'--%b\r\ncontent-disposition: form-data; name="payload"\r\n\r\n' % (boundary, options, boundary)
+        )
+        self._behind = b"\r\n--%b--\r\n" % boundary
+        self.begun = False
+
+    async def run(self) -> wire.Stored:
+        """Send it. While nothing of the stream was sent, it is tried again as any call is."""
+        answer = await self._caller.answered(self._ask, self._attempt)
+        media = answer.headers.get("content-type", "")
+        stored: wire.Stored = decode(answer.body, media.partition(";")[0].strip() or MSGPACK, wire.Stored)
+        return stored
+
+    async def _attempt(self, timeout_s: float) -> Answer:
+        connection = await self._caller.connection(timeout_s, careful=True)
+        done = False
+        try:
+            answer = await self._invited(connection, timeout_s)
+            if answer is None:
+                self.begun = True
+                answer = await self._send(connection)
+            done = True
+        finally:
+            if not done:
+                connection.wire.close()
+        self._caller.give_back(connection, answer)
+        return answer
+
+    async def _invited(self, connection: Connection, timeout_s: float) -> Answer | None:
+        """Wait until the server wants the rest; or has refused it, without having read a byte."""
+        try:
+            await connection.wire.send(self._head, timeout_s)
+            answer = None
+            while answer is None and not connection.reader.continued:
+                content = await connection.wire.receive(timeout_s)
+                if not content:
+                    raise EOFError("the server closed the connection before it had answered")
+                answer = connection.reader.feed(content)
+        except (OSError, EOFError, BROKEN) as error:
+            raise Unsent(told(error)) from error
+        return answer
+
+    async def _send(self, connection: Connection) -> Answer:
+        failed = await self._passed(connection, self._before)
+        # An error of the stream itself is the caller's, whatever it is: it is not to be taken for one of ours.
+        async for piece in self._reading.pieces():
+            if failed is not None or connection.wire.ended():
+                break  # the server has said something, which can only be that it does not want it
+            failed = await self._passed(connection, piece)
+        else:
+            failed = failed or await self._passed(connection, self._behind, b"0\r\n\r\n")
+        try:
+            return await self._caller.answer_of(connection, self._caller.timeout_s if failed is None else _LAST_WORDS_S)
+        except (OSError, EOFError, BROKEN) as error:
+            raise Cut(told(failed or error)) from error
+
+    async def _passed(self, connection: Connection, content: bytes, behind: bytes = b"") -> OSError | None:
+        try:
+            await connection.wire.send(b"%x\r\n%b\r\n%b" % (len(content), content, behind), self._caller.timeout_s)
+        except OSError as error:
+            return error
+        return None
