@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -19,11 +20,17 @@ _SETTLE_S = 1.0
 _BODY = b'{"wait": 60}'
 
 
+class _Patient(HoldfastServer):
+    """Lets more wait than it does by itself on few cores."""
+
+    settings = "max_waiters = 4096"
+
+
 @contextmanager
 def idle_polls(scale: Scale, folder: Path) -> Iterator[Timed]:
     """The memory that the polls add to the server, and the CPU time that it takes while nothing happens."""
     keep_apart()
-    made = HoldfastServer(scale.body_bytes)
+    made = _Patient(scale.body_bytes)
     made.open(folder)
     assert made.server is not None
     process = made.server.process.pid
@@ -38,6 +45,7 @@ def idle_polls(scale: Scale, folder: Path) -> Iterator[Timed]:
             cpu_started, started = _cpu_seconds(process), time.perf_counter()
             time.sleep(scale.latency_seconds)
             seconds, cpu = time.perf_counter() - started, _cpu_seconds(process) - cpu_started
+            _check_waiting(polls)
             return Sample(len(polls), seconds, cpu, anon_bytes=max(0, _own_bytes(process) - before))
 
         yield timed
@@ -52,6 +60,17 @@ def _poll(address: tuple[str, int]) -> socket.socket:
     head = f"POST /v1/queues/{QUEUE}/dequeue HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(_BODY)}\r\n\r\n"
     made.sendall(head.encode() + _BODY)
     return made
+
+
+def _check_waiting(polls: list[socket.socket]) -> None:
+    """One that was answered does not wait: it was refused, or its time was over."""
+    watch = select.poll()
+    for poll in polls:
+        watch.register(poll, select.POLLIN)
+    answered = watch.poll(0)
+    if answered:
+        first = next(poll for poll in polls if poll.fileno() == answered[0][0])
+        raise LookupError(f"{len(answered)} of {len(polls)} polls do not wait: {first.recv(4096)!r}")
 
 
 def _wait_until_quiet(process: int) -> None:

@@ -28,10 +28,15 @@ class HoldfastServer(Queue):
     note = 'holdfast.connect(...), durability="os": in the page cache when the answer comes'
     needs = ("holdfast.server", "httptools", "uvloop", "prometheus_client", "jinja2", "multipart")
     durability: ClassVar[Literal["os", "fsync"]] = "os"
+    settings: ClassVar[str] = ""
 
     def open(self, folder: Path) -> None:
         port = free_port()
         command = [sys.executable, "-m", "holdfast", "serve", str((folder / "data").resolve()), "--port", str(port)]
+        if self.settings:
+            file = (folder / "holdfast.toml").resolve()
+            file.write_text(f"[server]\n{self.settings}\n")
+            command += ["--config", str(file)]
         self.address = "127.0.0.1", port
         self.server: Server | None = Server(command, folder, self._look)
         self._connect()

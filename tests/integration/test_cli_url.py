@@ -274,3 +274,30 @@ def test_a_follower_of_a_server_is_told_of_what_comes(run, url):
         out, _ = following.communicate(timeout=60)
         late.join()
     assert out == b"two\nthree\n"
+
+
+def test_a_token_from_the_environment_or_a_profile_lets_a_command_in(run, tmp_path, monkeypatch):
+    def token(name: str, *options: str) -> str:
+        made: str = run("token", "new", name, *options, "--file", tmp_path / "tokens", "--json").document["token"]
+        return made
+
+    admin = token("root", "--role", "admin")
+    worker = token("worker", "--role", "consumer", "--topics", "jobs")
+    monkeypatch.setenv("HOLDFAST_PROFILES", str(tmp_path / "profiles"))
+    with serving(tmp_path / "data", tokens_file=str(tmp_path / "tokens"), whole=True) as server:
+        assert run("peek", server.url, "--json").error["code"] == "unauthenticated"
+        monkeypatch.setenv("HOLDFAST_TOKEN", admin)
+        assert run("put", f"{server.url}/jobs", "x").code == 0
+        assert run("put", f"{server.url}/secret", "y").code == 0
+        run("profile", "add", "mine", f"{server.url}/jobs", "--token-file", "-", stdin=worker.encode())
+        assert run("--profile", "mine", "put", "z", "--json").error["code"] == "forbidden"
+        (message,) = run("--profile", "mine", "get", "--json").lines
+        assert run("--profile", "mine", "ack", message["receipt"]).code == 0
+        assert [each["name"] for each in run("--profile", "mine", "topic", "ls", "--json").document["topics"]] == [
+            "jobs"
+        ]
+        assert run("--profile", "mine", "topic", "show", "secret", "--json").error["code"] == "forbidden"
+        assert run("--profile", "mine", "audit", "--json").error["code"] == "forbidden"
+        assert "PUT /v1/queues/{queue}" in run("audit", server.url).out
+        monkeypatch.delenv("HOLDFAST_TOKEN")
+        assert run("audit", tmp_path / "data").code == 0

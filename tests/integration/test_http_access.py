@@ -78,6 +78,7 @@ NAMING: dict[str, dict[str, Any]] = {
     "GET /v1/traces/{message_id}": {},
     "POST /v1/topics": {"body": {"name": TOPIC, "exist_ok": True}},
     "GET /v1/groups": {"query": f"?topic={TOPIC}"},
+    "GET /v1/standing": {"query": f"?topic={TOPIC}"},
     "GET /v1/groups/{group}/offsets": {"query": f"?topic={TOPIC}"},
     "DELETE /v1/groups/{group}": {"query": f"?topic={TOPIC}"},
     "POST /v1/groups/{group}/reset": {"body": {"topic": TOPIC, "to": "earliest"}},

@@ -25,6 +25,9 @@ REFERENCE = ROOT / "docs" / "reference"
 # What typer adds to every program.
 OPTIONS_OF_TYPER = frozenset({"--help", "--install-completion", "--show-completion"})
 
+# Of every command that works somewhere; told once, where the whole program is.
+OPTIONS_OF_PLACES = frozenset({"--at", "--profile"})
+
 # Each block keeps the line numbers of its file, so that a traceback points into the docs.
 RUN_BLOCKS = """
 import json, sys
@@ -45,7 +48,9 @@ def test_every_command_and_option_is_in_the_reference():
             faults.append(f"`{command}` has no section")
         else:
             written = markdown.code(part)
-            faults += [f"`{command}`: {option}" for option in options if not names(written, option)]
+            told_once = OPTIONS_OF_PLACES if command != "holdfast" else frozenset()
+            asked = [option for option in options if option not in told_once]
+            faults += [f"`{command}`: {option}" for option in asked if not names(written, option)]
     assert_none(
         faults,
         "Add to docs/reference/cli.md: a heading that holds the command as code (## `holdfast check`), "
@@ -222,6 +227,21 @@ def test_every_relative_link_leads_somewhere():
         if not resolves(page, target)
     ]
     assert_none(faults, "There is no such file, or no such heading in it.")
+
+
+def test_every_page_and_example_is_in_an_index():
+    docs = ROOT / "docs"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve()
+        for index in (docs / "README.md", docs / "internals" / "README.md", docs / "decisions" / "README.md")
+        for _, target in markdown.links(index.read_text("utf-8"))
+    }
+    pages = [page for page in docs.rglob("*.md") if page.name != "README.md"]
+    examples = [page for page in (ROOT / "examples").glob("*.py") if page.name != "demo_spark.py"]  # a part of demo.py
+    assert_none(
+        sorted(name_of(page) for page in [*pages, *examples] if page not in linked),
+        "Add each of these to docs/README.md (or that of internals or decisions), or nobody finds it.",
+    )
 
 
 def resolves(page: Path, target: str) -> bool:

@@ -18,6 +18,7 @@ class Noting:
 
     def __init__(self) -> None:
         self.woken = False
+        self.ticket = 0
 
     def wake(self) -> None:
         self.woken = True
@@ -33,6 +34,17 @@ def test_the_first_in_line_is_woken_first():
         assert second.woken
         waiters.wake()  # nobody is left
     assert (len(waiters), bool(waiters)) == (0, False)
+
+
+def test_who_comes_back_with_nothing_stands_where_it_stood():
+    waiters, first, second, third = Waiters(), Noting(), Noting(), Noting()
+    with waiters.in_line(first), waiters.in_line(second):
+        waiters.wake()
+        with waiters.in_line(third), waiters.in_line(first):  # what it was woken for was gone
+            waiters.wake()
+            assert (first.woken, second.woken, third.woken) == (True, False, False)
+            waiters.wake()
+            assert (second.woken, third.woken) == (True, False)
 
 
 def test_as_many_are_woken_as_asked():

@@ -329,7 +329,7 @@ class Topic:
                 due.append(upkeep())
             except (HoldfastError, OSError) as error:  # one part that fails must not keep the others from their work
                 self._check_owner()  # whoever closes has nothing to be told
-                if part.closed:
+                if part.closed or self.closed:
                     continue  # meanwhile, with its topic or its group
                 failure = failure or error
                 due.append(_AFTER_ERROR_MS)

@@ -5,27 +5,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from bisect import bisect_left, insort
 from collections.abc import Iterator
-from typing import Protocol
+from itertools import count
+from operator import attrgetter
+from typing import Final, Protocol
 
 from holdfast.env import Clock
+
+_TICKET: Final = attrgetter("ticket")
 
 
 class Waiter(Protocol):
     """One who waits."""
 
     woken: bool
+    ticket: int  # its place among those who wait; 0 before it has stood in line
 
     def wake(self) -> None: ...
 
 
 class Waiters:
-    """The line of those who wait. Whoever is woken and takes nothing must let the next one be woken."""
+    """The line of those who wait. Whoever is woken and takes nothing must let the next one be woken.
+
+    Who steps out to look, and comes back with nothing, stands again where it stood.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._line: deque[Waiter] = deque()
+        self._line: list[Waiter] = []
+        self._tickets = count(1)
 
     def __bool__(self) -> bool:
         return bool(self._line)
@@ -33,12 +42,12 @@ class Waiters:
     def __len__(self) -> int:
         return len(self._line)
 
-    def wake(self, count: int = 1) -> None:
+    def wake(self, many: int = 1) -> None:
         """Wake the first ones in line; each leaves it."""
         with self._lock:
-            while self._line and count > 0:
-                self._line.popleft().wake()
-                count -= 1
+            first, self._line = self._line[:many], self._line[many:]
+            for waiter in first:
+                waiter.wake()
 
     def wake_all(self) -> None:
         self.wake(len(self._line))
@@ -48,7 +57,9 @@ class Waiters:
         """Stand in line; afterwards a wake-up that was not used goes to the next one."""
         with self._lock:
             waiter.woken = False
-            self._line.append(waiter)
+            if not waiter.ticket:
+                waiter.ticket = next(self._tickets)
+            insort(self._line, waiter, key=_TICKET)
         try:
             yield
         except BaseException:
@@ -56,8 +67,10 @@ class Waiters:
                 self.wake()
             raise
         finally:
-            with self._lock, contextlib.suppress(ValueError):
-                self._line.remove(waiter)
+            with self._lock:
+                at = bisect_left(self._line, waiter.ticket, key=_TICKET)
+                if at < len(self._line) and self._line[at] is waiter:
+                    del self._line[at]
 
 
 class ThreadWaiter:
@@ -67,6 +80,7 @@ class ThreadWaiter:
         self._clock = clock
         self._event = threading.Event()
         self.woken = False
+        self.ticket = 0
 
     def wake(self) -> None:
         self.woken = True
@@ -86,6 +100,7 @@ class TaskWaiter:
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self.woken = False
+        self.ticket = 0
 
     def wake(self) -> None:
         self.woken = True

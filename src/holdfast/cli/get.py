@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -71,24 +72,16 @@ def get_command(
 
     Exit code: 3 where no message is ready.
     """
-    if sum((raw, export, as_json)) > 1:
-        raise InvalidRequest("--raw, --export and --json all say what is printed; give one of them")
-    if count > 1 and (raw or export or out):
-        raise InvalidRequest("--raw, --export and --out are for one message; leave out --count, or use --json")
+    _check_call(count, out, raw=raw, export=export, as_json=as_json)
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     holder = default_holder() if holder is None else holder
 
     def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
-            path = out
-            if path is None and export and not fits_variable(messages[0]):
-                path = _new_file()
-            if path is not None:
-                with open(path, "wb") as file:
-                    file.writelines(messages[0].chunks())
-            showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
-            showing.show(messages, raw=raw, export=export, as_json=as_json)
-            sys.stdout.flush()
+            with _body_file(messages[0], out, export=export) as path:
+                showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
+                showing.show(messages, raw=raw, export=export, as_json=as_json)
+                sys.stdout.flush()
         except BaseException:
             for message in messages:
                 message.defer()  # nobody has seen it
@@ -109,6 +102,13 @@ def get_command(
     return OK
 
 
+def _check_call(count: int, out: str | None, *, raw: bool, export: bool, as_json: bool) -> None:
+    if sum((raw, export, as_json)) > 1:
+        raise InvalidRequest("--raw, --export and --json all say what is printed; give one of them")
+    if count > 1 and (raw or export or out):
+        raise InvalidRequest("--raw, --export and --out are for one message; leave out --count, or use --json")
+
+
 def _patience_s(timeout: str, *, block: bool) -> float:
     timeout_s = parse_duration(timeout, "--timeout")
     if block and timeout_s:
@@ -116,11 +116,26 @@ def _patience_s(timeout: str, *, block: bool) -> float:
     return _EVER_S if block else timeout_s
 
 
-def _new_file() -> str:
-    """A file for a body that the environment cannot hold; whoever handles the message removes it."""
-    number, path = tempfile.mkstemp(prefix="holdfast-")
-    os.close(number)
-    return path
+@contextmanager
+def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: bool) -> Iterator[str | None]:
+    """The file that the body is in: the one that was said, or a new one where the environment cannot hold it.
+
+    Whoever handles the message removes a new one; we do where nobody was told of it.
+    """
+    path, made = out, False
+    if path is None and export and not fits_variable(message):
+        number, path = tempfile.mkstemp(prefix="holdfast-")
+        os.close(number)
+        made = True
+    try:
+        if path is not None:
+            with open(path, "wb") as file:
+                file.writelines(message.chunks())
+        yield path
+    except BaseException:
+        if made and path is not None:
+            os.unlink(path)
+        raise
 
 
 def default_holder() -> str:

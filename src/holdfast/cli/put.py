@@ -78,14 +78,9 @@ def put_command(
         # The first messages before the queue: a mistake in the call must not leave an empty queue behind.
         batches = _batches(intake.items(*given))
         first = list(islice(batches, 1))
-        with (
-            opened_broker(folder, wait=wait, create=not no_create) as broker,
-            counter("putting", shown=not as_json) as told,
-        ):
+        with opened_broker(folder, wait=wait, create=not no_create) as broker:
             see_to_queue(broker, name, create=not no_create)
-            for batch in chain(first, batches):
-                putting.put(broker, batch)
-                told(putting.stored)
+            putting.put_all(broker, chain(first, batches))
     except InvalidRequest as error:
         raise putting.with_count(error) from None
     putting.summary()
@@ -115,6 +110,13 @@ class _Putting:
         self._kept = ""
         self.stored = 0
         self.duplicates = 0
+
+    def put_all(self, broker: holdfast.Broker, batches: Iterable[list[Item]]) -> None:
+        """One batch after the other, with the count of them for those who look on."""
+        with counter("putting", shown=not self._as_json) as told:
+            for batch in batches:
+                self.put(broker, batch)
+                told(self.stored)
 
     def put(self, broker: holdfast.Broker, batch: list[Item]) -> None:
         """All of them or none; of those for several partitions: all that go to one."""

@@ -16,7 +16,7 @@ import typer
 import holdfast
 from holdfast.cli.opened import chosen_topic, some_of
 from holdfast.cli.output import OK, command
-from holdfast.cli.places import USUAL, enter, queue_of, said_or_usual
+from holdfast.cli.places import enter, queue_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
 from holdfast.embedded.times import parse_duration
 from holdfast.errors import InvalidRequest
@@ -65,7 +65,9 @@ def worker_command(
     Plain functions run in threads, async ones as tasks. SIGTERM and Ctrl-C let what runs finish; a second one ends
     the process at once.
     """
-    at = said_or_usual(at or USUAL)
+    at = usual_place() if at is None else said_or_usual(at)
+    if at is None:
+        raise InvalidRequest("say where with --at, a folder or the address of a server, or set HOLDFAST_URL")
     enter(at)
     names = queue or [name for name in (queue_of(at),) if name is not None]
     if not is_address(at):

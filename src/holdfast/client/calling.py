@@ -11,6 +11,7 @@ import msgspec
 from holdfast.client.address import Address
 from holdfast.client.http import BROKEN, Answer, AnswerReader, Ask, common_headers, request_bytes
 from holdfast.client.reconnecting import Reconnecting
+from holdfast.client.strangers import tls_refusal
 from holdfast.client.ways import Ways, Wire
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
@@ -132,7 +133,8 @@ class Caller:
                 await connection.wire.send(content, timeout_s)
                 answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
-                raise Cut(told(error)) from error
+                refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
+                raise refusal or Cut(told(error)) from error
             done = True
         finally:
             if not done:  # half an answer may still come: whoever used it next would take that for its own
@@ -179,6 +181,9 @@ class Caller:
         try:
             wire = await self.ways.connect(self.address, timeout_s, self._tls)
         except (OSError, TimeoutError) as error:
+            refusal = tls_refusal(self.address, error)
+            if refusal is not None:
+                raise refusal from error
             self.state.failed()
             self.drop_idle()
             if self.on_broken is not None:

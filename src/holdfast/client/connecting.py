@@ -58,7 +58,7 @@ def client_of(
     if token is None:
         token = environment().get(TOKEN) or None
     if not str(token or "").isascii() or not str(token or "").isprintable():
-        raise InvalidRequest("the token cannot be used: give the text that `holdfast token create` printed")
+        raise InvalidRequest("the token cannot be used: give the text that `holdfast token new` printed")
     context = _context(tls) if address.secure else None
     if tls is not None and not address.secure:
         raise InvalidRequest(f"{url} is not a secure address, so tls=... says nothing: use https://")

@@ -130,6 +130,7 @@ class TaskWire(asyncio.Protocol):
         self._waiting: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
         self._over = False
+        self._error: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -140,6 +141,7 @@ class TaskWire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._over = True
+        self._error = error
         self._wake(self._waiting)
         self._wake(self._writable)
 
@@ -157,7 +159,7 @@ class TaskWire(asyncio.Protocol):
 
     async def send(self, content: bytes, timeout_s: float) -> None:
         if self._over or self._transport.is_closing():
-            raise ConnectionResetError("the connection is closed")
+            raise self._error or ConnectionResetError("the connection is closed")
         self._transport.write(content)
         if self._writable is not None:
             async with asyncio.timeout(timeout_s):
@@ -174,6 +176,8 @@ class TaskWire(asyncio.Protocol):
                 self._waiting = None
         if not self._content and not self._over:
             raise TimeoutError("no answer came in time")
+        if not self._content and self._error is not None:
+            raise self._error
         content = bytes(self._content)
         self._content.clear()
         return content

@@ -11,7 +11,7 @@ from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
-from holdfast.errors import HoldfastError, Unauthenticated, Unavailable
+from holdfast.errors import Closed, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
 from holdfast.server.access import CHALLENGES, Access
@@ -133,7 +133,10 @@ class App:
             call.begin_act = partial(self._auditor.begin, call)
             if route.act:
                 await call.begin_act()
-        found = await route.handler(call)
+        try:
+            found = await route.handler(call)
+        except Closed as error:
+            raise await _why_closed(call, error) from error
         if isinstance(found, Response | StreamResponse):
             return found
         if found is None:
@@ -184,6 +187,18 @@ class App:
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
         return answer
+
+
+async def _why_closed(call: Call, error: Closed) -> HoldfastError:
+    """A topic that was deleted under a call is one that is not there; to one that came back a call goes again."""
+    name = call.path.get("queue") or call.path.get("topic")
+    if type(error) is not Closed or name is None or call.service.broker.closed or call.service.leaving:
+        return error
+    try:
+        await asyncio.to_thread(call.service.broker._engine.topic, name)  # waits for whoever is deleting it
+    except UnknownTopic as gone:
+        return gone
+    return Unavailable(f"{error}. It is there again: try again")
 
 
 async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -14,13 +14,17 @@ from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import DEFERRED, Command, Nack, Receipt, Reject, Save
 from holdfast.delivery.commands import Extend as ExtendLease
 from holdfast.embedded.aio_group import AsyncGroup
+from holdfast.embedded.face import Wanted
 from holdfast.embedded.message import Contents, Home
 from holdfast.embedded.times import duration_ms
-from holdfast.errors import InvalidRequest, LeaseLost
+from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Record
 from holdfast.protocol.messages import Delivery, Header, Said, State
 
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
+
+_AT_ONCE: Final = 100
+_MOST_BYTES: Final = 16 * 1024 * 1024
 
 
 class ServedGroup(AsyncGroup[bytes]):
@@ -33,6 +37,29 @@ class ServedGroup(AsyncGroup[bytes]):
     async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
         """The same, after a wait in line."""
         return await self._await(self._wanted(count, wait_s, lease_s, owner, renew=False, detached=True))
+
+    def _take(self, wanted: Wanted) -> Taken:
+        """No more than one answer should hold: the first of many tell how large they are."""
+        if wanted.count <= _AT_ONCE:
+            return super()._take(wanted)
+        found: Taken = []
+        left, room, count = wanted.count, _MOST_BYTES, _AT_ONCE
+        while left and count:
+            try:
+                some = super()._take(msgspec.structs.replace(wanted, count=count))
+            except HoldfastError:
+                if found:
+                    break  # these are leased: raised now, they would be in nobody's hands
+                raise
+            taken = sum(len(each) for _, each in some)
+            found += some
+            if taken < count:
+                break
+            left -= taken
+            size = sum(_size(each) for _, delivered in some for each in delivered)
+            room -= size
+            count = min(left, max(room, 0) * taken // max(size, 1))
+        return found
 
     async def give_back(self, taken: Taken) -> None:
         """They did not reach the one who asked: ready again at once, as if they had not been touched."""
@@ -167,6 +194,11 @@ class ServedGroup(AsyncGroup[bytes]):
             lease_ms=lease.lease_ms,
             state=self.state_at(station, record.offset) if state else None,
         )
+
+
+def _size(delivered: Delivered) -> int:
+    value = delivered.record.value
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def _document(value: Any) -> bytes:

@@ -14,7 +14,7 @@ import httptools
 from holdfast.errors import HoldfastError
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
-from holdfast.server.http.refused import Refused
+from holdfast.server.http.refused import Refused, TooLarge, TooMany
 from holdfast.server.http.wire import CONTINUE, LAST_CHUNK, chunk, head
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,11 @@ class Connection(asyncio.Protocol):
         self.why = ""
 
     @property
+    def task(self) -> asyncio.Task[None] | None:
+        """What answers the request."""
+        return self._task
+
+    @property
     def busy(self) -> bool:
         """Whether a request is being answered."""
         return self._current is not None
@@ -101,7 +106,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=0)  # so that we are told when the system has all of it
         self._expect("header", self._limits.header_s)
         if not self._hub.opened(self):
-            refused = Refused("there are too many connections; try again later", status=503)
+            refused = TooMany("there are too many connections; try again later", status=503)
             refused.headers = (("retry-after", "1"),)
             self._refuse(refused)
 
@@ -197,7 +202,7 @@ class Connection(asyncio.Protocol):
         length = request.headers.get("content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         if size > self._limits.body_bytes:
-            raise Refused(
+            raise TooLarge(
                 f"the request's body would have {size} bytes, the limit is {self._limits.body_bytes}; nothing was done",
                 status=413,
             )
@@ -214,7 +219,7 @@ class Connection(asyncio.Protocol):
         request.feed(content)
         if request.received > self._limits.body_bytes:
             most = self._limits.body_bytes
-            raise Refused(f"the body has more than {most} bytes, which is the limit; nothing was done", status=413)
+            raise TooLarge(f"the body has more than {most} bytes, which is the limit; nothing was done", status=413)
         if request.is_full:
             self._pause()
         elif self.why == "body":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.errors import InvalidRequest
+from holdfast.errors import InvalidRequest, MessageTooLarge, Unavailable
 
 
 class Refused(InvalidRequest):
@@ -12,3 +12,16 @@ class Refused(InvalidRequest):
         super().__init__(message)
         self.status = status
         self.headers = headers
+
+
+class TooLarge(Refused):
+    """The body is larger than any may be."""
+
+    code = MessageTooLarge.code
+
+
+class TooMany(Refused):
+    """There is no room for one more connection now."""
+
+    code = Unavailable.code
+    retryable = True

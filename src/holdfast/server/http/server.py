@@ -15,6 +15,7 @@ from holdfast.server.http.refused import Refused
 
 _LOOK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 1024
+_LAST_WORDS_S: Final = 2.0
 
 
 class Counts(Protocol):
@@ -116,6 +117,10 @@ class HttpServer:
         unfinished = [connection for connection in self.connections if connection.busy]
         for connection in list(self.connections):
             connection.abort()
+        # What was cut off gives back what it has in hand: while there is still a folder to note it in.
+        tasks = [connection.task for connection in unfinished if connection.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
         if self._watch is not None:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
