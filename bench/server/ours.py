@@ -40,6 +40,8 @@ class HoldfastServer(Queue):
         self.address = "127.0.0.1", port
         self.server: Server | None = Server(command, folder, self._look)
         self._connect()
+        self._check(self.put_one(b"x"))
+        self.take_each(1)
 
     def _look(self) -> None:
         socket.create_connection(self.address, 1).close()
@@ -60,11 +62,19 @@ class HoldfastServer(Queue):
         side._connect()
         return side
 
+    def _check(self, stored: Any) -> None:
+        """A figure under the wrong name is worse than none."""
+        if stored.durability != self.durability:
+            raise ValueError(f"a put was stored with {stored.durability}, not {self.durability}")
+
+    def put_one(self, body: bytes) -> Any:
+        return self.queue.put(body, durability=self.durability)
+
     def put(self, body: bytes) -> None:
-        self.queue.put(body)
+        self.put_one(body)
 
     def put_many(self, bodies: list[bytes]) -> None:
-        self.queue.put_many(bodies)
+        self.queue.put_many(bodies, durability=self.durability)
 
     def get(self, wait_s: float) -> Taken | None:
         from holdfast import Empty
@@ -127,10 +137,13 @@ class HoldfastServerTasks(HoldfastServer):
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
+    def put_one(self, body: bytes) -> Any:
+        return self._run(self.queue.put(body, durability=self.durability))
+
     def put_each(self, bodies: Sequence[bytes]) -> None:
         async def put(some: Iterable[bytes]) -> None:
             for body in some:
-                await self.queue.put(body)
+                await self.queue.put(body, durability=self.durability)
 
         async def put_all() -> None:
             await asyncio.gather(*(put(bodies[i::TASKS]) for i in range(TASKS)))
@@ -138,7 +151,7 @@ class HoldfastServerTasks(HoldfastServer):
         self._run(put_all())
 
     def put_many(self, bodies: list[bytes]) -> None:
-        self._run(self.queue.put_many(bodies))
+        self._run(self.queue.put_many(bodies, durability=self.durability))
 
     def take_each(self, count: int) -> None:
         async def take(some: int) -> None:

@@ -294,3 +294,14 @@ def test_addresses_are_read_as_people_write_them():
     for wrong in ("ftp://x", "http://", "http://host:port", "unix:here", "http://u@host", "http://host/a/b", 7):
         with pytest.raises(holdfast.InvalidRequest):
             parse_address(wrong)
+
+
+@pytest.mark.parametrize("almost", ["localhost:7700", "127.0.0.1:7700/jobs", "htp://host/jobs", "redis://host"])
+def test_what_is_almost_an_address_makes_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, almost: str):
+    monkeypatch.chdir(tmp_path)
+    for opens in (holdfast.open, holdfast.open_broker):
+        with pytest.raises(holdfast.InvalidRequest, match="is no address"):
+            opens(almost)
+    assert not list(tmp_path.iterdir())
+    with holdfast.open(f"./{almost.replace('//', '')}"):
+        pass  # said like this it is one

@@ -8,6 +8,7 @@ import io
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,21 @@ def test_a_stream_is_stored_as_one_message_with_its_options(broker: Any, kind: s
     (message,) = broker.queue("big").get_many(10, timeout=5)
     assert (message.key, dict(message.headers), message.priority) == (b"\xff", {"a": "text", "b": b"\xfe"}, 2)
     assert message.raw == whole
+
+
+def test_options_of_a_stream_that_are_text_need_no_form(broker: Any, monkeypatch: Any):
+    monkeypatch.setitem(sys.modules, "python_multipart", None)
+    monkeypatch.delitem(sys.modules, "holdfast.server.forms", raising=False)
+    headers = [("a", "1:ü & ="), ("a", "")]
+    broker.publish_stream("big", pieces(3), key="ké/?", headers=headers, priority=2, ttl=3600, correlation_id="c&d")
+    (message,) = broker.queue("big").get_many(10, timeout=5)
+    assert (message.key, message.priority, message.correlation_id) == ("ké/?", 2, "c&d")
+    assert message.headers.all("a") == ["1:ü & =", ""]
+    assert message.expires_at is not None
+    assert message.raw == b"".join(pieces(3))
+    at = message.timestamp + timedelta(hours=1)
+    assert broker.publish_stream("big", pieces(3), at=at, dedup_id="once").delayed_id is not None
+    assert broker.publish_stream("big", pieces(3), delay=3600, dedup_id="once").duplicate
 
 
 def test_a_stream_of_tasks_is_stored_as_it_comes(server: Serving, broker: Any):

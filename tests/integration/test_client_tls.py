@@ -144,15 +144,16 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(place: Place, ask: Asked
     with place.serving(mutual=True) as server:
         assert ask(server.url, tls=right) == []
         for context in (none, wrong):
-            with pytest.raises(Unauthenticated, match=r"refused.*certificate"):
-                ask(server.url, tls=context)
+            # The server hangs up without a reason, as one does that goes: it is tried again, and the error says both.
+            with pytest.raises(Unavailable, match="client's certificate"):
+                ask(server.url, tls=context, timeout=0.5)
 
 
 def test_a_token_is_asked_for_and_the_answer_says_what_is_wrong(place: Place, ask: Asked, monkeypatch: Any):
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     tokens = place.folder / "tokens.toml"
-    entry = Entry(name="shop", digest=digest_of("hf_right"), actions=frozenset({"read"}), topics=("*",))
-    tokens.write_text(with_entry("", entry))
+    entry = Entry(name="shop", sha256=digest_of("hf_right"), role="reader")
+    tokens.write_text(with_entry("", entry, "t"))
     tokens.chmod(0o600)
     with place.serving(tokens_file=str(tokens)) as server:
         assert ask(server.url, tls=place.ours, token="hf_right") == []

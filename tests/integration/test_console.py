@@ -103,6 +103,11 @@ def test_the_files_name_no_other_server_and_are_kept_by_browsers(day: Serving):
         assert day.get(f"/ui/static/{name}").status == 404
 
 
+def test_the_bare_address_leads_to_the_overview(day: Serving):
+    answer = day.get("/")
+    assert (answer.status, answer.headers["location"]) == (303, "/ui")
+
+
 def test_the_overview_says_what_stands_where(day: Serving):
     found = page(day, "/ui")
     for name in ("orders", "mails", "thumbnails", "webhooks"):

@@ -37,9 +37,17 @@ def test_a_port_that_is_taken_is_refused_with_a_sentence(tmp_path: Path):
     assert code == 2
     assert said.startswith("error: ")
     assert said.count("\n") == 1
-    assert port in said
+    assert f"127.0.0.1:{port}: another program" in said
     with holdfast.open_broker(tmp_path / "data"):
         pass  # and nobody holds the folder
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
+def test_a_host_that_is_not_this_machine_is_refused_with_a_sentence(tmp_path: Path, host: str):
+    code, said = refused_start(str(tmp_path / "data"), "--host", host, "--port", "0", "--allow-anonymous-network")
+    assert code == 2
+    assert f"error: the server cannot listen at {host}:0: " in said
+    assert "Traceback" not in said
 
 
 def test_an_empty_folder_stays_empty(tmp_path: Path):

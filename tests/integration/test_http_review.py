@@ -18,7 +18,8 @@ import pytest
 
 from holdfast.protocol.groups import Join
 from holdfast.protocol.media import LINES, MSGPACK
-from holdfast.server import service as service_module
+from holdfast.server.tokens import digest_of
+from holdfast.settings import BrokerSettings
 from tests.integration.faults_gear import head_of, raw, request_of, status_of, vanish
 from tests.integration.http_gear import Serving, serving
 from tests.integration.process_gear import until
@@ -231,16 +232,16 @@ def test_nobody_begins_to_wait_at_a_server_that_goes(server: Serving):
     service.leaving = False
 
 
-def test_a_group_that_somebody_waits_for_stays_open_however_many_others_are_used(
-    server: Serving, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(service_module, "_KEPT_GROUPS", 3)
-    with raw(server.url) as connection:
+def test_a_group_that_somebody_waits_for_stays_open_however_many_others_are_used(tmp_path: Path):
+    few = BrokerSettings(open_partitions=3)
+    with serving(tmp_path / "data", broker=few) as server, raw(server.url) as connection:
+        server.request("PUT", QUEUE)
         connection.sendall(request_of("POST", f"{QUEUE}/dequeue", b'{"wait": 30}'))
         until(lambda: server.server.service.waits.waiting == 1, "it waits")
         for number in range(6):
             assert server.request("PUT", f"/v1/queues/other{number}").status == 200
         assert len(server.server.service.groups()) <= 3
+        assert len(server.server.broker._engine.open_topics()) <= 4
         server.post(f"{QUEUE}/enqueue", b"x")
         assert status_of(connection) == 200
 
@@ -354,3 +355,35 @@ def test_what_is_cut_off_at_the_end_is_given_back_before_the_folder_is_closed(tm
 
 async def _leased(server: Serving) -> int:
     return (await (await server.server.service.group("orders")).stats()).leased
+
+
+def test_no_answer_holds_much_more_than_it_should_however_much_is_asked_for(server: Serving):
+    for _ in range(24):
+        server.post(f"{QUEUE}/batch", {"messages": [{"text": "x" * 90_000}] * 10}, query={"durability": "os"})
+    looked = server.get(f"{QUEUE}/messages", query={"limit": 1_000}).body["messages"]
+    assert len(looked) == 240
+    assert 0 < sum(not each.get("omitted") for each in looked) < 200
+    taken = server.post(f"{QUEUE}/dequeue", {"count": 1_000}).body["messages"]
+    assert 100 <= len(taken) < 200
+    assert len(server.post(f"{QUEUE}/dequeue", {"count": 1_000}).body["messages"]) == 240 - len(taken)
+
+
+def test_a_watch_ends_when_its_token_is_taken_back_also_where_no_stats_are_asked_for(tmp_path: Path):
+    tokens = tmp_path / "tokens.json"
+    tokens.touch(mode=0o600)
+    entry = {"name": "somebody", "sha256": digest_of("secret"), "role": "admin"}
+    tokens.write_text(json.dumps({"tokens": [entry]}))
+    with serving(tmp_path / "data", tokens_file=str(tokens)) as server:
+        server.request("PUT", QUEUE, token="secret")
+        connection = server.connection()
+        connection.request("GET", f"{QUEUE}/watch?stats=0", headers={"authorization": "Bearer secret"})
+        stream = connection.getresponse()
+        assert stream.readline() == b"event: stats\n"
+        broker = server.server.broker
+        tokens.write_text('{"tokens": []}')
+        until(lambda: server.get(QUEUE + "/stats", token="secret").status == 401, "the token is taken back")
+        server.run(broker.publish("orders", b"x"))
+        rest = stream.read()
+        connection.close()
+    assert b"event: error\n" in rest
+    assert b"event: message\n" not in rest

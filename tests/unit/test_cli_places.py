@@ -60,6 +60,32 @@ def test_the_time_of_a_put_is_a_time_and_an_address_is_a_place(run, jobs):
     assert "no server can be reached" in run("put", "x", "--at", "http://127.0.0.1:1", "--wait", 0).err
 
 
+def test_a_time_of_day_is_not_taken_for_an_address(run, jobs):
+    assert run("put", "jobs", "later", "--at", "2127-01-31T09:00").out == "jobs-0-d0\n"
+
+
+def test_the_sign_for_the_usual_place_is_no_message_where_an_option_says_where(run, jobs):
+    done = run("--at", "jobs", "put", "@", "two")
+    assert done.code == 2
+    assert "leave out @" in done.err
+    assert bodies(run, "peek", "jobs") == ["one"]
+
+
+def test_what_is_almost_an_address_makes_no_folder(run, tmp_path):
+    done = run("put", "localhost:7700/jobs", "one")
+    assert done.code == 2
+    assert "http://host:port" in done.err
+    assert not (tmp_path / "localhost:7700").exists()
+
+
+def test_a_new_folder_is_told_of_where_a_server_is_usual(run, jobs, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:1")
+    assert "write: @ --topic mails" in run("put", "mails", "one").err
+    assert "note" not in run("put", "mails", "two").err
+    assert "note" not in run("put", "./letters", "one").err
+    assert "note" not in run("put", "others", "one", "--json").err
+
+
 def test_the_environment_says_it_where_nothing_is_said(run, jobs, monkeypatch):
     assert run("peek").code == 2
     monkeypatch.setenv("HOLDFAST_URL", "jobs")

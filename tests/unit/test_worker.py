@@ -531,13 +531,15 @@ def test_queues_by_name_in_a_data_folder(tmp_path: Path):
     assert sorted(seen) == [b"a", b"b"]
 
 
-def test_a_queue_that_is_not_there_ends_it_with_the_error(tmp_path: Path):
+def test_a_queue_that_is_not_there_ends_it_with_the_error(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "holdfast.worker")
     with holdfast.open_broker(tmp_path / "data") as broker:
         broker.create_topic("something")
     with pytest.raises(UnknownTopic, match="nothing"):
         Worker(lambda message: None, queue="nothing", at=tmp_path / "data").run(signals=False)
     with pytest.raises(NotAQueue):
         Worker(lambda message: None, queue="nothing", at=tmp_path / "missing").run(signals=False)
+    assert "worker ended" not in caplog.messages  # with the code of an end in order
 
 
 def test_it_runs_once(place: Place):

@@ -63,7 +63,8 @@ class Catalog:
         if name not in self:
             known = self.names()
             there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
-            raise UnknownTopic(f"there is no topic {name} in {self._root}; {there}. Make it with create_topic")
+            how = "Make it with create_topic, or in a shell with `holdfast topic create`"
+            raise UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
         path = join(topic_folder(self._root, name), TOPIC)
         with translated(path):
             content = read_file(self._world.disk, path)

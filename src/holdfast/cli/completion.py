@@ -14,7 +14,9 @@ from holdfast.broker.catalog import Catalog
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import GROUPS, names_in, topic_folder, topics
 from holdfast.cli.output import NOT_DONE, OK, command, stdout
-from holdfast.cli.placed import App
+from holdfast.cli.placed import AT, PROFILE, App
+from holdfast.cli.places import place_of, said_or_usual, usual_place
+from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError
 from holdfast.storage.files import join
@@ -59,13 +61,27 @@ def _found(names: Iterator[str], incomplete: str) -> list[str]:
 
 def _topics(context: typer.Context) -> Iterator[str]:
     folder = _folder(context)
-    if folder is not None:
+    if is_address(folder):
+        yield from (name for name, _ in _told(str(folder)))
+    elif folder is not None:
         yield from topics(real_world(), folder)
+
+
+def _told(place: str) -> Iterator[tuple[str, list[str]]]:
+    """The topics of a server, each with its groups."""
+    from holdfast.cli.standing import standing_of
+
+    for topic in standing_of(place).topics():
+        yield topic.name, [group.name for group in topic.groups]
 
 
 def _groups(context: typer.Context) -> Iterator[str]:
     folder, chosen, world = _folder(context), context.params.get("topic"), real_world()
     if folder is None:
+        return
+    if is_address(folder):
+        for name, groups in _told(folder):
+            yield from groups if chosen in (None, name) else ()
         return
     catalog = Catalog(world, folder)
     for topic in [chosen] if isinstance(chosen, str) else topics(world, folder):
@@ -74,6 +90,13 @@ def _groups(context: typer.Context) -> Iterator[str]:
 
 
 def _folder(context: typer.Context) -> str | None:
-    """The folder comes first everywhere; behind an option that still lacks its value nothing is parsed."""
-    folder = context.params.get("folder") or next(iter(context.args), None)
-    return folder if isinstance(folder, str) else None
+    """What an option says; else the folder comes first everywhere, or is the usual one.
+
+    Behind an option that still lacks its value nothing is parsed.
+    """
+    named = context.params.get(PROFILE) or context.find_root().params.get(PROFILE)
+    if isinstance(named, str):
+        return place_of(named)
+    said = context.params.get(AT) or context.find_root().params.get("at")
+    folder = said or context.params.get("folder") or next(iter(context.args), None) or usual_place()
+    return said_or_usual(folder) if isinstance(folder, str) else None

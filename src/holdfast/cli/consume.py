@@ -19,7 +19,7 @@ from holdfast.cli.opened import chosen_topic, opened_broker, owned
 from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, Wait
 from holdfast.cli.output import NOTHING_THERE, OK, command, stderr
 from holdfast.cli.reading import await_arrival, ends_of, reading_of, time_of
-from holdfast.cli.remote import owner_at
+from holdfast.cli.remote import has_owner
 from holdfast.cli.tail import Showing
 from holdfast.cli.text import safe
 from holdfast.cli.told_consuming import ToldGroup
@@ -95,7 +95,7 @@ def consume_command(
 
 def _taken(group: _Group, folder: str, count: int | None, timeout_s: float, wait: str) -> int:
     """How many were printed: as the owner of the folder, again and again, or by way of whoever has it."""
-    if not is_address(folder) and owner_at(folder) is None:
+    if not is_address(folder) and not has_owner(folder):
         return group.run(count, timeout_s, parse_duration(wait, "--wait"))
     with opened_broker(folder, wait=wait) as broker:
         return group.told(broker, count, timeout_s)
@@ -139,6 +139,10 @@ class _Group:
             try:
                 found, ends, due_s = self._turn(left, wait_s)
             except Busy as busy:
+                if has_owner(self._folder):  # one that lets us in came between two turns
+                    most = None if count is None else count - taken
+                    with opened_broker(self._folder, wait=wait_s) as broker:
+                        return taken + self.told(broker, most, timeout_s)
                 if not turns:
                     raise
                 if not told:

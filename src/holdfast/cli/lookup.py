@@ -76,7 +76,7 @@ def _asked(queue: Any, message_id: str) -> Found:
     from holdfast.protocol.queues import Whole
 
     told = asked(queue, Whole, "queues", queue.name, "lookup", id=message_id, group=queue.group)
-    message: Any = RemoteListed(queue._bodies, told)
+    message: Any = RemoteListed(queue, told)
     return Found(
         message,
         told.phase,

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 from typer.core import TyperCommand
 
-from holdfast.cli.places import EXPORTED_PLACE, place_of, said_or_usual, usual_place
-from holdfast.client.address import is_address
+from holdfast.cli.places import EXPORTED_PLACE, URL, USUAL, place_of, said_or_usual, usual_place
+from holdfast.client.address import is_address, refuse_almost
 from holdfast.errors import InvalidRequest
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -63,11 +64,16 @@ class PlacedCommand(TyperCommand):
         if PROFILE not in names:
             return self._in_a_folder(ctx, args, given)
         place = self._said(ctx, given)
+        if place is not None and given.get(FOLDER) == USUAL:
+            raise InvalidRequest(f"an option says where already: leave out {USUAL}, which stands for the usual place")
         if place is None and not isinstance(given.get(FOLDER), str) and self._needs_place():
             place = self._left_out(given)
         rest = super().parse_args(ctx, args if place is None else [place, *args])
         if isinstance(ctx.params.get(FOLDER), str):
             ctx.params[FOLDER] = said_or_usual(ctx.params[FOLDER])
+            refuse_almost(ctx.params[FOLDER])
+            if not ctx.params.get("as_json"):
+                _mind_the_server(ctx.params[FOLDER])
         if is_address(ctx.params.get("at")):
             ctx.params["at"] = None  # it was no time
         return rest
@@ -113,6 +119,13 @@ class PlacedCommand(TyperCommand):
         if "receipts" in given and os.environ.get(EXPORTED_PLACE):
             return os.environ[EXPORTED_PLACE]
         return usual_place()
+
+
+def _mind_the_server(place: str) -> None:
+    """A bare name that is no folder yet, though a server is usual: most likely a queue of that server was meant."""
+    usual = os.environ.get(URL)
+    if is_address(usual) and not is_address(place) and "/" not in place and not os.path.exists(place):
+        sys.stderr.write(f"note: {place} is a folder here; for the queue at {URL} write: {USUAL} --topic {place}\n")
 
 
 class App(typer.Typer):

@@ -24,14 +24,23 @@ def is_remote(face: object) -> bool:
     return not hasattr(face, "_engine")
 
 
+def has_owner(folder: str) -> bool:
+    """Whether a process owns the folder and lets others in."""
+    return answers_at(socket_of(_path(folder)))
+
+
+def _path(folder: str) -> str:
+    return absolute(folder.rstrip("/") or "/")
+
+
 def owner_at(folder: str) -> RemoteBroker | None:
     """The topics of a folder by way of the process that owns it, if it listens."""
-    path = absolute(folder.rstrip("/") or "/")
-    if not answers_at(socket_of(path)):
+    if not has_owner(folder):
         return None
     from holdfast.client.broker import RemoteBroker
     from holdfast.client.client import Client
 
+    path = _path(folder)
     client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
     client.default_topic = topic_for(path)
     return RemoteBroker(client, None)

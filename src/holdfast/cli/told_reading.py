@@ -126,7 +126,7 @@ class ToldReading:
             for told in some.messages:
                 if told.offset >= end:
                     break
-                message: Any = RemoteContents(self._broker._bodies, told)
+                message: Any = RemoteContents(self._broker._client, self._broker._bodies, told)
                 yield message
             at = max(some.next_offset, at + 1)
         self._at[number] = max(self._at[number], end)

@@ -19,13 +19,12 @@ from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdou
 from holdfast.cli.placed import App
 from holdfast.cli.progress import share
 from holdfast.cli.queues import settings_of
+from holdfast.cli.remote import has_owner
 from holdfast.cli.settings import changes_of, show_settings
 from holdfast.cli.standing import standing_of
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe, short_time, size
 from holdfast.client.address import is_address
-from holdfast.client.sharing import socket_of
-from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.finding import count_of
@@ -306,7 +305,7 @@ def compact_command(folder: DataFolder, name: Name, wait: Wait = WAIT, as_json: 
 
 def _compacted_by_owner(folder: str, name: str) -> KeysCompacted | None:
     """What a server, or the process that owns the folder, has done; None where there is none."""
-    if not is_address(folder) and not answers_at(socket_of(absolute(folder))):
+    if not is_address(folder) and not has_owner(folder):
         return None
     with opened_broker(folder) as broker:
         return broker.compact_topic(name)

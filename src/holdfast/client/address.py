@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -10,6 +11,8 @@ import msgspec
 from holdfast.errors import InvalidRequest
 
 _PORTS: Final = {"http": 80, "https": 443}
+# What was surely meant for a server: another scheme, or host:port without one.
+_ALMOST: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|[A-Za-z0-9.-]+:\d{1,5}(/|$)")
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +37,15 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 def is_address(place: object) -> bool:
     """Whether the text names a server and not a folder."""
     return isinstance(place, str) and place.startswith(("http://", "https://", "unix:"))
+
+
+def refuse_almost(place: object) -> None:
+    """What is almost an address must not become a folder of that name."""
+    if isinstance(place, str) and not is_address(place) and _ALMOST.match(place):
+        raise InvalidRequest(
+            f"{place!r} is no address: give http://host:port, https://host:port or unix:/path; "
+            f"if it is a folder, write ./{place}"
+        )
 
 
 def parse_address(text: object) -> Address:

@@ -180,8 +180,10 @@ class AsyncRemoteGroup(GroupFace[Body], Generic[Body]):
         self, phase: PhaseName = "ready", *, where: Where = None, limit: int | None = None
     ) -> AsyncIterator[RemoteListed[Body]]:
         """What is ready, leased, delayed or dead, without taking it. `where`: a function or an expression."""
-        for message in await self._listed(phase, where, limit):
-            yield message
+        listing = self._listing(phase, where, limit)
+        while some := await listing.page():
+            for message in some:
+                yield message
 
     @property
     def dead(self) -> AsyncRemoteDeadLetters[Body]:

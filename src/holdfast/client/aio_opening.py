@@ -9,7 +9,7 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from holdfast.client.address import is_address, parse_address
+from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.opening import QueueOpening, given, refuse_local, refuse_remote, shared
 from holdfast.embedded.aio import AsyncQueue
 from holdfast.embedded.aio_broker import AsyncBroker
@@ -95,6 +95,7 @@ def open(  # noqa: A001  the same name as in the module for threads
         return Opening(
             partial(_client, folder, given(token=token, tls=tls, timeout=timeout)), partial(_queue, opening, name)
         )
+    refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
     open_here = partial(
         open_face,
@@ -149,6 +150,7 @@ def open_broker(
     if is_address(folder):
         refuse_local(observer=observer, world=world, settings=settings, settings_file=settings_file)
         return Opening(partial(_client, folder, given(token=token, tls=tls, timeout=timeout)), finish)
+    refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
     open_here = partial(
         open_broker_face,

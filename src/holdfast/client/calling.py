@@ -11,7 +11,7 @@ import msgspec
 from holdfast.client.address import Address
 from holdfast.client.http import BROKEN, Answer, AnswerReader, Ask, common_headers, request_bytes
 from holdfast.client.reconnecting import Reconnecting
-from holdfast.client.strangers import tls_refusal
+from holdfast.client.strangers import tls_refusal, told
 from holdfast.client.ways import Ways, Wire
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
@@ -83,7 +83,17 @@ class Caller:
         async def attempt(left_s: float) -> Answer:
             return await self._attempt(content, left_s, careful=not ask.again)
 
-        return _value(await self.answered(ask, attempt), ask.answers)
+        return self.value_of(await self.answered(ask, attempt), ask.answers)
+
+    def value_of(self, answer: Answer, kind: Any) -> Any:
+        """What an answer says; a stranger's is told as such."""
+        try:
+            return _value(answer, kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise HoldfastError(
+                f"what listens at {self.address.text} answered {answer.status} with what is not what Holdfast says: "
+                f"{error}. See whether the address is right, and whether both ends are of one version"
+            ) from None
 
     async def answered(self, ask: Ask, attempt_one: Callable[[float], Awaitable[Answer]]) -> Answer:
         """What one of several attempts is answered, each of which has so many seconds left."""
@@ -134,7 +144,7 @@ class Caller:
                 answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
                 refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
-                raise refusal or Cut(told(error)) from error
+                raise refusal or Cut(told(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
             if not done:  # half an answer may still come: whoever used it next would take that for its own
@@ -188,7 +198,7 @@ class Caller:
             self.drop_idle()
             if self.on_broken is not None:
                 await self.ways.aside(self.on_broken)
-            raise Unsent(told(error)) from error
+            raise Unsent(told(self.address, error, fresh=True)) from error
         self.state.opened()
         return Connection(wire)
 
@@ -249,11 +259,6 @@ def _error(answer: Answer) -> HoldfastError:
 def _retry_after(answer: Answer) -> float:
     text = answer.headers.get("retry-after", "")
     return float(text) if text.isdigit() else 0.0
-
-
-def told(error: BaseException) -> str:
-    """What an error says; its name where it says nothing."""
-    return str(error) or type(error).__name__
 
 
 def packed(value: object) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -180,7 +181,8 @@ class RemoteGroup(GroupFace[Body], Generic[Body]):
         self, phase: PhaseName = "ready", *, where: Where = None, limit: int | None = None
     ) -> Iterator[RemoteListed[Body]]:
         """What is ready, leased, delayed or dead, without taking it. `where`: a function or an expression."""
-        return iter(run(self._listed(phase, where, limit)))
+        listing = self._listing(phase, where, limit)
+        return itertools.chain.from_iterable(iter(lambda: run(listing.page()), []))
 
     @property
     def dead(self) -> RemoteDeadLetters[Body]:

@@ -46,6 +46,7 @@ _Handle = TypeVar("_Handle")
 _MOST_AT_ONCE: Final = 10_000
 _MOST_WAIT_S: Final = 20.0  # one call waits no longer than that; then it asks again
 _MOST_LISTED: Final = 10_000
+_PAGE: Final = 1_000
 _DONE: Final = "it is done"
 
 
@@ -314,7 +315,8 @@ class GroupFace(Generic[Body]):
         if not isinstance(message_id, str):
             raise InvalidRequest(f"a message's id is text, not {type(message_id).__name__}")
         verb = f"messages/{message_id}"
-        answer: wire.Cancelled = await self._ask("DELETE", verb, wire.Cancelled, group=self._group)
+        # Sent once: a second one would answer that it was too late, where the first has done it.
+        answer: wire.Cancelled = await self._ask("DELETE", verb, wire.Cancelled, group=self._group, again=False)
         return answer.cancelled
 
     async def _committed(self) -> dict[int, int]:
@@ -334,26 +336,17 @@ class GroupFace(Generic[Body]):
         answer: wire.Sought = await self._ask("POST", "seek", wire.Sought, body)
         return answer.offset
 
-    async def _listed(self, phase: str, where: Where, limit: int | None) -> list[RemoteListed[Body]]:
+    def _listing(self, phase: str, where: Where, limit: int | None) -> Listing[Body]:
         if phase not in get_args(PhaseName):
             raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
         check_limit(limit)
-        if limit == 0:
-            return []
-        by_function = callable(where)
-        wanted = compile_where(where, now_ms=self._caller.world.clock.now_ns() // 1_000_000) if by_function else None
-        query: dict[str, Any] = {"where": None if by_function else where, "group": self._group}
-        query["limit"] = _MOST_LISTED if by_function or limit is None else min(limit, _MOST_LISTED)
-        found: list[RemoteListed[Body]]
-        if phase == "dead":
-            letters: Letters = await self._ask("GET", "dead", Letters, **query)
-            found = [RemoteDeadLetter(self, each) for each in letters.letters]
-        else:
-            answer: wire.ListedMessages = await self._ask("GET", "messages", wire.ListedMessages, phase=phase, **query)
-            found = [RemoteListed(self, each) for each in answer.messages]
-        if wanted is not None:
-            found = [each for each in found if wanted(each)]
-        return found[:limit]
+        return Listing(self, phase, where, limit)
+
+    async def _listed(self, phase: str, where: Where, limit: int | None) -> list[RemoteListed[Body]]:
+        listing, found = self._listing(phase, where, limit), []
+        while some := await listing.page():
+            found += some
+        return found
 
     async def _put(self, messages: Any, durability: Durability | None, codec: CodecName | None) -> list[Stored]:
         self._check_open()
@@ -377,6 +370,45 @@ class GroupFace(Generic[Body]):
     async def _compact(self) -> Compacted:
         freed: wire.Compacted = await self._ask("POST", "compact", wire.Compacted, group=self._group)
         return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
+
+
+class Listing(Generic[Body]):
+    """Messages that are looked at, page by page."""
+
+    def __init__(self, face: GroupFace[Body], phase: str, where: Where, limit: int | None) -> None:
+        now_ms = face._caller.world.clock.now_ns() // 1_000_000
+        self._face = face
+        self._phase = phase
+        self._left = limit
+        self._wanted = compile_where(where, now_ms=now_ms) if callable(where) else None
+        self._query: dict[str, Any] = {"where": None if callable(where) else where, "group": face.group, "after": None}
+        self._ended = False
+
+    async def page(self) -> list[RemoteListed[Body]]:
+        """The next of them; [] behind the last."""
+        found: list[RemoteListed[Body]] = []
+        while not found and not self._ended and self._left != 0:
+            found = await self._ask()
+            if self._wanted is not None:
+                found = [each for each in found if self._wanted(each)]
+            found = found[: self._left]
+            self._left = None if self._left is None else self._left - len(found)
+        return found
+
+    async def _ask(self) -> list[RemoteListed[Body]]:
+        face, query = self._face, self._query
+        query["limit"] = _PAGE if self._left is None or self._wanted is not None else min(self._left, _PAGE)
+        found: list[RemoteListed[Body]]
+        if self._phase == "dead":
+            letters: Letters = await face._ask("GET", "dead", Letters, **query)
+            found, query["after"] = [RemoteDeadLetter(face, each) for each in letters.letters], letters.next
+        else:
+            told: wire.ListedMessages = await face._ask(
+                "GET", "messages", wire.ListedMessages, phase=self._phase, **query
+            )
+            found, query["after"] = [RemoteListed(face, each) for each in told.messages], told.next
+        self._ended = not query["after"]
+        return found
 
 
 class StateOf:

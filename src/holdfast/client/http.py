@@ -94,8 +94,14 @@ class AnswerReader:
 def path_of(*parts: str | int, **query: Any) -> str:
     """A path of these parts, whatever is in them, and a query of all that is given."""
     path = "/v1/" + "/".join(map(_quoted, parts))
-    given = "&".join([f"{name}={_quoted(value)}" for name, value in query.items() if value is not None])
+    given = "&".join([_asked(name, value) for name, value in query.items() if value is not None and value != []])
     return f"{path}?{given}" if given else path
+
+
+def _asked(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return "&".join([_asked(name, each) for each in value])
+    return f"{name}={_quoted(value)}"
 
 
 def _quoted(value: object) -> str:

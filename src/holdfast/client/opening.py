@@ -6,7 +6,7 @@ from collections.abc import Callable
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.client.address import is_address, parse_address
+from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared import open_shared
 from holdfast.embedded.broker import open_broker as open_broker_here
 from holdfast.embedded.queue import open_queue as open_queue_here
@@ -61,6 +61,7 @@ def open_queue(
         refuse_local(observer=observer, world=world)
         client = client_of(str(folder), for_tasks=False, **given(token=token, tls=tls, timeout=timeout))
         return opening.remote(client, parse_address(folder).queue)
+    refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
 
     def open_here() -> Queue[Any]:
@@ -139,6 +140,7 @@ def open_broker(
         refuse_local(observer=observer, world=world, settings=settings, settings_file=settings_file)
         options = given(token=token, tls=tls, timeout=timeout)
         return connect(str(folder), **options, body_type=body_type, durability=durability)
+    refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
 
     def open_here() -> Broker:

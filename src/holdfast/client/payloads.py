@@ -6,8 +6,9 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from holdfast.client.calling import Caller, Connection, Cut, told
+from holdfast.client.calling import Caller, Connection, Cut
 from holdfast.client.http import BROKEN, Answer, Ask, request_bytes
+from holdfast.client.strangers import told
 from holdfast.client.ways import run
 from holdfast.errors import Unavailable
 from holdfast.large import CHUNK_BYTES
@@ -89,7 +90,7 @@ class _Fetching:
             try:
                 await connection.wire.send(request_bytes(self._ask, self._caller.common), timeout_s)
             except OSError as error:
-                raise Cut(told(error)) from error
+                raise Cut(told(self._caller.address, error, fresh=connection.fresh)) from error
             answer: Answer | None = None
             while answer is None and not 200 <= connection.reader.status < 300:
                 answer = await self._more(connection)
@@ -112,7 +113,7 @@ class _Fetching:
                 raise EOFError("the server closed the connection before it had answered")
             return connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
-            raise Cut(told(error)) from error
+            raise Cut(told(self._caller.address, error, fresh=connection.fresh)) from error
 
     def end(self) -> None:
         """Nobody reads on: what still comes would be taken for the answer to another call."""

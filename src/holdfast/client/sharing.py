@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from holdfast.broker.broker import BrokerEngine
+    from holdfast.server.audit import Audit
     from holdfast.server.server import Server
 
 logger = logging.getLogger(__name__)
@@ -31,24 +32,28 @@ def socket_of(folder: str) -> str:
     return f"{folder}/{OWNER_SOCKET}"
 
 
-def share(engine: BrokerEngine) -> None:
-    """Let others in, until the engine is closed. Where there can be no socket, there is none."""
+def share(engine: BrokerEngine, audit: Audit | None = None) -> None:
+    """Let others in, until the engine is closed. Where there can be no socket, there is none.
+
+    What they do is written to the audit log of an owner that has one: a server. Others write nothing down, as they
+    do not when they do the same themselves.
+    """
     try:
         listening = listen_unix(socket_of(engine.folder))
     except OSError as error:
         logger.debug("folder is not shared", extra={"folder": engine.folder, "why": str(error)})
         return
-    sharing = Sharing(engine, listening)
+    sharing = Sharing(engine, listening, audit)
     engine.on_close = sharing.end
 
 
 class Sharing:
     """One socket, and the thread that waits there."""
 
-    def __init__(self, engine: BrokerEngine, listening: Any) -> None:
+    def __init__(self, engine: BrokerEngine, listening: Any, audit: Audit | None) -> None:
         self._path = absolute(socket_of(engine.folder))
         self._listening = listening
-        self._serving = _Serving()
+        self._serving = _Serving(audit)
         # Weakly: an owner that nobody holds any more must be able to go.
         reference = weakref.ref(engine, lambda _: hang_up(listening))
         self._thread = threading.Thread(
@@ -78,8 +83,9 @@ class Sharing:
 class _Serving:
     """The server of an owner, once somebody has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, audit: Audit | None) -> None:
         self.over = False
+        self._audit = audit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._server: Server | None = None
@@ -117,6 +123,7 @@ class _Serving:
 
         from holdfast.client.staged import routes
         from holdfast.embedded.aio_broker import AsyncBroker
+        from holdfast.server.auditing import CallAuditor
         from holdfast.server.console.pages import console_routes
         from holdfast.server.console.rendering import error_page
         from holdfast.server.server import Server
@@ -124,8 +131,11 @@ class _Serving:
 
         self._ending = asyncio.Event()
         settings = ServerSettings(drain_ms=_DRAIN_MS, max_request_bytes=1 << 30)
-        pages = console_routes(engine, at_once=False)  # for `holdfast ui`, beside the owner
-        self._server = server = Server(engine.world, AsyncBroker(engine, None), settings, more=[routes, *pages])
+        auditor = None if self._audit is None else CallAuditor(self._audit)
+        pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner
+        self._server = server = Server(
+            engine.world, AsyncBroker(engine, None), settings, auditor=auditor, more=[routes, *pages]
+        )
         server.app.error_page = error_page
         await server.http.listen_on(listening)
         if not self.over:  # it may have ended before there was anything to tell

@@ -13,9 +13,22 @@ _ALERT: Final = "ALERT"
 _PASSING: Final = "INTERNAL_ERROR"
 
 
+def told(address: Address, error: BaseException, *, fresh: bool) -> str:
+    """What an error says; and what it may mean where a server hangs up before it has said a word."""
+    text = str(error) or type(error).__name__
+    hung_up = isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)) or "EOF" in str(_reason(error))
+    if address.secure and fresh and hung_up:
+        text += " (as servers do that ask for a client's certificate, and get none that they trust: see tls=)"
+    return text
+
+
+def _reason(error: BaseException) -> object:
+    return getattr(error, "reason", None)
+
+
 def tls_refusal(address: Address, error: BaseException) -> Unauthenticated | None:
     """What to tell of an error that will be the same the next time; None for one that may pass."""
-    reason = getattr(error, "reason", None)
+    reason = _reason(error)
     if not address.secure or not isinstance(reason, str):
         return None
     if reason == _UNTRUSTED:

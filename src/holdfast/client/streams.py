@@ -7,20 +7,22 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.client.calling import Caller, Connection, Cut, Unsent, told
+from holdfast.client.calling import Caller, Connection, Cut, Unsent
 from holdfast.client.http import BROKEN, Answer, Ask, path_of
 from holdfast.client.publishing import Publishing, check_options
+from holdfast.client.strangers import told
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import AsyncStream, stream_options
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.model import Durability
 from holdfast.protocol import messages as wire
-from holdfast.protocol.media import MSGPACK, MULTIPART, decode
+from holdfast.protocol.media import MULTIPART, RAW
 
 _PIECE_BYTES: Final = 256 * 1024
 _GATHERED_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
+_MOST_IN_PATH: Final = 4_000
 _LAST_WORDS_S: Final = 1.0  # so long a server that hung up may have had something to say
 _BYTES: Final = Bodies(bytes)
 
@@ -49,8 +51,10 @@ async def publish_stream(
     ours = reading.can_rewind and sent.dedup_id is None and sent.dedup_data is None
     if ours:  # it may be sent more than once, and is stored once
         sent.dedup_id = publishing.new_id()
-    path = path_of("queues", topic, "enqueue", partition=partition, durability=durability)
-    answer = await _sent(publishing.caller, path, msgspec.json.encode(sent), reading)
+    in_path = _query(sent)
+    form = None if in_path is not None else msgspec.json.encode(sent)
+    path = path_of("queues", topic, "enqueue", partition=partition, durability=durability, **(in_path or {}))
+    answer = await _sent(publishing.caller, path, form, reading)
     return Stored(
         answer.topic,
         answer.offset,
@@ -61,7 +65,28 @@ async def publish_stream(
     )
 
 
-async def _sent(caller: Caller, path: str, options: bytes, reading: Reading) -> wire.Stored:
+def _query(message: wire.NewMessage) -> dict[str, Any] | None:
+    """The options of a message as a query; None where they need a form, which not every owner of a folder can read."""
+    if message.key_data is not None or message.dedup_data is not None:
+        return None
+    headers = [(each.name, each.value) for each in message.headers]
+    if any(value is None or ":" in name for name, value in headers) or len(message.key or "") > _MOST_IN_PATH:
+        return None
+    if sum(len(name) + len(value or "") for name, value in headers) > _MOST_IN_PATH:
+        return None
+    return {
+        "key": message.key,
+        "header": [f"{name}:{value}" for name, value in headers],
+        "priority": message.priority or None,
+        "delay": message.delay,
+        "at": None if message.at is None else message.at.isoformat(),
+        "ttl": message.ttl,
+        "dedup_id": message.dedup_id,
+        "correlation_id": message.correlation_id,
+    }
+
+
+async def _sent(caller: Caller, path: str, options: bytes | None, reading: Reading) -> wire.Stored:
     upload = Upload(caller, path, options, reading)
     for attempt in range(_ATTEMPTS):
         upload.begun = False
@@ -149,31 +174,31 @@ def _parts(piece: object) -> Iterable[bytes]:
 
 
 class Upload:
-    """One message on its way: a form of its options and its body. It begins when the server says that it may come."""
+    """One message on its way: its body, or a form of options and body. It begins when the server says that it may."""
 
-    def __init__(self, caller: Caller, path: str, options: bytes, reading: Reading) -> None:
-        boundary = "".join(f"{caller.world.ids.random_u32():08x}" for _ in range(4)).encode()
+    def __init__(self, caller: Caller, path: str, options: bytes | None, reading: Reading) -> None:
         self._caller = caller
         self._reading = reading
-        self._ask = Ask(method="POST", path=path, media=MULTIPART, again=False)
+        self._ask = Ask(method="POST", path=path, again=False)
+        self._before = self._behind = b""
+        media = RAW
+        if options is not None:
+            boundary = "".join(f"{caller.world.ids.random_u32():08x}" for _ in range(4))
+            media = f"{MULTIPART}; boundary={boundary}"
+            part = f'--{boundary}\r\ncontent-disposition: form-data; name="%s"\r\n\r\n'
+            self._before = (part % "options").encode() + options + b"\r\n" + (part % "payload").encode()
+            self._behind = f"\r\n--{boundary}--\r\n".encode()
         self._head = (
             f"POST {path} HTTP/1.1\r\n".encode("latin-1")
             + caller.common
-            + b"content-type: %b; boundary=%b\r\n" % (MULTIPART.encode(), boundary)
-            + b"transfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n"
+            + f"content-type: {media}\r\ntransfer-encoding: chunked\r\nexpect: 100-continue\r\n\r\n".encode()
         )
-        self._before = (
-            b'--%b\r\ncontent-disposition: form-data; name="options"\r\n\r\n%b\r\n'
-            b'--%b\r\ncontent-disposition: form-data; name="payload"\r\n\r\n' % (boundary, options, boundary)
-        )
-        self._behind = b"\r\n--%b--\r\n" % boundary
         self.begun = False
 
     async def run(self) -> wire.Stored:
         """Send it. While nothing of the stream was sent, it is tried again as any call is."""
         answer = await self._caller.answered(self._ask, self._attempt)
-        media = answer.headers.get("content-type", "")
-        stored: wire.Stored = decode(answer.body, media.partition(";")[0].strip() or MSGPACK, wire.Stored)
+        stored: wire.Stored = self._caller.value_of(answer, wire.Stored)
         return stored
 
     async def _attempt(self, timeout_s: float) -> Answer:
@@ -202,7 +227,7 @@ class Upload:
                     raise EOFError("the server closed the connection before it had answered")
                 answer = connection.reader.feed(content)
         except (OSError, EOFError, BROKEN) as error:
-            raise Unsent(told(error)) from error
+            raise Unsent(told(self._caller.address, error, fresh=connection.fresh)) from error
         return answer
 
     async def _send(self, connection: Connection) -> Answer:
@@ -217,11 +242,13 @@ class Upload:
         try:
             return await self._caller.answer_of(connection, self._caller.timeout_s if failed is None else _LAST_WORDS_S)
         except (OSError, EOFError, BROKEN) as error:
-            raise Cut(told(failed or error)) from error
+            raise Cut(told(self._caller.address, failed or error, fresh=False)) from error
 
     async def _passed(self, connection: Connection, content: bytes, behind: bytes = b"") -> OSError | None:
+        chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
         try:
-            await connection.wire.send(b"%x\r\n%b\r\n%b" % (len(content), content, behind), self._caller.timeout_s)
+            if chunk or behind:
+                await connection.wire.send(chunk + behind, self._caller.timeout_s)
         except OSError as error:
             return error
         return None

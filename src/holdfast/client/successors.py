@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from holdfast.client.sharing import share
-from holdfast.env import close_in_children
+from holdfast.env import close_in_children, real_world
 from holdfast.errors import Busy, HoldfastError
 
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ class Successor:
         from holdfast.broker.broker import BrokerEngine
 
         try:
-            engine = BrokerEngine.open(self.folder, create=False, settings=self._settings)
+            # There may be nothing in it yet; but a folder that somebody removed is not made anew.
+            there = real_world().disk.is_folder(self.folder)
+            engine = BrokerEngine.open(self.folder, create=there, settings=self._settings)
         except Busy:
             return None  # another was faster
-        except HoldfastError as error:
+        except (HoldfastError, OSError) as error:
             logger.warning("folder without an owner", extra={"folder": self.folder, "why": str(error)})
             return None
         logger.info("took over as owner", extra={"folder": self.folder})

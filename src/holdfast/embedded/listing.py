@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
 from holdfast.broker.marks import is_for
 from holdfast.broker.station import Station
@@ -22,15 +22,53 @@ Message = TypeVar("Message", bound=Listed[Any])
 Where: TypeAlias = str | Callable[[Any], object] | None
 
 _AT_A_TIME: Final = 256
+_LAST: Final = 2**62  # behind all that is in a log
 
 
-def listed(face: Face[Body], phase: str, where: Where, limit: int | None) -> Iterator[Listed[Body]]:
-    """The messages in a phase that the condition chooses."""
+class Mark(NamedTuple):
+    """A place in a list of messages, to go on behind it: the list is not the same any more by then.
+
+    `offset` is that of a message in the log; for one that is not there yet, `due_ms` and its number count.
+    """
+
+    partition: int = -1
+    offset: int = -1
+    due_ms: int = 0
+    number: int = 0
+
+    @property
+    def text(self) -> str:
+        """As it is told to those who list page by page."""
+        return ".".join(map(str, self))
+
+
+def mark_of(message: Listed[Any]) -> Mark:
+    """The place of a message in its list."""
+    offset = message._record.offset
+    if isinstance(message, Waiting):
+        return Mark(message._home.number, _LAST, message._due_ms, offset)
+    return Mark(message._home.number, offset)
+
+
+def parse_mark(text: str) -> Mark:
+    """The place that a text stands for."""
+    numbers = text.split(".")
+    if len(numbers) != len(Mark._fields) or not all(each.isdecimal() and len(each) < 20 for each in numbers):
+        raise InvalidRequest(f"after={text!r} cannot be used: give what the page before named as `next`")
+    return Mark(*map(int, numbers))
+
+
+def listed(
+    face: Face[Body], phase: str, where: Where, limit: int | None, *, after: Mark | None = None
+) -> Iterator[Listed[Body]]:
+    """The messages in a phase that the condition chooses, from the start or behind a place."""
     if phase not in get_args(PhaseName):
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
     check_limit(limit)
     face._check_open()
-    return chosen(_SOURCES[phase](face), where, limit, now_ms=face._engine.world.clock.now_ns() // 1_000_000)
+    return chosen(
+        _SOURCES[phase](face, after or Mark()), where, limit, now_ms=face._engine.world.clock.now_ns() // 1_000_000
+    )
 
 
 def chosen(messages: Iterator[Message], where: Where, limit: int | None, *, now_ms: int) -> Iterator[Message]:
@@ -66,32 +104,41 @@ class _Raw:
         return getattr(self._message, name)
 
 
-def _ready(face: Face[Any]) -> Iterator[Listed[Any]]:
+def _stations(face: Face[Any], after: Mark) -> Iterator[tuple[Station, Mark]]:
+    """The partitions that have something behind the place, and the place in each of them."""
     for station in face._stations:
+        if station.number >= after.partition:
+            yield station, after if station.number == after.partition else Mark()
+
+
+def _ready(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+    for station, mark in _stations(face, after):
         group, log = station.delivery.group, station.partition.log
-        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
+        start = min(max(group.floor, log.start, mark.offset + 1), log.end)
+        for record in log.records(start, on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
                 yield Listed(face, station, record, "ready")
 
 
-def _leased(face: Face[Any]) -> Iterator[Listed[Any]]:
-    for station in face._stations:
+def _leased(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+    for station, mark in _stations(face, after):
         leases = station.delivery.group.leases
         with station.delivery.lock:
-            offsets = sorted(leases)
+            offsets = sorted(offset for offset in leases if offset > mark.offset)
         for record in _records(station, offsets, leases):
             yield Listed(face, station, record, "leased")
 
 
-def _delayed(face: Face[Any]) -> Iterator[Listed[Any]]:
-    for station in face._stations:
+def _delayed(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+    for station, mark in _stations(face, after):
         with station.delivery.lock:
-            waiting = dict(sorted(station.delivery.group.waiting.items()))
+            waiting = dict(sorted(each for each in station.delivery.group.waiting.items() if each[0] > mark.offset))
         for record in _records(station, list(waiting), station.delivery.group.waiting):
             yield Listed(face, station, record, "delayed", due_ms=waiting[record.offset])
         store = station.partition.delayed
         if store is not None:
-            for message in store.waiting():
+            behind = (mark.due_ms, mark.number) if mark.offset == _LAST else None
+            for message in store.waiting(after=behind):
                 yield Waiting(face, station, message)
 
 
@@ -101,13 +148,14 @@ def _records(station: Station, offsets: list[int], among: Container[int]) -> Ite
         yield from station.delivery.fetch([offset for offset in offsets[i : i + _AT_A_TIME] if offset in among])
 
 
-def _dead(face: Face[Any]) -> Iterator[Listed[Any]]:
-    for station in face._stations:
+def _dead(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+    for station, mark in _stations(face, after):
         for letter in station.letters():
-            yield DeadLetter(face, station, letter)
+            if letter.record.offset > mark.offset:
+                yield DeadLetter(face, station, letter)
 
 
-_SOURCES: dict[str, Callable[[Any], Iterator[Listed[Any]]]] = {
+_SOURCES: dict[str, Callable[[Any, Mark], Iterator[Listed[Any]]]] = {
     "ready": _ready,
     "leased": _leased,
     "delayed": _delayed,

@@ -54,7 +54,7 @@ def find_message(face: Face[Any], message_id: str) -> Found | None:
 def _dead(face: Face[Any], letter_id: str) -> Found | None:
     for station in face._stations:
         for letter in station.letters():
-            found = DeadLetter(face, station, letter)
+            found: DeadLetter[Any] = DeadLetter(face, station, letter)
             if found.id == letter_id:
                 return Found(found, "dead")
     return None

@@ -10,7 +10,7 @@ from msgspec import Meta
 from holdfast.delivery.group import Failure
 from holdfast.embedded.dead import DeadGroup
 from holdfast.protocol.messages import Instant, Told, Wire
-from holdfast.protocol.queues import InGroup, Limit, Listed, Where
+from holdfast.protocol.queues import After, InGroup, Limit, Listed, Where
 
 LetterId = Annotated[str, Meta(min_length=1, max_length=300)]
 
@@ -21,6 +21,7 @@ class DeadQuery(InGroup, kw_only=True):
     where: Where | None = None
     limit: Limit = 100
     bodies: bool = True
+    after: After | None = None
 
 
 class DeadGroupsQuery(InGroup, kw_only=True):
@@ -44,9 +45,10 @@ class Letter(Listed, kw_only=True):
 
 
 class Letters(Told, kw_only=True):
-    """Dead letters, oldest first."""
+    """Dead letters, oldest first; `next` is what `after` goes on from, if there may be more."""
 
     letters: list[Letter]
+    next: str = ""
 
 
 class DeadGroups(Told, kw_only=True):

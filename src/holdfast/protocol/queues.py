@@ -11,6 +11,7 @@ from holdfast.delivery.group import Failure
 from holdfast.protocol.messages import Instant, Name, Number, PartitionNumber, Said, Told, Wire
 
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
+After = Annotated[str, Meta(max_length=100)]  # what a page named as `next`
 Where = Annotated[str, Meta(max_length=10_000)]
 Phase = Literal["ready", "leased", "delayed", "dead"]
 Settings = dict[str, Any]
@@ -35,6 +36,7 @@ class ListQuery(InGroup, kw_only=True):
     where: Where | None = None
     limit: Limit = 100
     bodies: bool = True
+    after: After | None = None
 
 
 class Listed(Said, kw_only=True):
@@ -57,9 +59,10 @@ class Messages(Told, kw_only=True):
 
 
 class ListedMessages(Told, kw_only=True):
-    """Messages that are looked at, with where they stand."""
+    """Messages that are looked at, with where they stand; `next` is what `after` goes on from, if there may be more."""
 
     messages: list[Listed]
+    next: str = ""
 
 
 class LookupQuery(InGroup, kw_only=True):

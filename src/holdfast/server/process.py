@@ -13,7 +13,7 @@ from holdfast.env.environ import environment
 from holdfast.server.access import check_listening
 from holdfast.server.api.audit import audit_routes
 from holdfast.server.api.health import metrics_routes
-from holdfast.server.audit import open_audit
+from holdfast.server.audit import Audit, open_audit
 from holdfast.server.auditing import CallAuditor
 from holdfast.server.console.pages import console_routes
 from holdfast.server.console.rendering import error_page
@@ -35,7 +35,7 @@ async def serve(
     processors: int,
     ready: Callable[[Sequence[str]], None],
     told_to_go: Awaitable[object],
-    opened: Callable[[BrokerEngine], None] | None = None,
+    opened: Callable[[BrokerEngine, Audit], None] | None = None,
     effective: Effective | None = None,
 ) -> bool:
     """Serve a folder until told to go; answers whether all that was under way then was finished."""
@@ -44,11 +44,12 @@ async def serve(
     tls = tls_context(settings, world.clock)
     broker = await open_broker(folder, settings=broker_settings)
     try:
-        server = make_server(world, broker, settings, processors=processors)
+        audit = open_audit(world, broker.folder, settings)
+        server = make_server(world, broker, settings, processors=processors, audit=audit)
         server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
-            opened(broker._engine)
+            opened(broker._engine, audit)
     except BaseException:
         await broker.close()
         raise
@@ -66,11 +67,13 @@ async def serve(
     return finished
 
 
-def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, processors: int) -> Server:
+def make_server(
+    world: World, broker: AsyncBroker, settings: ServerSettings, *, processors: int, audit: Audit | None = None
+) -> Server:
     """A server with everything: the API, the metrics, the pages."""
     metrics = ServerMetrics(broker._engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(broker._engine, settings.otlp_endpoint, environment())
-    audit = open_audit(world, broker.folder, settings)
+    audit = audit or open_audit(world, broker.folder, settings)
     more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
     if settings.console:
         more += console_routes(broker._engine, audit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import ssl
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Protocol
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
 from holdfast.env.sockets import listen_unix
+from holdfast.errors import BadSettings, HoldfastError, Unavailable
 from holdfast.server.access import Access
 from holdfast.server.api.description import description_routes
 from holdfast.server.api.table import API
@@ -57,7 +59,11 @@ class Server:
         """Listen where the settings say; answers with the addresses for people."""
         scheme = "http" if tls is None else "https"
         found = []
-        for host, port in await self.http.listen(self.settings.host, self.settings.port, tls):
+        try:
+            addresses = await self.http.listen(self.settings.host, self.settings.port, tls)
+        except OSError as error:
+            raise _not_there(self.settings, error) from None
+        for host, port in addresses:
             found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         if self.settings.socket is not None:
             await self.http.listen_on(listen_unix(self.settings.socket))
@@ -74,6 +80,19 @@ class Server:
         finished = await self.drain()
         await self.broker.close()
         return finished
+
+
+def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
+    """Why it cannot listen where it was told to; the loops word it each in their own way."""
+    place = f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return Unavailable(
+            f"the server cannot listen at {place}: another program does already. Stop that one, or choose another "
+            "port with --port, or port in [server]; 0 is any that is free"
+        )
+    if error.errno == errno.EACCES:
+        return BadSettings(f"the server cannot listen at {place}: ports below 1024 are for root. Choose a higher one")
+    return BadSettings(f"the server cannot listen at {place}: {error.strerror or error}. See whether host is right")
 
 
 def limits_of(settings: ServerSettings) -> Limits:

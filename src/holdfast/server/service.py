@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.aio_broker import AsyncBroker
@@ -17,8 +17,6 @@ from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
 
 _Found = TypeVar("_Found")
-
-_KEPT_GROUPS: Final = 1_000  # open at a time; what is behind is opened again when it is asked for
 
 
 class Service:
@@ -72,11 +70,14 @@ class Service:
         return group
 
     async def _let_go(self) -> None:
-        """Close the groups that were not used for longest, but none that somebody waits for."""
-        for place, group in list(self._groups.items()):
-            if len(self._groups) <= _KEPT_GROUPS:
+        """Close the groups that were not used for longest, so that their topics can be; none that is waited for."""
+        parts = {place: len(group._stations) for place, group in self._groups.items()}
+        extra = sum(parts.values()) - self.broker.settings.open_partitions
+        for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
+            if extra <= 0:
                 return
-            if not group._group.waiters and not self.windows.of(group):
+            if not group._group.waiters and not self.windows.of(group) and place in self._groups:
+                extra -= parts[place]
                 del self._groups[place]
                 await group.close()
 

@@ -225,7 +225,8 @@ class Control:
         self._bridge.end()
         if self._code == OK and not in_order:
             self._code = UNFINISHED
-        logger.info("worker ended", extra={"code": self._code, "handled": self.counts["handled"]})
+        if self.error is None:  # else the error that `run` raises says how it ended
+            logger.info("worker ended", extra={"code": self._code, "handled": self.counts["handled"]})
 
     def _let_go(self) -> bool:
         """Give back what is left, say good-bye, close what is ours; answers whether all of that went well."""

@@ -23,7 +23,7 @@ from holdfast.protocol.dead import (
 from holdfast.protocol.errors import ErrorAnswer, fault_of
 from holdfast.protocol.media import LINES, framed
 from holdfast.protocol.queues import InGroup
-from holdfast.server.api.queues import existing_group, told
+from holdfast.server.api.queues import Room, existing_group, page, told
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
@@ -44,16 +44,17 @@ _STEP_S = 1.0
     errors=("unknown_topic", "unknown_group"),
 )
 async def list_dead(call: Call) -> Letters:
-    """Dead letters that the condition chooses, oldest first."""
+    """Dead letters that the condition chooses, oldest first; page by page with `after`."""
     query: DeadQuery = call.query
     group = await existing_group(call, query.group)
-    found = await asyncio.to_thread(_letters, group, query)
-    return Letters(letters=found)
+    return await asyncio.to_thread(_letters, group, query)
 
 
-def _letters(group: ServedGroup, query: DeadQuery) -> list[Letter]:
-    found = DeadLetters(group).list(where=query.where, limit=query.limit)
-    return [_letter(each, bodies=query.bodies) for each in found]
+def _letters(group: ServedGroup, query: DeadQuery) -> Letters:
+    found, more = page(group, "dead", query)
+    room = Room(bodies=query.bodies)
+    letters = [room.use(_letter(each, bodies=room.left > 0)) for each in found if isinstance(each, DeadLetter)]
+    return Letters(letters=letters, next=more)
 
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:

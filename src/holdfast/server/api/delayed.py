@@ -11,7 +11,7 @@ from holdfast.embedded.message import Place
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.dead import DelayedQuery
 from holdfast.protocol.queues import Cancelled, Listed, ListedMessages
-from holdfast.server.api.queues import told
+from holdfast.server.api.queues import Room, told
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
 
@@ -35,14 +35,17 @@ def _delayed(call: Call) -> list[Listed]:
     query: DelayedQuery = call.query
     broker = call.service.broker
     with broker._engine.using(call.path["topic"]) as topic:
-        waiting = [
+        waiting = (
             (message.due_at_ms, number, message.record.offset, message)
             for number, partition in enumerate(topic.partitions)
             if partition.delayed is not None
             for message in partition.delayed.waiting()
-        ]
+        )
+        room = Room(bodies=query.bodies)
         return [
-            told(Waiting(broker, Place(topic.name, number), message), bodies=query.bodies)  # type: ignore[arg-type]
+            room.use(
+                told(Waiting(broker, Place(topic.name, number), message), bodies=room.left > 0)  # type: ignore[arg-type]
+            )
             for _, number, _, message in nsmallest(query.limit, waiting)
         ]
 

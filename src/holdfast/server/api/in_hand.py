@@ -29,5 +29,5 @@ async def in_hand(call: Call) -> Delivery:
     """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
     query: InHandQuery = call.query
     group = await existing_group(call, query.group)
-    station, delivered = group._group.resume(query.receipt)
+    station, delivered = await group._aside(group._group.resume, query.receipt)
     return group.delivery(station, delivered, state=True)

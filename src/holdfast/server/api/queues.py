@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable
 from functools import partial
-from itertools import islice
-from typing import Any
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -14,10 +13,11 @@ from msgspec import UNSET
 from holdfast.broker.group import QueueStats
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.listed import Listed as Found
-from holdfast.embedded.listing import listed
+from holdfast.embedded.listing import listed, mark_of, parse_mark
 from holdfast.embedded.lookup import receipt_of, until_ms
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
+from holdfast.protocol.dead import DeadQuery
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import (
     Ack,
@@ -28,6 +28,7 @@ from holdfast.protocol.messages import (
     Receipt,
     Receipts,
     Reject,
+    Said,
     SaveState,
     Settled,
     State,
@@ -55,6 +56,9 @@ from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup, Taken, _said, said
 
 routes = Routes("queues")
+
+_MOST_BYTES: Final = 16 * 1024 * 1024
+_Told = TypeVar("_Told", bound=Said)
 
 
 class StateQuery(InGroup, kw_only=True):
@@ -264,16 +268,36 @@ async def peek(call: Call) -> Messages:
 
 @routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery, answers=ListedMessages)
 async def messages(call: Call) -> ListedMessages:
-    """What is ready, leased, delayed or dead, without taking it."""
+    """What is ready, leased, delayed or dead, without taking it; page by page with `after`."""
     query: ListQuery = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(_look, group, query)
-    return ListedMessages(messages=found)
+    answer: ListedMessages = await group._aside(_look, group, query)
+    return answer
 
 
-def _look(group: ServedGroup, query: ListQuery) -> list[Listed]:
-    found = listed(group, query.phase, query.where, query.limit)
-    return [told(each, bodies=query.bodies) for each in islice(found, query.limit)]
+def _look(group: ServedGroup, query: ListQuery) -> ListedMessages:
+    room = Room(bodies=query.bodies)
+    found, more = page(group, query.phase, query)
+    return ListedMessages(messages=[room.use(told(each, bodies=room.left > 0)) for each in found], next=more)
+
+
+def page(group: ServedGroup, phase: str, query: ListQuery | DeadQuery) -> tuple[list[Found[Any]], str]:
+    """Messages in a phase, and from where to go on."""
+    after = None if query.after is None else parse_mark(query.after)
+    found = list(listed(group, phase, query.where, query.limit, after=after))
+    return found, mark_of(found[-1]).text if len(found) == query.limit else ""
+
+
+class Room:
+    """How many bytes of bodies one answer should still hold; what comes then is told without its body."""
+
+    def __init__(self, *, bodies: bool) -> None:
+        self.left = _MOST_BYTES if bodies else 0
+
+    def use(self, message: _Told) -> _Told:
+        """The message, which takes some of it."""
+        self.left -= len(message.body)
+        return message
 
 
 def told(found: Found[Any], *, bodies: bool = True) -> Listed:

@@ -34,6 +34,12 @@ def _found() -> dict[str, tuple[bytes, str, str]]:
     return made
 
 
+@routes.add("GET", "/", action="read", scope="any", hidden=True)
+async def start(call: Call) -> Response:
+    """Whoever types in nothing but the server's address wants the pages."""
+    return Response(303, headers=[*SAFE, ("location", "/ui")])
+
+
 @routes.add("GET", "/ui/static/{file}", action="open", hidden=True)
 async def static(call: Call) -> Response:
     """A file of the console; they hold nothing of anybody's messages."""

@@ -101,9 +101,11 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         address = transport.get_extra_info("peername")
         self._peer = address[0] if isinstance(address, tuple) else "local"
-        if transport.get_extra_info("ssl_object") is not None:
+        secure = transport.get_extra_info("ssl_object") is not None
+        if secure:
             self._certificate = transport.get_extra_info("peercert") or {}
-        self._transport.set_write_buffer_limits(high=0)  # so that we are told when the system has all of it
+        # So that we are told when the system has all of it. With TLS nothing would count as more than 0 bytes.
+        self._transport.set_write_buffer_limits(high=1 if secure else 0, low=0)
         self._expect("header", self._limits.header_s)
         if not self._hub.opened(self):
             refused = TooMany("there are too many connections; try again later", status=503)
