@@ -669,7 +669,11 @@ def test_a_second_opening_is_told_who_owns_the_folder(tmp_path):
 
 
 def test_another_process_is_told_the_pid_of_the_owner(tmp_path):
-    opening = "import holdfast, sys\ntry: holdfast.open(sys.argv[1], share=False)\nexcept holdfast.Busy as error: print(error)"
+    opening = (
+        "import holdfast, sys\n"
+        "try: holdfast.open(sys.argv[1], share=False)\n"
+        "except holdfast.Busy as error: print(error)"
+    )
     with holdfast.open(tmp_path / "jobs"):
         done = subprocess.run([sys.executable, "-c", opening, str(tmp_path / "jobs")], capture_output=True, text=True)
     assert f"process {os.getpid()} " in done.stdout, done.stderr

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -104,6 +106,7 @@ def run(
         ) from None
 
     start_logging(settings.log_format, sys.stderr)
+    _raise_file_limit()
 
     async def until_told() -> bool:
         loop = asyncio.get_running_loop()
@@ -145,3 +148,11 @@ def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> Non
         lines.append(f"Console: {addresses[0]}/ui  API: {addresses[0]}/docs")
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
+
+
+def _raise_file_limit() -> None:
+    """As many files as the system allows: each open queue takes about ten, each connection one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

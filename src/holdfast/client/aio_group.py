@@ -263,7 +263,9 @@ class AsyncRemoteQueue(AsyncRemoteGroup[Body], Generic[Body]):
         `options` are those of `put`, but `codec`.
         """
         self._check_open()
-        return await publish_stream(self._client.publishing, self._topic, stream, None, size_hint, durability, options)
+        return await publish_stream(
+            self._client.publishing, self._topic, stream, None, size_hint, durability or self._durability, options
+        )
 
     get = AsyncRemoteGroup.receive
     get_nowait = AsyncRemoteGroup.receive_nowait

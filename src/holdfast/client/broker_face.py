@@ -15,6 +15,7 @@ from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
+from holdfast.client.group_face import GroupFace
 from holdfast.client.http import Ask, path_of
 from holdfast.client.messages import RemoteContents
 from holdfast.embedded.bodies import Bodies
@@ -31,7 +32,7 @@ from holdfast.protocol.traces import Steps
 from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 
-_Group = TypeVar("_Group")
+_Group = TypeVar("_Group", bound=GroupFace[Any])
 
 _MOST_READ: Final = 10_000
 _MOST_AT_ONCE: Final = 100_000
@@ -213,10 +214,15 @@ class RemoteBrokerFace:
         except Forbidden:
             if changes:
                 raise
-            return kind(self._client, name, DEFAULT_GROUP, body_type, TopicSettings())
+            return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, TopicSettings()))
         if info is None or changes or DEFAULT_GROUP not in info.groups:
             info = await self._make_queue(name, info, changes)
-        return kind(self._client, name, DEFAULT_GROUP, body_type, topic_settings(info.settings))
+        return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, topic_settings(info.settings)))
+
+    def _durable(self, queue: _Group) -> _Group:
+        """The queue, with what this broker's messages are to survive where a call does not say."""
+        queue._durability = self._durability
+        return queue
 
     async def _make_queue(self, name: str, info: TopicInfo | None, changes: Mapping[str, Any]) -> TopicInfo:
         given = _plain(changes_of(changes))

@@ -263,7 +263,11 @@ class RemoteQueue(RemoteGroup[Body], Generic[Body]):
         many bytes will come.
         """
         self._check_open()
-        return run(publish_stream(self._client.publishing, self._topic, stream, None, size_hint, durability, options))
+        return run(
+            publish_stream(
+                self._client.publishing, self._topic, stream, None, size_hint, durability or self._durability, options
+            )
+        )
 
     get = RemoteGroup.receive
     get_nowait = RemoteGroup.receive_nowait

@@ -197,36 +197,38 @@ class GroupFace(Generic[Body]):
     async def _ack(self, handles: object, durability: Durability | None) -> None:
         """Ack in one go; each handle is through with its message, whatever comes of it."""
         own = self._own(handles, "ack")
+        lost: LeaseLost | None = None
         for some in _pieces(own):
             receipts = [handle.receipt for handle in some]
             body = Ack(receipts=receipts, group=self._group, durability=durability)
             try:
                 await self._ask("POST", "ack", Settled, body)
             except LeaseLost as error:
-                _end(some)
-                if not getattr(error, "repeated", False):
-                    raise
-                await self._ack_again(error, receipts, durability)
-            else:
-                _end(some)
+                again = getattr(error, "repeated", False)
+                lost = _both(lost, await self._ack_again(error, receipts, durability) if again else error)
+            _end(some)
+        if lost is not None:
+            raise lost
 
-    async def _ack_again(self, error: LeaseLost, receipts: list[str], durability: Durability | None) -> None:
+    async def _ack_again(
+        self, error: LeaseLost, receipts: list[str], durability: Durability | None
+    ) -> LeaseLost | None:
         """The answer to an ack was lost, and the repeated one was refused.
 
         Where the message is done it stays so, by our own ack or another's: that is what an ack is for. Any other
-        reason is told.
+        reason is answered with.
         """
         if len(receipts) == 1:
-            if error.why.startswith(_DONE):
-                return
-            raise error
+            return None if error.why.startswith(_DONE) else error
+        lost: LeaseLost | None = None
         for receipt in error.receipts:
             try:
                 body = Ack(receipts=[receipt], group=self._group, durability=durability)
                 await self._ask("POST", "ack", Settled, body)
             except LeaseLost as each:
                 if not each.why.startswith(_DONE):
-                    raise
+                    lost = _both(lost, each)
+        return lost
 
     async def _give_up(self, handles: Sequence[RemoteHandle[Body]], verb: str, body: Any) -> None:
         """The last thing done with messages; after a call that was refused they are still in hand."""
@@ -351,6 +353,7 @@ class GroupFace(Generic[Body]):
     async def _put(self, messages: Any, durability: Durability | None, codec: CodecName | None) -> list[Stored]:
         self._check_open()
         publish = self._client.publishing.publish
+        durability = durability or self._durability
         return await publish(self._topic, messages, self._bodies, durability=durability, codec=codec, verb="put_many")
 
     async def _sync(self) -> None:
@@ -438,6 +441,15 @@ class StateOf:
 def _end(handles: Iterable[RemoteHandle[Any]]) -> None:
     for handle in handles:
         handle._end()
+
+
+def _both(one: LeaseLost | None, other: LeaseLost | None) -> LeaseLost | None:
+    """One error for all that were lost."""
+    if one is None or other is None:
+        return one or other
+    other.offsets = (*one.offsets, *other.offsets)
+    other.receipts = (*one.receipts, *other.receipts)
+    return other
 
 
 def _pieces(handles: Sequence[_Handle]) -> Iterable[Sequence[_Handle]]:

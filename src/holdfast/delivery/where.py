@@ -97,6 +97,15 @@ class _Operand(NamedTuple):
     value: Any = None
 
 
+def has_patterns(where: str) -> bool:
+    """Whether the expression has a regular expression in it: one that is made for it can take for ever."""
+    if "~" not in where:
+        return False
+    parser = _Parser(where, 0)
+    parser.parse()
+    return parser.patterns > 0
+
+
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -113,6 +122,7 @@ class _Parser:
             self._fail(f"it has {len(source)} characters, at most {MAX_CHARACTERS} are allowed", MAX_CHARACTERS)
         self._tokens = self._tokenised()
         self._next = 0
+        self.patterns = 0
 
     def parse(self) -> _Test:
         test = self._any(0)
@@ -194,6 +204,7 @@ class _Parser:
         return operand
 
     def _match(self, left: _Operand, right: _Operand, *, wanted: bool) -> _Test:
+        self.patterns += 1
         if not (right.literal and isinstance(right.value, str)):
             self._fail("expected a regular expression as text in quotes", right.at)
         try:

@@ -11,7 +11,8 @@ from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
-from holdfast.errors import Closed, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
+from holdfast.delivery.where import has_patterns
+from holdfast.errors import Closed, Forbidden, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
 from holdfast.server.access import CHALLENGES, Access
@@ -129,6 +130,8 @@ class App:
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
+        if route.action != "open":
+            _check_condition(call)
         if self._auditor is not None:
             call.begin_act = partial(self._auditor.begin, call)
             if route.act:
@@ -214,3 +217,16 @@ async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> 
             await close()
         gone = None if whole else Unavailable("the caller went away before the end")
         await auditor.end(call, call.error or gone)
+
+
+def _check_condition(call: Call) -> None:
+    """A regular expression that is made for it keeps all of the server busy: not everybody may send one."""
+    where = getattr(call.query, "where", None) or getattr(call.body, "where", None)
+    if not isinstance(where, str) or not has_patterns(where):
+        return
+    named = call.route.named
+    if not call.principal.may("admin", None if named is None else call.path[named]):
+        raise Forbidden(
+            f"{call.principal.name} may not use ~ in a condition here: a regular expression can keep the server from "
+            "all else for long, so only an admin of the queue may. Use ==, in or < instead"
+        )
