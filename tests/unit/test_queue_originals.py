@@ -26,6 +26,7 @@ class Line:
 
     def __init__(self) -> None:
         self.woken = False
+        self.ticket = 0
 
     def wake(self) -> None:
         self.woken = True

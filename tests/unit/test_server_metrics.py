@@ -156,6 +156,7 @@ def wait_in_line(stage: Stage) -> None:
 
 class Waiter:
     woken = False
+    ticket = 0
 
     def wake(self) -> None:
         self.woken = True
