@@ -70,7 +70,7 @@ def test_every_table_can_be_asked_in_sql_beside_a_living_owner(spark, owned):
     from holdfast.spark.tables import register_tables
 
     with pytest.raises(holdfast.Busy):
-        holdfast.open_broker(owned)
+        holdfast.open_broker(owned, share=False)
     assert register_tables(spark, str(owned), prefix="shop_") == [f"shop_{name}" for name in NAMES]
     counts = {name: spark.table(f"shop_{name}").count() for name in NAMES}
     assert counts["messages"] >= 200

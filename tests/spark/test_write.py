@@ -93,7 +93,10 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(spark: SparkSession, sh
 
 
 def test_a_folder_that_another_process_owns_is_refused_with_its_number(spark: SparkSession, shop: str):
-    with holdfast.open_broker(shop), pytest.raises(PySparkException, match=f"owned by process {os.getpid()} "):
+    with (
+        holdfast.open_broker(shop, share=False),
+        pytest.raises(PySparkException, match=f"owned by process {os.getpid()} "),
+    ):
         save(numbers(spark, 2), shop, ownerTimeout="100ms")
 
 
