@@ -100,6 +100,7 @@ class Caller:
         timeout_s = self.timeout_s + ask.wait_s
         deadline_ns = self._mono_ns() + round(timeout_s * 1e9)
         attempt, repeated = 0, False
+        problem: HoldfastError | None = None
         unreachable_ns: int | None = None  # since when nobody is there at all
         while True:
             self.check_open()
@@ -108,14 +109,14 @@ class Caller:
             try:
                 answer = await attempt_one(left_s)
             except Unsent as failure:
-                problem: HoldfastError = self._unreachable(failure)
+                problem = self._after(problem, failure)
                 unreachable_ns = unreachable_ns or self._mono_ns()
             except Cut as failure:
                 unreachable_ns = None
                 if not ask.again:
                     raise self._unknown(ask, failure) from None
                 repeated = True
-                problem = self._unreachable(failure)
+                problem = self._after(problem, failure)
             else:
                 unreachable_ns = None
                 if answer.status < 300:
@@ -223,6 +224,12 @@ class Caller:
 
     def __del__(self) -> None:
         self.drop_idle()
+
+    def _after(self, before: HoldfastError | None, failure: Exception) -> HoldfastError:
+        """What to say of a try that failed; one that only our own time cut short tells less than the one before it."""
+        if before is not None and isinstance(failure.__cause__, TimeoutError):
+            return before
+        return self._unreachable(failure)
 
     def _unreachable(self, why: Exception) -> Unavailable:
         return Unavailable(
