@@ -17,7 +17,7 @@ from holdfast.client.messages import RemoteContents
 from holdfast.client.producer import AsyncRemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import AsyncStream
 from holdfast.embedded.topics import GroupInfo, TopicInfo
@@ -89,17 +89,7 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return (await self._publish(topic, [message], partition, durability, codec))[0]
 
     async def publish_many(

@@ -13,7 +13,7 @@ from holdfast.client.dead import AsyncRemoteDeadLetters
 from holdfast.client.group_face import GroupFace, StateOf
 from holdfast.client.messages import RemoteContents, RemoteHandle, RemoteListed
 from holdfast.client.streams import publish_stream
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.handle import INTERRUPTIONS
 from holdfast.embedded.listed import PhaseName
 from holdfast.embedded.listing import Where
@@ -232,17 +232,7 @@ class AsyncRemoteQueue(AsyncRemoteGroup[Body], Generic[Body]):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message; returns when it is as durable as asked."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return (await self._put([message], durability, codec))[0]
 
     async def put_many(

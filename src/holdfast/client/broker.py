@@ -18,7 +18,7 @@ from holdfast.client.producer import RemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import Stream
 from holdfast.embedded.topics import GroupInfo, TopicInfo
@@ -90,17 +90,7 @@ class RemoteBroker(RemoteBrokerFace):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return run(self._publish(topic, [message], partition, durability, codec))[0]
 
     def publish_many(

@@ -11,7 +11,7 @@ from typing import Any, overload
 
 from holdfast.client.producing import Answer, RemoteProducing
 from holdfast.client.ways import run
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms
 from holdfast.errors import HoldfastError, Unavailable
@@ -96,17 +96,7 @@ class RemoteProducer(RemoteProducing):
         partition: int | None = None,
     ) -> RemoteSent:
         """Send a message; returns at once, or when there is room for it. The answer comes to what is returned."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return self.send_many(topic, [message], partition=partition)[0]
 
     def send_many(
@@ -205,17 +195,7 @@ class AsyncRemoteProducer(RemoteProducing):
         partition: int | None = None,
     ) -> AsyncRemoteSent:
         """Send a message; returns at once, or when there is room for it. The answer comes to what is returned."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return (await self.send_many(topic, [message], partition=partition))[0]
 
     async def send_many(

@@ -14,7 +14,7 @@ from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.embedded.aio_group import AsyncGroup
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.face import open_face
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Publisher, Stored
@@ -66,17 +66,7 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
             number = publisher.turn()
             appended = await publisher.log(number).append_one_async(body, durability)  # type: ignore[arg-type]
             return publisher.plain_stored(number, body, appended, began_ns)
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return (await self.put_many([message], durability=durability, codec=codec))[0]
 
     async def put_many(

@@ -18,7 +18,7 @@ from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.aio_locks import AsyncDocuments, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.message import Contents
 from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.publisher import Stored
@@ -81,17 +81,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return (await self.publish_many(topic, [message], partition=partition, durability=durability, codec=codec))[0]
 
     async def publish_many(

@@ -12,7 +12,7 @@ from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.consumer import Consumer
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.group import Group
 from holdfast.embedded.locks import Documents, Locks
 from holdfast.embedded.message import Contents
@@ -82,17 +82,7 @@ class Broker(TraceFace, BrokerFace):
                 number = publisher.turn(partition)
                 appended = publisher.log(number).append_one(body, durability)
                 return publisher.plain_stored(number, body, appended, began_ns)
-            message = NewMessage(
-                body=body,
-                key=key,
-                headers=headers,
-                priority=priority,
-                delay=delay,
-                at=at,
-                ttl=ttl,
-                dedup_id=dedup_id,
-                correlation_id=correlation_id,
-            )
+            message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
             parts = publisher.publish([message], durability, codec, partition)
             publisher.wait(parts)
             return publisher.stored(parts, began_ns)[0]

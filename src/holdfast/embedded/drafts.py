@@ -45,6 +45,31 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     correlation_id: str | None = None
 
 
+def message_of(
+    body: Any,
+    key: Text | None,
+    headers: HeadersLike | None,
+    priority: int,
+    delay: Seconds | None,
+    at: datetime | None,
+    ttl: Seconds | None,
+    dedup_id: Text | None,
+    correlation_id: str | None,
+) -> NewMessage:
+    """The message that the arguments of `put`, `publish` or `send` describe."""
+    return NewMessage(
+        body=body,
+        key=key,
+        headers=headers,
+        priority=priority,
+        delay=delay,
+        at=at,
+        ttl=ttl,
+        dedup_id=dedup_id,
+        correlation_id=correlation_id,
+    )
+
+
 class Drafter:
     """Checks messages by a queue's settings and the type of its bodies."""
 

@@ -15,7 +15,7 @@ from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, check_partition
 from holdfast.embedded.accumulator import Accumulator
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import NewMessage
+from holdfast.embedded.drafts import NewMessage, message_of
 from holdfast.embedded.parcels import Callback, Lane, Parcel, Sent, Span
 from holdfast.embedded.route import Route
 from holdfast.embedded.sender import Sender
@@ -133,17 +133,7 @@ class Producing:
                 lane = route.next() if stored_key is None else route.keyed(stored_key)
                 return lane, body, stored_key, flags, None, False
         headers, delay, at, ttl, dedup_id, correlation_id = options
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return self._place_new(route, message, partition)
 
     def _place_new(self, route: Route, message: NewMessage, partition: object) -> Placed:

@@ -10,7 +10,7 @@ from typing import Any, Generic
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.face import open_face
 from holdfast.embedded.group import Group
 from holdfast.embedded.message import Body
@@ -52,17 +52,7 @@ class Queue(Group[Body], Generic[Body]):
             number = publisher.turn()
             appended = publisher.log(number).append_one(body, durability)  # type: ignore[arg-type]
             return publisher.plain_stored(number, body, appended, began_ns)
-        message = NewMessage(
-            body=body,
-            key=key,
-            headers=headers,
-            priority=priority,
-            delay=delay,
-            at=at,
-            ttl=ttl,
-            dedup_id=dedup_id,
-            correlation_id=correlation_id,
-        )
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
         return self.put_many([message], durability=durability, codec=codec)[0]
 
     def put_many(
