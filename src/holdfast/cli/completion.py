@@ -13,25 +13,19 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import GROUPS, names_in, topic_folder, topics
-from holdfast.cli.output import NOT_DONE, OK, command, stdout
-from holdfast.cli.placed import AT, PROFILE, App
+from holdfast.cli.output import OK, command
+from holdfast.cli.placed import AT, PROFILE
 from holdfast.cli.places import place_of, said_or_usual, usual_place
+from holdfast.cli.section import Section
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError
 from holdfast.storage.files import join
 
-app = App(help="Completion of commands and names in a shell.", rich_markup_mode=None)
+app = Section("Completion of commands and names in a shell.")
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 _VARIABLE: Final = "_HOLDFAST_COMPLETE"
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("show")

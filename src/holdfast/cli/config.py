@@ -14,9 +14,10 @@ from holdfast.broker.layout import SETTINGS, TOPIC, TOPICS, topic_folder
 from holdfast.broker.policy import kept_settings
 from holdfast.cli.opened import opened_broker
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import NOT_DONE, OK, command, print_json, stdout
-from holdfast.cli.placed import PLACE, App
+from holdfast.cli.output import OK, command, print_json, stdout
+from holdfast.cli.placed import PLACE
 from holdfast.cli.remote import asked
+from holdfast.cli.section import Section
 from holdfast.cli.text import safe
 from holdfast.client.address import is_address
 from holdfast.embedded.effective import Effective, Origin, Setting
@@ -25,17 +26,10 @@ from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import InvalidRequest, UnknownTopic
 
-app = App(help="The settings file, and what is in force.", rich_markup_mode=None)
+app = Section("The settings file, and what is in force.")
 
 _TIMES: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("show")

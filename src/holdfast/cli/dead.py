@@ -20,7 +20,7 @@ from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import chosen_topic, opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, Limit, QueueFolder, Topic, Wait, Where, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
-from holdfast.cli.placed import App
+from holdfast.cli.section import Section
 from holdfast.cli.text import safe
 from holdfast.embedded.dead import DeadGroup, DeadLetters
 from holdfast.embedded.letters import LettersBeside
@@ -28,7 +28,7 @@ from holdfast.env import real_world
 from holdfast.errors import Busy, InvalidRequest
 from holdfast.storage.finding import count_of
 
-app = App(help="Dead letters: look at them, put them back, drop them.", rich_markup_mode=None)
+app = Section("Dead letters: look at them, put them back, drop them.")
 
 _AT_ONCE: Final = 500
 _COUNT_CELLS: Final = 7
@@ -37,13 +37,6 @@ _Ids: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="ID", help="Of dead letters; all of them by default.")
 ]
 _Do: TypeAlias = Callable[[Sequence[str]], int]
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("ls")

@@ -21,9 +21,9 @@ from holdfast.cli.moves import moves_of, show_moves
 from holdfast.cli.opened import chosen_topic, opened_broker, some_of, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
-from holdfast.cli.placed import App
 from holdfast.cli.reading import time_of
 from holdfast.cli.remote import is_remote
+from holdfast.cli.section import Section
 from holdfast.cli.standing import standing_of
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
@@ -33,16 +33,9 @@ from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.storage.finding import count_of
 
-app = App(help="Groups: how far they are, and how to let one go on elsewhere.", rich_markup_mode=None)
+app = Section("Groups: how far they are, and how to let one go on elsewhere.")
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("ls")

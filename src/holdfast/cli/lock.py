@@ -20,8 +20,8 @@ from holdfast.cli.messages import moment, seconds_text
 from holdfast.cli.opened import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, print_json, stderr, stdout
-from holdfast.cli.placed import App
 from holdfast.cli.remote import is_remote
+from holdfast.cli.section import Section
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.client.address import is_address
@@ -31,7 +31,7 @@ from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
 
-app = App(help="Locks with leases and fencing numbers.", rich_markup_mode=None)
+app = Section("Locks with leases and fencing numbers.")
 
 LEASE_ID: Final = "HOLDFAST_LEASE_ID"
 _NAMES: Final = ("HOLDFAST_LOCK", LEASE_ID, "HOLDFAST_FENCE")
@@ -43,13 +43,6 @@ Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The lock's
 LeaseIdArgument: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="LEASE", help=f"From `acquire`; by default ${LEASE_ID}.")
 ]
-
-
-@app.callback(invoke_without_command=True)
-def _lock(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("acquire")

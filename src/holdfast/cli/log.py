@@ -12,23 +12,16 @@ from holdfast.cli.dump import Dump
 from holdfast.cli.info import info_of, show_info
 from holdfast.cli.opened import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
-from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdout
+from holdfast.cli.output import DAMAGED, OK, command, print_json, stdout
 from holdfast.cli.parts import parts_of
-from holdfast.cli.placed import App
 from holdfast.cli.reading import check_has_log
+from holdfast.cli.section import Section
 from holdfast.cli.text import time_ns_of
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 from holdfast.storage import LogReader
 
-app = App(help="Look into a log.", rich_markup_mode=None, invoke_without_command=True)
-
-
-@app.callback()
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
+app = Section("Look into a log.")
 
 
 @app.command("info")

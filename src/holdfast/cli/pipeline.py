@@ -22,7 +22,7 @@ from holdfast.cli.pipeline_view import (
     show_outcomes,
     standing_table,
 )
-from holdfast.cli.placed import App
+from holdfast.cli.section import Section
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.embedded.times import parse_duration
@@ -32,7 +32,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 if TYPE_CHECKING:
     from holdfast.spark.pipelines.spec import Project
 
-app = App(help="Pipelines from queues to tables and back, on Spark.", rich_markup_mode=None)
+app = Section("Pipelines from queues to tables and back, on Spark.")
 
 Names: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which pipelines.")]
 Declared: TypeAlias = Annotated[
@@ -40,13 +40,6 @@ Declared: TypeAlias = Annotated[
 ]
 All: TypeAlias = Annotated[bool, typer.Option("--all", help="All pipelines of the file.")]
 FILE = "pipelines.yaml"
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("run")

@@ -12,23 +12,17 @@ import typer
 from holdfast.broker.layout import check_name
 from holdfast.cli import profiles
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
-from holdfast.cli.placed import PLACE, App
+from holdfast.cli.output import OK, command, print_json, stderr, stdout
+from holdfast.cli.placed import PLACE
+from holdfast.cli.section import Section
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.client.address import is_address, parse_address
 from holdfast.errors import InvalidRequest
 
-app = App(help="Places with a name, and what it takes to get in there.", rich_markup_mode=None)
+app = Section("Places with a name, and what it takes to get in there.")
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")]
-
-
-@app.callback(invoke_without_command=True)
-def _profile(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("ls")

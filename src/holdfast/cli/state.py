@@ -14,8 +14,8 @@ from holdfast.broker.locks_beside import replayed_locks
 from holdfast.cli.messages import moment
 from holdfast.cli.opened import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
-from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, command, json_text, print_json, stderr, stdout
-from holdfast.cli.placed import App
+from holdfast.cli.output import NOTHING_THERE, OK, command, json_text, print_json, stderr, stdout
+from holdfast.cli.section import Section
 from holdfast.cli.tables import show_table, table
 from holdfast.cli.text import safe
 from holdfast.client.address import is_address
@@ -23,7 +23,7 @@ from holdfast.embedded.locking import document_from
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
 
-app = App(help="State documents: JSON values with versions.", rich_markup_mode=None)
+app = Section("State documents: JSON values with versions.")
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The document's name.")]
 Version: TypeAlias = Annotated[
@@ -32,13 +32,6 @@ Version: TypeAlias = Annotated[
 LeaseIdOption: TypeAlias = Annotated[
     str | None, typer.Option("--lease-id", metavar="LEASE", help="Only while this lease of a lock is good.")
 ]
-
-
-@app.callback(invoke_without_command=True)
-def _state(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("get")

@@ -15,8 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
-from holdfast.cli.placed import App
+from holdfast.cli.output import OK, command, print_json, stderr, stdout
+from holdfast.cli.section import Section
 from holdfast.cli.text import safe
 from holdfast.delivery.facts import seconds_of
 from holdfast.embedded.settings_file import read_settings
@@ -28,7 +28,7 @@ from holdfast.server.principals import principal_of
 from holdfast.server.tokens import ACTIONS, ROLES, Entry, Tokens, digest_of, entry_of, parse_tokens, read_tokens
 from holdfast.server.tokens_text import with_entry, without_entry
 
-app = App(help="Who may call a server, and what each may do.", rich_markup_mode=None)
+app = Section("Who may call a server, and what each may do.")
 
 # So that whoever finds one in a log or a repository knows what it is, and scanners find it first.
 _PREFIX: Final = "holdfast_"
@@ -38,13 +38,6 @@ TokensFile: TypeAlias = Annotated[
     str | None,
     typer.Option("--file", metavar="FILE", help="The tokens file; that of the settings (tokens_file) by default."),
 ]
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("new")

@@ -16,10 +16,10 @@ from holdfast.cli.group import groups_table
 from holdfast.cli.opened import opened_broker, owned, topics_of, unknown_topic
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, print_json, stderr, stdout
-from holdfast.cli.placed import App
 from holdfast.cli.progress import share
 from holdfast.cli.queues import settings_of
 from holdfast.cli.remote import has_owner
+from holdfast.cli.section import Section
 from holdfast.cli.settings import changes_of, show_settings
 from holdfast.cli.standing import standing_of
 from holdfast.cli.tables import show_table, table
@@ -29,19 +29,12 @@ from holdfast.errors import BadSettings, InvalidRequest, TopicExists
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.finding import count_of
 
-app = App(help="Topics: make them, look at them, change them, take them away.", rich_markup_mode=None)
+app = Section("Topics: make them, look at them, change them, take them away.")
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=topic_names)]
 _Changes: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Settings, such as retention_ms=7d cleanup=compact.")
 ]
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("create")

@@ -18,8 +18,8 @@ from holdfast.broker.traces import BURIED, LEASED, PUBLISHED, TraceStep
 from holdfast.cli.lifeline import life_line, time_text
 from holdfast.cli.opened import is_queue, opened_broker, topic_of
 from holdfast.cli.options import AsJson, QueueFolder
-from holdfast.cli.output import NOT_DONE, OK, command, print_json, print_json_line, stderr, stdout
-from holdfast.cli.placed import App
+from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.section import Section
 from holdfast.cli.text import iso_time, safe, short_time
 from holdfast.client.address import is_address
 from holdfast.embedded.times import instant_ns, parse_instant, to_datetime
@@ -30,7 +30,7 @@ from holdfast.storage.files import join
 from holdfast.storage.finding import count_of
 from holdfast.storage.opening import is_log
 
-app = App(help="Traces: what became of messages, step by step.", rich_markup_mode=None)
+app = Section("Traces: what became of messages, step by step.")
 
 _SHORT_ID: Final = 12
 # Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
@@ -43,13 +43,6 @@ _Since: TypeAlias = Annotated[
     str | None, typer.Option("--since", metavar="TIME", help="From then on: -1h, 2026-11-16T10:00:00Z.")
 ]
 _Until: TypeAlias = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")]
-
-
-@app.callback(invoke_without_command=True)
-def _group(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
-        raise typer.Exit(NOT_DONE)
 
 
 @app.command("show")
