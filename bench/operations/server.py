@@ -22,6 +22,7 @@ from bench.server.ours import HoldfastServer, HoldfastServerSynced, HoldfastServ
 from bench.server.rabbit import RabbitMqRunning
 
 _RATE = 1_000
+_PUTTERS = 4
 _ROUNDS = 3
 
 _PUT = Operation(
@@ -48,7 +49,8 @@ _TAKE_MANY = Operation(
 )
 _LATENCY = Operation(
     f"server: latency at {_RATE:,}/s",
-    "From when a put was due to its get, by two connections; each message is acked before the next get.",
+    f"From when a put was due to its get: {_PUTTERS} connections put, one message a call; another takes what is there, "
+    f"up to {BATCH} together where there is a call for that, and acks it before the next get.",
     "latency",
     2,
 )
@@ -69,7 +71,7 @@ def cases(scale: Scale) -> list[Case]:
         (_PUT_MANY, put_many, _MANY),
         (_TAKE, take_each, (*_ONE_BY_ONE, HoldfastServerTasks)),
         (_TAKE_MANY, take_many, _MANY),
-        (_LATENCY, partial(latency, _RATE), _ONE_BY_ONE),
+        (_LATENCY, partial(latency, _RATE, putters=_PUTTERS, most=BATCH), _ONE_BY_ONE),
     ):
         found += [_case(operation, server, prepare, scale) for server in servers]
     idle = Case(IDLE, OURS, partial(idle_polls, scale), needs=HoldfastServer.needs)

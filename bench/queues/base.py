@@ -38,6 +38,16 @@ class Queue(Peer):
     def ack(self, receipt: Any) -> None:
         """Settle a message. Does nothing where there is no ack."""
 
+    def get_some(self, most: int, wait_s: float) -> list[Taken]:
+        """What is there, waiting for the first; one alone where there is no call for more."""
+        taken = self.get(wait_s)
+        return [] if taken is None else [taken]
+
+    def ack_some(self, receipts: list[Any]) -> None:
+        """Settle them, together where the peer has a way to do that."""
+        for receipt in receipts:
+            self.ack(receipt)
+
     def take_each(self, count: int) -> None:
         """Get and ack, one by one; raises if there are fewer. A fast peer has its own loop."""
         for _ in range(count):

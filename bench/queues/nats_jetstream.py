@@ -89,8 +89,17 @@ class NatsJetStream(Queue):
         found = self._run(self._fetch(1, wait_s or 0.2))
         return Taken(found[0].data, found[0]) if found else None
 
+    def get_some(self, most: int, wait_s: float) -> list[Taken]:
+        return [Taken(message.data, message) for message in self._run(self._fetch(most, wait_s))]
+
     def ack(self, receipt: Any) -> None:
         self._run(receipt.ack_sync())
+
+    def ack_some(self, receipts: list[Any]) -> None:
+        async def ack_all() -> None:
+            await asyncio.gather(*(message.ack_sync() for message in receipts))
+
+        self._run(ack_all())
 
     def take_each(self, count: int) -> None:
         async def take_each() -> None:

@@ -47,8 +47,14 @@ class HoldfastQueue(Queue):
             return None
         return Taken(message.body, message)
 
+    def get_some(self, most: int, wait_s: float) -> list[Taken]:
+        return [Taken(message.body, message) for message in self.queue.get_many(most, timeout=wait_s)]
+
     def ack(self, receipt: Any) -> None:
         receipt.ack()
+
+    def ack_some(self, receipts: list[Any]) -> None:
+        self.queue.ack_many(receipts)
 
     def take_each(self, count: int) -> None:
         get_nowait = self.queue.get_nowait

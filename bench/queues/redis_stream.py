@@ -53,14 +53,20 @@ class RedisStream(Queue):
         found = self._read(1, wait_s)
         return Taken(found[0][1][b"body"], found[0][0]) if found else None
 
+    def get_some(self, most: int, wait_s: float) -> list[Taken]:
+        return [Taken(fields[b"body"], number) for number, fields in self._read(most, wait_s)]
+
     def ack(self, receipt: Any) -> None:
-        self.client.xack(_STREAM, _GROUP, receipt)
+        self.ack_some([receipt])
+
+    def ack_some(self, receipts: list[Any]) -> None:
+        self.client.xack(_STREAM, _GROUP, *receipts)
 
     def take_many(self, count: int) -> None:
         found = self._read(count, 0)
         if len(found) != count:
             raise LookupError("fewer messages than were put")
-        self.client.xack(_STREAM, _GROUP, *(number for number, _ in found))
+        self.ack_some([number for number, _ in found])
 
     def _read(self, count: int, wait_s: float) -> list[tuple[bytes, dict[bytes, bytes]]]:
         block_ms = max(1, int(1000 * wait_s)) if wait_s else None

@@ -8,26 +8,22 @@ import socket
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from bench.harness import OURS
-from bench.peers.base import KILL, POWER_CUT
-from bench.queues.base import Queue, Taken
+from bench.peers.base import POWER_CUT
+from bench.queues.ours import HoldfastQueue
 from bench.queues.server import Server, free_port
 
 QUEUE = "jobs"
 TASKS = 32
 
 
-class HoldfastServer(Queue):
+class HoldfastServer(HoldfastQueue):
     """The client for threads, durability "os": an answer means that it is in the page cache."""
 
-    name = OURS
-    survives = KILL
-    ack_survives = KILL
     note = 'holdfast.connect(...), durability="os": in the page cache when the answer comes'
     needs = ("holdfast.server", "httptools", "uvloop", "prometheus_client", "jinja2", "multipart")
-    durability: ClassVar[Literal["os", "fsync"]] = "os"
     settings: ClassVar[str] = ""
 
     def open(self, folder: Path) -> None:
@@ -40,7 +36,7 @@ class HoldfastServer(Queue):
         self.address = "127.0.0.1", port
         self.server: Server | None = Server(command, folder, self._look)
         self._connect()
-        self._check(self.put_one(b"x"))
+        self._put_checked()
         self.take_each(1)
 
     def _look(self) -> None:
@@ -62,39 +58,21 @@ class HoldfastServer(Queue):
         side._connect()
         return side
 
+    def _put_checked(self) -> None:
+        self._check(self.queue.put(b"x"))
+
     def _check(self, stored: Any) -> None:
         """A figure under the wrong name is worse than none."""
         if stored.durability != self.durability:
             raise ValueError(f"a put was stored with {stored.durability}, not {self.durability}")
 
-    def put_one(self, body: bytes) -> Any:
-        return self.queue.put(body, durability=self.durability)
-
-    def put(self, body: bytes) -> None:
-        self.put_one(body)
-
-    def put_many(self, bodies: list[bytes]) -> None:
-        self.queue.put_many(bodies, durability=self.durability)
-
-    def get(self, wait_s: float) -> Taken | None:
-        from holdfast import Empty
-
-        try:
-            message = self.queue.get(timeout=wait_s)
-        except Empty:
-            return None
-        return Taken(message.body, message)
-
-    def ack(self, receipt: Any) -> None:
-        receipt.ack()
-
     def take_many(self, count: int) -> None:
         left = count
         while left:
-            messages = self.queue.get_many(left, timeout=0)
-            self.queue.ack_many(messages)
-            left -= len(messages)
-            if not messages:
+            some = self.queue.get_many(left, timeout=0)
+            self.queue.ack_many(some)
+            left -= len(some)
+            if not some:
                 raise LookupError("fewer messages than were put")
 
     def kill_server(self) -> None:
@@ -137,13 +115,13 @@ class HoldfastServerTasks(HoldfastServer):
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
-    def put_one(self, body: bytes) -> Any:
-        return self._run(self.queue.put(body, durability=self.durability))
+    def _put_checked(self) -> None:
+        self._check(self._run(self.queue.put(b"x")))
 
     def put_each(self, bodies: Sequence[bytes]) -> None:
         async def put(some: Iterable[bytes]) -> None:
             for body in some:
-                await self.queue.put(body, durability=self.durability)
+                await self.queue.put(body)
 
         async def put_all() -> None:
             await asyncio.gather(*(put(bodies[i::TASKS]) for i in range(TASKS)))
@@ -151,7 +129,7 @@ class HoldfastServerTasks(HoldfastServer):
         self._run(put_all())
 
     def put_many(self, bodies: list[bytes]) -> None:
-        self._run(self.queue.put_many(bodies, durability=self.durability))
+        self._run(self.queue.put_many(bodies))
 
     def take_each(self, count: int) -> None:
         async def take(some: int) -> None:

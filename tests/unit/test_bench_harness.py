@@ -481,9 +481,17 @@ def test_a_quantile_is_the_smallest_figure_that_this_share_does_not_exceed(share
 
 def test_a_latency_run_times_each_message_between_two_threads():
     queue = ListQueue()
-    sample = _Run(queue, queue, body_bytes=100, rate=2000, count=100).sample()
+    sample = _Run([queue], queue, body_bytes=100, rate=2000, count=100).sample()
     assert sample.messages == 100
     assert sample.seconds >= 100 / 2000
+    assert 0 < sample.p50_ns <= sample.p99_ns < 1e9
+    assert queue.waiting == []
+
+
+def test_several_threads_may_put_and_one_take_what_is_there():
+    queue = ListQueue()
+    sample = _Run([queue] * 3, queue, body_bytes=100, rate=2000, count=100, most=10).sample()
+    assert sample.messages == 100
     assert 0 < sample.p50_ns <= sample.p99_ns < 1e9
     assert queue.waiting == []
 
@@ -491,9 +499,9 @@ def test_a_latency_run_times_each_message_between_two_threads():
 def test_a_queue_slower_than_the_rate_has_no_latency_and_one_that_fails_says_why():
     slow, fails = ListQueue("slow"), ListQueue("raises")
     with pytest.raises(TooSlow, match="messages a second"):
-        _Run(slow, slow, body_bytes=100, rate=5000, count=20).sample()
+        _Run([slow], slow, body_bytes=100, rate=5000, count=20).sample()
     with pytest.raises(OSError, match="disk gone"):
-        _Run(fails, fails, body_bytes=100, rate=5000, count=20).sample()
+        _Run([fails], fails, body_bytes=100, rate=5000, count=20).sample()
 
 
 def test_takes_are_timed_without_their_puts_and_keep_the_depth():
