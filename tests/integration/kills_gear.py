@@ -17,6 +17,7 @@ PARTITIONS = 4
 KEYS = 8  # of each producer
 LEASE_S = 8.0
 AT_ONCE = 10
+ABANDON_EVERY = 25  # turns of a worker: it then takes a job and does nothing with it, as one that died
 BACKLOG = 2_000  # producers wait for consumers when so many messages are under way
 CALL_S = 120.0  # no call is given up before
 
@@ -42,6 +43,7 @@ class Delivery:
     got_at: float
     ended_at: float = 0.0
     acked: bool = False
+    abandoned: bool = False
 
 
 @dataclass
@@ -200,11 +202,17 @@ class Clients:
             turn = 0
             while not self._stop.is_set():
                 turn += 1
+                abandon = turn % ABANDON_EVERY == 0 and not self._no_more_sending.is_set()
+                count = AT_ONCE if turn % 2 and not abandon else 1
                 asked_at = time.monotonic()
-                messages = queue.get_many(AT_ONCE if turn % 2 else 1, timeout=0.5, lease=LEASE_S)
+                messages = queue.get_many(count, timeout=0.5, lease=LEASE_S, detached=abandon)
                 got_at = time.monotonic()
                 held = [_delivery(message, asked_at, got_at) for message in messages]
                 self.notes.deliveries.extend(held)
+                if abandon:
+                    for delivery in held:
+                        delivery.abandoned = True
+                    continue
                 lost = _acked(queue, messages)
                 for message, delivery in zip(messages, held, strict=True):
                     delivery.ended_at = time.monotonic()

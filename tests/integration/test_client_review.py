@@ -130,6 +130,7 @@ def test_an_owner_that_hangs_makes_others_wait_no_longer_than_their_time_out(tmp
         broker: Any = holdfast.open_broker(tmp_path / "data")
         assert broker.topics() == []
         os.kill(owner.pid, signal.SIGSTOP)
+        os.waitpid(owner.pid, os.WUNTRACED)  # not all of its threads stop at once
         broker._client.caller.timeout_s = 0.5
         with pytest.raises(Unavailable, match="gave no answer"):
             broker.topics()
