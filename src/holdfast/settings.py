@@ -1,6 +1,6 @@
 """What an operator may set: plain values with units in their names and limits in their types."""
 
-from __future__ import annotations
+# Annotations are values here, not text: every process holds its settings to them before it does anything else.
 
 from collections.abc import Mapping
 from difflib import get_close_matches

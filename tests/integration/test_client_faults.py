@@ -19,7 +19,7 @@ import pytest
 import holdfast
 from holdfast import Unavailable, aio
 from holdfast.client.address import Address
-from holdfast.client.reconnecting import MOST_PAUSE_MS, Reconnecting
+from holdfast.client.reconnecting import MOST_PAUSE_MS, SOON_PAUSE_MS, SOON_S, Reconnecting
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
 from tests.integration.http_gear import Serving, serving
 from tests.integration.proxies import Proxy, proxied
@@ -280,6 +280,24 @@ def test_pauses_grow_and_are_never_the_same():
     assert len(set(pauses)) == len(pauses)
     state.opened()
     assert state.pause_s() == 0
+
+
+def test_who_waits_for_a_server_that_starts_again_comes_soon_and_asks_less_often_if_it_stays_away():
+    clock = ManualClock()
+    state = Reconnecting(World(clock=clock, disk=RealDisk(), ids=SeededIds(7)))
+    away_s = 0.0
+    pauses: dict[str, list[float]] = {"at first": [], "later": []}
+    while away_s < 60:
+        state.failed()
+        for pause_s in (state.pause_s(), state.backoff_ms(20) / 1000):  # to connect again, and to call again
+            pauses["at first" if away_s < SOON_S else "later"].append(pause_s)
+        clock.advance(seconds=state.pause_s())
+        away_s += pauses["at first" if away_s < SOON_S else "later"][-2]
+    assert max(pauses["at first"]) <= SOON_PAUSE_MS / 1000
+    assert SOON_PAUSE_MS / 1000 < max(pauses["later"]) <= MOST_PAUSE_MS / 1000
+    assert len(pauses["later"]) < 2 * 60 / (MOST_PAUSE_MS / 1000 / 2)
+    state.opened()
+    assert state.backoff_ms(20) > SOON_PAUSE_MS, "a server that is there and refuses is given more time"
 
 
 def test_addresses_are_read_as_people_write_them():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
@@ -17,7 +18,7 @@ import holdfast.otel
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.queries import QueryLease
 from holdfast.env import SeededIds, World
-from holdfast.errors import LeaseLost
+from holdfast.errors import LeaseLost, NotInstalled
 from holdfast.server.engine_metrics import OF_GROUP, OF_TOPIC, TIMES_OF_GROUP, TIMES_OF_TOPIC, sync_times
 from holdfast.server.families import PREFIX
 from holdfast.server.http_metrics import HttpMetrics
@@ -485,3 +486,10 @@ def test_the_format_is_the_one_asked_for(stage: Stage):
     body, content_type = stage.metrics.render("application/openmetrics-text; version=1.0.0")
     assert content_type.startswith("application/openmetrics-text")
     assert body.endswith(b"# EOF\n")
+
+
+def test_without_the_package_of_prometheus_only_its_page_is_missing(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client.exposition", None)
+    stage.metrics.connection_opened()
+    with pytest.raises(NotInstalled, match="pip install"):
+        stage.metrics.render()

@@ -35,8 +35,8 @@ from sys import byteorder
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.env import Disk, File
 from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.model import LogPosition

@@ -16,9 +16,9 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
 from holdfast.broker.layout import check_name
+from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import ChecksumMismatch, CorruptData, Fenced, InvalidRequest, UnknownFormat
 from holdfast.storage.files import durable_replace, join, read_file

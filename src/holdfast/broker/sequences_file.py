@@ -15,8 +15,8 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.env.disk import Disk
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.model import LogPosition

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Final, TypeVar
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, Unavailable
 from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -17,14 +16,16 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import Any, Final, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import typer
-from rich.console import Console
 
 from holdfast.cli.placed import AT, PROFILE, with_place
 from holdfast.cli.text import safe, safe_lines
 from holdfast.errors import BadSettings, HoldfastError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 OK: Final = 0
 DAMAGED: Final = 1
@@ -33,30 +34,23 @@ NOTHING_THERE: Final = 3
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-# What reads from a pipe has no edge that text must end at.
-_PIPE_CELLS: Final = 1_000
-
 _P = ParamSpec("_P")
-
-
-class _Console(Console):
-    """Rich's console, but a reader that went away is an error like any other."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def stdout() -> Console:
     """For results. Made when needed, so that it writes to what stdout is at that moment."""
-    console = _Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS"):
-        console.width = _PIPE_CELLS
-    return console
+    return _console(stderr=False)
 
 
 def stderr() -> Console:
     """For everything that is not the result."""
-    return _Console(highlight=False, markup=False, emoji=False, stderr=True)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from holdfast.cli.consoles import OurConsole
+
+    return OurConsole(stderr=stderr)
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:

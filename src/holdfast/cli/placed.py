@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from holdfast.cli.places import EXPORTED_PLACE, URL, USUAL, place_of, said_or_usual, usual_place
+from holdfast.cli.plain import TakesPlain
 from holdfast.client.address import is_address, refuse_almost
 from holdfast.errors import InvalidRequest
 
@@ -51,7 +52,7 @@ def _notes(parameter: inspect.Parameter) -> tuple[Any, ...]:
     return getattr(parameter.annotation, "__metadata__", ())
 
 
-class PlacedCommand(TyperCommand):
+class PlacedCommand(TakesPlain, TyperCommand):
     """Puts the place where the command expects it: before all other arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -128,8 +129,15 @@ def _mind_the_server(place: str) -> None:
         sys.stderr.write(f"note: {place} is a folder here; for the queue at {URL} write: {USUAL} --topic {place}\n")
 
 
+class PlacedGroup(TakesPlain, TyperGroup):
+    """What is said before the command."""
+
+
 class App(typer.Typer):
     """Commands that belong together; each may work somewhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=PlacedGroup, **options)
 
     def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
         options.setdefault("cls", PlacedCommand)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import ipaddress
 import logging
 import os
 import resource
@@ -11,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 import typer
@@ -27,6 +30,18 @@ from holdfast.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
+
+TlsCert: TypeAlias = Annotated[
+    str | None, typer.Option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
+]
+TlsKey: TypeAlias = Annotated[
+    str | None, typer.Option("--tls-key", metavar="FILE", help="Its key, where that is not in the same file.")
+]
+TlsClientCa: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--tls-client-ca", metavar="FILE", help="Every client must show a certificate of these issuers."),
+]
 
 
 @command
@@ -45,6 +60,9 @@ def serve_command(
     tokens: Annotated[
         str | None, typer.Option("--tokens", metavar="FILE", help="Who may call; `holdfast token new` makes it.")
     ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
     allow_anonymous_network: Annotated[
         bool,
         typer.Option(
@@ -60,13 +78,19 @@ def serve_command(
         str | None, typer.Option("--log-format", metavar="text|json", help="How the log is written, to stderr.")
     ] = None,
 ) -> int:
-    """Serve a data folder over HTTP, with the console at /ui. SIGTERM lets it finish what it has begun."""
+    """Serve a data folder over HTTP, with the console at /ui. SIGTERM lets it finish what it has begun.
+
+    Each option goes before the settings file; all other settings of a server stand there, in [server].
+    """
     effective = read_settings(real_world(), environment(), config)
     changes: dict[str, Any] = {
         "host": host,
         "port": port,
         "socket": socket,
         "tokens_file": tokens,
+        "tls_cert_file": tls_cert,
+        "tls_key_file": tls_key,
+        "tls_client_ca_file": tls_client_ca,
         "allow_anonymous_network": True if allow_anonymous_network else None,
         "read_only": True if read_only else None,
         "console": False if no_console else None,
@@ -95,6 +119,16 @@ def run(
     """
     if folder is None:
         raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
+    gc.disable()  # until it listens: whatever is loaded now will stay
+    try:
+        return _run(
+            folder, effective, settings, say or _say, shares=not settings.read_only if shares is None else shares
+        )
+    finally:
+        gc.enable()
+
+
+def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
         from holdfast.client.sharing import share
         from holdfast.server.json_logs import start_logging
@@ -108,6 +142,11 @@ def run(
     start_logging(settings.log_format, sys.stderr)
     _raise_file_limit()
 
+    def ready(addresses: Sequence[str]) -> None:
+        gc.freeze()  # nor need it ever be searched for garbage, while all calls wait
+        gc.enable()
+        say(folder, addresses, settings)
+
     async def until_told() -> bool:
         loop = asyncio.get_running_loop()
         told_to_go = asyncio.Event()
@@ -118,9 +157,9 @@ def run(
             effective.broker,
             settings,
             processors=os.cpu_count() or 1,
-            ready=lambda addresses: (say or _say)(folder, addresses, settings),
+            ready=ready,
             told_to_go=loop.create_task(told_to_go.wait()),
-            opened=share if (not settings.read_only if shares is None else shares) else None,
+            opened=share if shares else None,
             effective=msgspec.structs.replace(effective, server=settings, data_dir=folder),
         )
 
@@ -141,12 +180,32 @@ def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> None:
-    """Where it listens, for people and for whoever started it."""
-    lines = [f"Holdfast serves {folder} at {', '.join(addresses)}"]
+def told(folder: str, addresses: Sequence[str], settings: ServerSettings) -> list[str]:
+    """Where it listens, for people and for whoever started it: with addresses that can be opened on this machine."""
+    usable, everywhere = [], []
+    for address in addresses:
+        version, port = _all_of(address)
+        usable.append(address if version is None else f"{address.partition('//')[0]}//{_LOOPBACK[version]}:{port}")
+        if version is not None:
+            everywhere.append(f"It listens on all IPv{version} addresses of this machine, port {port}")
+    lines = [f"Holdfast serves {folder} at {', '.join(usable)}", *everywhere]
     if settings.console:
-        lines.append(f"Console: {addresses[0]}/ui  API: {addresses[0]}/docs")
-    sys.stdout.write("\n".join(lines) + "\n")
+        lines.append(f"Console: {usable[0]}/ui  API: {usable[0]}/docs")
+    return lines
+
+
+def _all_of(address: str) -> tuple[int | None, int | None]:
+    """Of which version of IP the address stands for all that this machine has, and its port."""
+    parts = urlsplit(address)
+    with suppress(ValueError):
+        host = ipaddress.ip_address(parts.hostname or "")
+        if host.is_unspecified:
+            return host.version, parts.port
+    return None, None
+
+
+def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> None:
+    sys.stdout.write("\n".join(told(folder, addresses, settings)) + "\n")
     sys.stdout.flush()
 
 

@@ -6,7 +6,8 @@
                                                            └────── none can be made ◄──────┘
 
 While it is broken nobody tries but when the pause is over, however many wait; each pause is longer than the one
-before, up to a limit, and nobody's is quite as long as another's.
+before, up to a limit, and nobody's is quite as long as another's. The limit is low at first: a server that starts
+again is back within seconds, and its clients should be as soon. One that stays away is asked less often.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Final
 from holdfast.env import World
 
 FIRST_PAUSE_MS: Final = 25
+SOON_PAUSE_MS: Final = 250  # while the server may only be starting again
+SOON_S: Final = 5
 MOST_PAUSE_MS: Final = 1_000
 
 _NS: Final = 1_000_000
@@ -29,6 +32,7 @@ class Reconnecting:
         self._random = world.ids.random_u32
         self.failures = 0  # one after the other
         self._next_ns = 0
+        self._since_ns = 0  # of the first of them
 
     @property
     def is_open(self) -> bool:
@@ -45,8 +49,10 @@ class Reconnecting:
         now_ns = self._clock.monotonic_ns()
         if self.failures and now_ns < self._next_ns:
             return  # somebody else has found that out just now
-        self._next_ns = now_ns + round(self.backoff_ms(self.failures) * _NS)
+        if not self.failures:
+            self._since_ns = now_ns
         self.failures += 1
+        self._next_ns = now_ns + round(self.backoff_ms(self.failures - 1) * _NS)
 
     def opened(self) -> None:
         """A connection was made."""
@@ -54,5 +60,6 @@ class Reconnecting:
 
     def backoff_ms(self, attempt: int) -> float:
         """The pause before another attempt: twice as long each time, and a half of it by chance."""
-        longest = min(FIRST_PAUSE_MS << min(attempt, 16), MOST_PAUSE_MS)
+        is_back_soon = self.failures and self._clock.monotonic_ns() - self._since_ns < SOON_S * 1_000 * _NS
+        longest = min(FIRST_PAUSE_MS << min(attempt, 16), SOON_PAUSE_MS if is_back_soon else MOST_PAUSE_MS)
         return longest * (0.5 + self._random() / 2**33)

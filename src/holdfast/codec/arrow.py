@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.codec.columns import padding
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import PLAIN, Body, Packing, pack_again

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.codec.columns import DUE, EXPIRY, FLAGS, HEADERS, KEY_VALIDITY, KEYS, PRIORITIES, padding
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import PLAIN, Body, Packing, pack_again

@@ -9,8 +9,8 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.codec.columns import encode_columns, encode_head, padding
 from holdfast.codec.compression import Codec, compress
 from holdfast.codec.frame import CHECKED_HEADER, HEADER_BYTES, MAGIC, Kind, frame_bytes, seal_header

@@ -37,8 +37,8 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.codec.columns import KNOWN_COLUMNS, REMOVED, Columns, padding, plain_values
 from holdfast.codec.compression import Codec, decompress
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, TypeVar
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.codec.columns import Columns
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Packing, encode_body, slice_batch

@@ -10,9 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Final
-
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.group import QueueGroup
@@ -23,6 +21,9 @@ from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError
 from holdfast.server.families import FAST, SLOW, Buckets, counter, gauge, times
 from holdfast.storage.log import Log
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 logger = logging.getLogger(__name__)
 

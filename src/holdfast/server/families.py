@@ -1,14 +1,15 @@
-"""Metrics as Prometheus knows them, made from ours when somebody asks."""
+"""Metrics as Prometheus knows them, made from ours when somebody asks; its package is not loaded before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.utils import floatToGoString
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.metrics import Histogram, edge
+
+if TYPE_CHECKING:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 PREFIX: Final = "holdfast_"
 
@@ -25,8 +26,14 @@ class Buckets:
     """Where the buckets of a histogram end. The counts are exact at the slots' borders: within 1/32 of each bound."""
 
     def __init__(self, bounds_s: Sequence[float]) -> None:
-        self._names = [*map(floatToGoString, bounds_s), "+Inf"]
+        self._bounds_s = bounds_s
         self._edges = [edge(seconds) for seconds in bounds_s]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        from prometheus_client.utils import floatToGoString
+
+        return [*map(floatToGoString, self._bounds_s), "+Inf"]
 
     def add(self, family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:
         """The times of a histogram, each bucket with all up to its bound; nothing before the first one."""
@@ -38,14 +45,20 @@ class Buckets:
 
 def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
     """A number that only grows; `_total` is added to its name."""
+    from prometheus_client.core import CounterMetricFamily
+
     return CounterMetricFamily(PREFIX + name, text, labels=labels)
 
 
 def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     """A number as it is now."""
+    from prometheus_client.core import GaugeMetricFamily
+
     return GaugeMetricFamily(PREFIX + name, text, labels=labels)
 
 
 def times(name: str, text: str, *labels: str) -> HistogramMetricFamily:
     """How long something took."""
+    from prometheus_client.core import HistogramMetricFamily
+
     return HistogramMetricFamily(PREFIX + name, text, labels=labels)

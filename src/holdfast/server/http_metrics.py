@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
-from typing import Final
-
-from prometheus_client.metrics_core import Metric
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.metrics import Histogram
 from holdfast.server.families import FAST, Buckets, counter, gauge, times
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
 
 # Any other word is a client's invention, and would be one more label each time.
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from typing import Final
-
-from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 import holdfast
 from holdfast.broker.broker import BrokerEngine
 from holdfast.embedded.trace_export import TraceExport
+from holdfast.errors import NotInstalled
 from holdfast.server.engine_metrics import EngineMetrics
 from holdfast.server.families import counter, gauge
 from holdfast.server.http_metrics import HttpMetrics
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
 
 MOST_GROUPS: Final = 200
 
@@ -28,10 +30,16 @@ class ServerMetrics(HttpMetrics):
         self.trace_export: TraceExport | None = None
         self._engine = EngineMetrics(engine, most_groups)
         self._gauges: dict[str, tuple[str, Callable[[], float]]] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+
+    @cached_property
+    def _registry(self) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+
+        made = CollectorRegistry()
+        made.register(self)
+        ProcessCollector(registry=made)
+        GCCollector(registry=made)
+        return made
 
     def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
         """One more value, read when somebody asks; its name gets the prefix of all."""
@@ -42,6 +50,10 @@ class ServerMetrics(HttpMetrics):
 
         It reads files: call it from a thread of its own, not from the loop that serves.
         """
+        try:
+            from prometheus_client.exposition import choose_encoder
+        except ImportError:
+            raise NotInstalled("metrics need prometheus-client; run: pip install 'holdfast[server]'") from None
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

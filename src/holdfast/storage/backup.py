@@ -11,8 +11,8 @@ from itertools import count
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.env.disk import Disk
 from holdfast.errors import DiskFull, InvalidRequest

@@ -18,8 +18,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.env.disk import Disk
 from holdfast.errors import TailLost
 from holdfast.model import LogPosition

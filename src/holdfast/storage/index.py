@@ -26,8 +26,7 @@ from bisect import bisect_left, bisect_right
 from struct import Struct
 from typing import Final
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.codec.frame import HEADER_BYTES, KNOWN_FLAGS, FrameHeader, read_header
 from holdfast.errors import CorruptData
 

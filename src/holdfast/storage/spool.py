@@ -14,8 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import HEADER_BYTES
 from holdfast.env import File, World

@@ -36,8 +36,8 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 
+from holdfast.checksum import crc32c
 from holdfast.env.disk import Disk, File
 from holdfast.storage.files import STATE, durable_replace, join
 

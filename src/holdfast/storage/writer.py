@@ -15,8 +15,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Place, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind

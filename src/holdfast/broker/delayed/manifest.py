@@ -12,9 +12,9 @@ from struct import Struct
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 from pyroaring import BitMap64
 
+from holdfast.checksum import crc32c
 from holdfast.env.disk import Disk
 from holdfast.errors import ChecksumMismatch, CorruptData, UnknownFormat
 from holdfast.storage.files import durable_replace, join, read_file

@@ -29,9 +29,9 @@ from itertools import repeat
 from struct import Struct
 from typing import Final, TypeAlias
 
-from crc32c import crc32c
 from pyroaring import BitMap64
 
+from holdfast.checksum import crc32c
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, frame_bytes, read_frame, read_header
 from holdfast.env.disk import Disk, File
 from holdfast.errors import CorruptData, UnknownFormat

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
-from crc32c import crc32c
 from pyroaring import BitMap64
 
 from holdfast.broker.delayed.run import TRAILER_CHECKED, TRAILER_MAGIC, Run
 from holdfast.broker.delayed.timers import DAY_MS, HOUR_MS, MONTH_MS
+from holdfast.checksum import crc32c
 from holdfast.codec.encode import PLAIN, Body, Packing, Place, encode_batch, header_for
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
