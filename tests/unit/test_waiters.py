@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast import Empty
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.simdisk import SimulatedDisk
+from holdfast.server.served import ServedGroup
+from tests.unit.queues import Place
 
 
 class Noting:
@@ -136,6 +141,23 @@ def test_a_task_is_woken_from_another_thread():
     assert asyncio.run(story())
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_a_task_that_is_cancelled_just_as_it_is_woken_ends(steps: int):
+    async def story() -> bool:
+        waiter = TaskWaiter(SystemClock())
+        task = asyncio.create_task(waiter.wait(None))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiter.wake()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        running = task.cancel()
+        await asyncio.wait([task])
+        return not running or task.cancelled()
+
+    assert asyncio.run(story())
+
+
 def test_waking_a_task_whose_loop_is_closed_harms_nobody():
     async def story() -> TaskWaiter:
         return TaskWaiter(SystemClock())
@@ -174,3 +196,174 @@ def test_a_wake_up_that_comes_as_the_time_ends_goes_to_the_next_in_line():
     else:
         assert m.body == b"x"
     q.close()
+
+
+# Nobody who comes later is served before those who wait
+
+
+class Line:
+    """A queue at which some stand in line, asleep; they take their turns when the test says so."""
+
+    def __init__(self, *counts: int) -> None:
+        self.place = Place(durability="os")
+        self.q, self.group = self.place.q, self.place.q._group
+        self.waiters = [ThreadWaiter(self.place.clock, count) for count in counts]
+        self.stays = [ExitStack() for _ in counts]
+        for stay, waiter in zip(self.stays, self.waiters, strict=True):
+            stay.enter_context(self.group.in_line(waiter))
+
+    @property
+    def woken(self) -> list[bool]:
+        return [waiter.woken for waiter in self.waiters]
+
+    def turn(self, number: int, count: int | None = None) -> int:
+        """How many one of them gets who stands there again and looks."""
+        waiter = self.waiters[number]
+        self.group.waiters.stand(waiter)
+        return self.take(count or waiter.count, waiter)
+
+    def take(self, count: int, waiter: ThreadWaiter | None = None) -> int:
+        found = self.group.receive(count, lease_ms=60_000, holder="ann", detached=False, waiter=waiter)
+        return sum(len(taken) for _, taken in found)
+
+
+def test_who_comes_while_another_is_on_its_way_to_a_message_finds_nothing():
+    line = Line(1)
+    line.q.put(b"a")
+    assert line.woken == [True]
+    assert line.take(1) == 0
+    with pytest.raises(Empty):
+        line.q.get(timeout=0)
+    with pytest.raises(Empty):
+        line.q.get(timeout=0, lease=5)
+    assert line.q.get_many(5, timeout=0) == []
+    assert line.turn(0) == 1
+
+
+def test_who_comes_later_and_has_time_waits_behind_those_in_line():
+    line = Line(1)
+    line.q.put(b"a")
+    got: list[bytes] = []
+    thread = threading.Thread(target=lambda: got.append(line.q.get().body))
+    thread.start()
+    while thread.is_alive() and not line.q.stats().waiters:
+        pass
+    assert line.turn(0) == 1
+    line.stays[0].close()
+    line.q.put(b"b")
+    thread.join(30)
+    assert got == [b"b"]
+
+
+def test_who_comes_later_gets_what_those_in_line_leave():
+    line = Line(1, 5)
+    line.q.put_many([b"%d" % n for n in range(8)])
+    assert [line.take(1), line.take(9), line.take(1)] == [1, 1, 0]
+    assert [line.turn(1), line.turn(0)] == [5, 1]
+
+
+def test_who_was_woken_goes_before_those_behind_it_whoever_runs_first():
+    line = Line(1, 1, 1)
+    line.q.put(b"a")
+    line.group.waiters.wake_all()
+    assert [line.turn(2), line.turn(1), line.turn(0)] == [0, 0, 1]
+
+
+def test_who_comes_before_anybody_was_told_of_a_message_leaves_it_to_them_and_wakes_them():
+    line = Line(1, 1)
+    line.q._station.partition.log.append([b"a"], durability="os")
+    assert line.woken == [False, False]
+    assert line.take(1) == 0
+    assert line.woken == [True, False]
+
+
+def test_who_leaves_with_less_than_it_might_have_taken_wakes_the_next():
+    line = Line(5, 1, 1)
+    line.q.put_many([b"a", b"b", b"c"])
+    assert [line.turn(1), line.turn(2)] == [0, 0]
+    assert line.turn(0, count=1) == 1
+    assert line.woken == [False, False, False]
+    line.stays[0].close()
+    assert line.woken == [False, True, False]
+    assert line.turn(1) == 1
+    line.stays[1].close()
+    assert line.woken[2]
+    assert line.turn(2) == 1
+
+
+def test_who_leaves_when_nothing_is_left_wakes_nobody():
+    line = Line(1, 1)
+    line.q.put(b"a")
+    assert line.turn(0) == 1
+    line.stays[0].close()
+    assert line.woken == [False, False]
+
+
+def test_who_fails_in_its_turn_leaves_the_message_to_the_next():
+    line = Line(1, 1)
+    line.q.put(b"a")
+    line.group.waiters.stand(line.waiters[0])
+    assert line.woken == [False, False]
+    with pytest.raises(KeyboardInterrupt), line.stays[0]:
+        raise KeyboardInterrupt
+    assert line.woken == [False, True]
+    assert line.turn(1) == 1
+
+
+def test_nobody_waits_for_one_who_was_woken_and_does_not_come():
+    line = Line(1)
+    line.q.put(b"a")
+    line.place.clock.advance(ms=900)
+    assert line.take(1) == 0
+    line.place.clock.advance(ms=101)
+    assert line.take(1) == 1
+    assert line.turn(0) == 0
+
+
+def test_a_call_that_takes_many_in_portions_keeps_its_place():
+    line = Line(200, 1)
+    served: Any = ServedGroup(line.q._engine, line.group, None)
+    line.q.put_many([b"x"] * 150)
+    wanted = served._wanted(200, 0, None, None, renew=False, detached=True)
+    assert served.take_now(200, None, "bob") == []
+    assert line.turn(1) == 0
+    found = served._take(wanted, line.waiters[0])
+    assert sum(len(taken) for _, taken in found) == 150
+
+
+def test_a_thread_that_waits_is_served_before_one_that_comes_by(tmp_path):
+    with holdfast.open(tmp_path / "jobs", durability="os", min_free_bytes=0) as q:
+        got: list[bytes] = []
+
+        def wait() -> None:
+            message = q.get(timeout=30)
+            got.append(message.body)
+            message.ack()
+
+        for n in range(30):
+            thread = threading.Thread(target=wait)
+            thread.start()
+            while not q.stats().waiters:
+                pass
+            q.put(b"%d" % n)
+            with pytest.raises(Empty):
+                q.get(timeout=0)
+            thread.join(30)
+        assert got == [b"%d" % n for n in range(30)]
+
+
+def test_a_task_that_waits_is_served_before_one_that_comes_by():
+    async def story() -> None:
+        place = Place(durability="os")
+        q: Any = holdfast.aio.AsyncQueue(place.q._engine, place.q._group, None)
+        waiting = asyncio.create_task(q.get())
+        while not place.q.stats().waiters:
+            await asyncio.sleep(0)
+        place.q.put(b"a")
+        with pytest.raises(Empty):
+            await q.get_nowait()
+        message = await waiting
+        assert message.body == b"a"
+        await message.ack()
+
+    asyncio.run(story())

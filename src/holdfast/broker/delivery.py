@@ -196,17 +196,6 @@ class Delivery:
             self._expect_tick(now.mono_ms + lease_ms)
             return [Delivered(record, self.group.leases[record.offset], 1) for record in records]
 
-    def peek(self, count: int) -> list[Record]:
-        """The messages that would be handed out next; nothing changes but that expired ones are passed over."""
-        with self.lock:
-            now = self._moment()
-            while True:
-                chosen = self._supply.choose(count, now, look=True)
-                before = len(chosen.offsets)
-                records = self._load(chosen.offsets, now)
-                if len(records) == before:
-                    return records
-
     def _load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
         """The messages, without those that are expired or lost; these are passed over."""
         loaded = self._supply.load(offsets, now.wall_ms)

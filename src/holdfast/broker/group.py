@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,9 +12,10 @@ from holdfast.broker.hands import Delivered
 from holdfast.broker.keyed import KeyedGroup
 from holdfast.broker.layout import MessagePlace, parse_message_id, parse_receipt
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
+from holdfast.broker.peeking import peek
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
-from holdfast.broker.waiters import Waiters
+from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.limits import KeyPolicy
 from holdfast.errors import Closed, HoldfastError
@@ -108,9 +109,65 @@ class QueueGroup:
         return self.stations[turn]
 
     def receive(
+        self, count: int, *, lease_ms: int, holder: str, detached: bool, waiter: Waiter | None = None
+    ) -> list[tuple[Station, list[Delivered]]]:
+        """Up to `count` messages that are ready now, from each partition in turn, leased to the holder.
+
+        Those who wait come before everybody who came later: the others get what these leave.
+        """
+        waiters = self.waiters
+        if not waiters.standing:
+            return self._receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
+        with waiters.turn:
+            if not waiters.is_first(waiter):
+                count = self._left_for(waiter, count)
+            if count:
+                return self._receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
+        self._wake_next()
+        return []
+
+    @contextmanager
+    def in_line(self, waiter: Waiter) -> Iterator[None]:
+        """Stand in line for messages; afterwards what is left is for the next one."""
+        try:
+            with self.waiters.in_line(waiter):
+                yield
+        except GeneratorExit:
+            raise  # a task was given up, perhaps by who holds a partition's lock at this moment: no look, then
+        except BaseException:
+            self._wake_next()
+            raise
+        self._wake_next()
+
+    def _left_for(self, waiter: Waiter | None, count: int) -> int:
+        """How many messages are ready, up to `count`, beyond what those before it may take."""
+        if not self._count_next(1):
+            return 0
+        claims = self.waiters.claims_before(waiter)
+        return max(self._count_next(claims + count) - claims, 0)
+
+    def _count_next(self, most: int) -> int:
+        ready = 0
+        for station in self.stations:
+            ready += station.delivery.count_next(most - ready)
+            if ready == most:
+                break
+        return ready
+
+    def _wake_next(self) -> None:
+        """Wake the first who is asleep, if something is left for it."""
+        waiter = self.waiters.first()
+        if waiter is not None:
+            try:
+                left = self._left_for(waiter, 1)
+            except HoldfastError:
+                left = 1  # it will see for itself
+            if left:
+                self.waiters.wake()
+
+    def _receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool
     ) -> list[tuple[Station, list[Delivered]]]:
-        """Up to `count` messages that are ready now, from each partition in turn, leased to the holder."""
         stations = self.stations
         if len(stations) == 1:
             taken = stations[0].delivery.receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
@@ -139,14 +196,16 @@ class QueueGroup:
             waiting = left
         return found
 
-    def peek(self, count: int) -> Iterator[tuple[Station, Record]]:
-        """The messages that would be handed out next, of one partition after the other."""
+    def peek(self, count: int, most_bytes: int | None = None) -> Iterator[tuple[Station, Record]]:
+        """The messages that would be handed out next, of one partition after the other, up to so many bytes or so."""
         for station in self.stations:
-            for record in station.delivery.peek(count):
-                if count == 0:
-                    return
+            for record in peek(station.delivery, count, most_bytes) if count else ():
                 count -= 1
                 yield station, record
+                if most_bytes is not None:
+                    most_bytes -= len(record.value)
+                    if most_bytes <= 0:
+                        return
 
     def station(self, number: int) -> Station:
         """The group on one partition."""

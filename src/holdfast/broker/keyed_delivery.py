@@ -59,6 +59,12 @@ class KeyedDelivery(Delivery):
             raise
         return appended
 
+    def count_next(self, most: int) -> int:
+        """How many messages are ready now, as far as `most`; one that has expired since is counted."""
+        with self.lock:
+            self._take_back_dropped()
+            return len(self._supply.choose(most, self._moment(), look=True).offsets)
+
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         with self.lock:

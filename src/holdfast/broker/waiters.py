@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import count
 from operator import attrgetter
@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from holdfast.env import Clock
 
 _TICKET: Final = attrgetter("ticket")
+_LATE_NS: Final = 1_000_000_000
 
 
 class Waiter(Protocol):
@@ -21,20 +22,28 @@ class Waiter(Protocol):
 
     woken: bool
     ticket: int  # its place among those who wait; 0 before it has stood in line
+    count: int  # how many messages it takes at most
 
     def wake(self) -> None: ...
+
+    def is_late(self) -> bool:
+        """Whether it was woken a while ago and has not come since."""
 
 
 class Waiters:
     """The line of those who wait. Whoever is woken and takes nothing must let the next one be woken.
 
-    Who steps out to look, and comes back with nothing, stands again where it stood.
+    Who steps out to look, and comes back with nothing, stands again where it stood. All the while it has a claim to
+    what is ready, before everybody behind it.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._line: list[Waiter] = []
+        self._lock = threading.RLock()  # a task that is given up leaves the line, and that may be at any moment
+        self._line: list[Waiter] = []  # those asleep
         self._tickets = count(1)
+        # These, and those who were woken and have not looked yet. It is always the same list: faces look at it.
+        self.standing: list[Waiter] = []
+        self.turn = threading.Lock()  # held by who looks whether something is left for it, and takes it
 
     def __bool__(self) -> bool:
         return bool(self._line)
@@ -52,37 +61,84 @@ class Waiters:
     def wake_all(self) -> None:
         self.wake(len(self._line))
 
-    @contextlib.contextmanager
-    def in_line(self, waiter: Waiter) -> Iterator[None]:
-        """Stand in line; afterwards a wake-up that was not used goes to the next one."""
+    def stand(self, waiter: Waiter) -> None:
+        """Stand in line, as the last one or where it stood before."""
         with self._lock:
             waiter.woken = False
             if not waiter.ticket:
                 waiter.ticket = next(self._tickets)
-            insort(self._line, waiter, key=_TICKET)
+            _insert(self._line, waiter)
+            _insert(self.standing, waiter)
+
+    @contextlib.contextmanager
+    def in_line(self, waiter: Waiter) -> Iterator[None]:
+        """Stand in line; afterwards a wake-up that was not used goes to the next one."""
+        self.stand(waiter)
+        done = False
         try:
             yield
-        except BaseException:
-            if waiter.woken:
-                self.wake()
-            raise
+            done = True
         finally:
             with self._lock:
-                at = bisect_left(self._line, waiter.ticket, key=_TICKET)
-                if at < len(self._line) and self._line[at] is waiter:
-                    del self._line[at]
+                _remove(self._line, waiter)
+                _remove(self.standing, waiter)
+            if not done and waiter.woken:
+                self.wake()
+
+    def first(self) -> Waiter | None:
+        """The first of those asleep."""
+        with self._lock:
+            return self._line[0] if self._line else None
+
+    def is_first(self, waiter: Waiter | None) -> bool:
+        """Whether nobody stands before it."""
+        return self.standing[:1] == [waiter]
+
+    def claims_before(self, waiter: Waiter | None) -> int:
+        """How many messages those may take who stand before it (None: before whoever is not in line).
+
+        Nobody waits for one who does not come, such as a task whose event loop stands still.
+        """
+        with self._lock:
+            end = len(self.standing) if waiter is None else bisect_left(self.standing, waiter.ticket, key=_TICKET)
+            return sum([other.count for other in self.standing[:end] if not other.is_late()])
 
 
-class ThreadWaiter:
-    """A thread that waits."""
+def _insert(line: list[Waiter], waiter: Waiter) -> None:
+    at = bisect_left(line, waiter.ticket, key=_TICKET)
+    if line[at : at + 1] != [waiter]:
+        line.insert(at, waiter)
 
-    def __init__(self, clock: Clock) -> None:
+
+def _remove(line: list[Waiter], waiter: Waiter) -> None:
+    at = bisect_left(line, waiter.ticket, key=_TICKET)
+    if line[at : at + 1] == [waiter]:
+        del line[at]
+
+
+class _OnClock:
+    """What threads and tasks that wait have in common."""
+
+    def __init__(self, clock: Clock, count: int = 1) -> None:
         self._clock = clock
-        self._event = threading.Event()
+        self._woken_ns = 0
         self.woken = False
         self.ticket = 0
+        self.count = count
+
+    def is_late(self) -> bool:
+        return self.woken and self._clock.monotonic_ns() - self._woken_ns > _LATE_NS
+
+
+class ThreadWaiter(_OnClock):
+    """A thread that waits."""
+
+    def __init__(self, clock: Clock, count: int = 1) -> None:
+        super().__init__(clock, count)
+        self._event = threading.Event()
 
     def wake(self) -> None:
+        self._woken_ns = self._clock.monotonic_ns()
         self.woken = True
         self._event.set()
 
@@ -92,17 +148,16 @@ class ThreadWaiter:
         self._event.clear()
 
 
-class TaskWaiter:
+class TaskWaiter(_OnClock):
     """A task that waits; woken from any thread."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, count: int = 1) -> None:
+        super().__init__(clock, count)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self.woken = False
-        self.ticket = 0
 
     def wake(self) -> None:
+        self._woken_ns = self._clock.monotonic_ns()
         self.woken = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._event.set)

@@ -264,17 +264,15 @@ class AsyncGroup(Face[Body], Generic[Body]):
         if wanted.timeout_s == 0:
             return []
         deadline_ns = self._deadline_ns(wanted)
-        waiters, waiter = self._group.waiters, TaskWaiter(self._engine.world.clock)
-        while True:
-            with waiters.in_line(waiter):
-                taken = self._take(wanted)  # what came before we stood in line would wake nobody
+        group, waiter = self._group, TaskWaiter(self._engine.world.clock, wanted.count)
+        with group.in_line(waiter):
+            while True:
+                taken = self._take(wanted, waiter)  # what came before we stood in line would wake nobody
                 left_s = self._left_s(deadline_ns)
-                if not taken and (left_s is None or left_s > 0):
-                    await waiter.wait(left_s)
-                    continue
-            if taken and waiter.woken:
-                waiters.wake()  # that was for another message than ours
-            return taken
+                if taken or (left_s is not None and left_s <= 0):
+                    return taken
+                await waiter.wait(left_s)
+                group.waiters.stand(waiter)
 
 
 async def wait_all(pending: Sequence[tuple[Station, Pending]]) -> None:

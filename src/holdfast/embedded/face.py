@@ -18,6 +18,7 @@ from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import check_settings
 from holdfast.broker.station import Pending, Station
+from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Reject
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
@@ -58,6 +59,7 @@ class Face(Generic[Body]):
         self._closed = False
         self._bodies = Bodies(body_type)
         self._stations = group.stations
+        self._standing = group.waiters.standing
         self._station = group.stations[0]
         self._delivery = self._station.delivery
         self._log = self._station.partition.log
@@ -128,12 +130,12 @@ class Face(Generic[Body]):
             raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
         return Wanted(count, timeout_s, lease_ms, holder, switch(renew, "renew"), switch(detached, "detached"))
 
-    def _take(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
         if self.closed:
             self._check_open()
         try:
             found = self._group.receive(
-                wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached
+                wanted.count, lease_ms=wanted.lease_ms, holder=wanted.holder, detached=wanted.detached, waiter=waiter
             )
         except HoldfastError:
             self._check_open()  # that it was closed meanwhile says more
@@ -279,10 +281,11 @@ class Face(Generic[Body]):
         self._check_open()
         return {station.number: station.delivery.group.floor for station in self._stations}
 
-    def _peek(self, count: int) -> list[Contents[Body]]:
+    def _peek(self, count: int, most_bytes: int | None = None) -> list[Contents[Body]]:
         wanted = self._wanted(count, 0, None, None, renew=False)
         self._check_open()
-        return [Contents(station, self._bodies, record) for station, record in self._group.peek(wanted.count)]
+        found = self._group.peek(wanted.count, most_bytes)
+        return [Contents(station, self._bodies, record) for station, record in found]
 
     def _stats(self) -> QueueStats:
         self._check_open()

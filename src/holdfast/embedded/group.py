@@ -109,7 +109,7 @@ class Group(Face[Body], Generic[Body]):
         It is yours for `lease`; with `renew` for as long as you have it in hand. A detached lease outlives the
         process, for scripts that ack later by its receipt.
         """
-        if self._is_usual(timeout, lease, holder, renew, detached):
+        if not self._standing and self._is_usual(timeout, lease, holder, renew, detached):
             station = self._station if len(self._stations) == 1 else self._group.next_in_turn()
             try:
                 one = station.delivery.receive_next()
@@ -229,17 +229,15 @@ class Group(Face[Body], Generic[Body]):
         if wanted.timeout_s == 0:
             return []
         deadline_ns = self._deadline_ns(wanted)
-        waiters, waiter = self._group.waiters, ThreadWaiter(self._engine.world.clock)
-        while True:
-            with waiters.in_line(waiter):
-                taken = self._take(wanted)  # what came before we stood in line would wake nobody
+        group, waiter = self._group, ThreadWaiter(self._engine.world.clock, wanted.count)
+        with group.in_line(waiter):
+            while True:
+                taken = self._take(wanted, waiter)  # what came before we stood in line would wake nobody
                 left_s = self._left_s(deadline_ns)
-                if not taken and (left_s is None or left_s > 0):
-                    waiter.wait(left_s)
-                    continue
-            if taken and waiter.woken:
-                waiters.wake()  # that was for another message than ours
-            return taken
+                if taken or (left_s is not None and left_s <= 0):
+                    return taken
+                waiter.wait(left_s)
+                group.waiters.stand(waiter)
 
 
 def wait_all(pending: Sequence[tuple[Station, Pending]]) -> None:

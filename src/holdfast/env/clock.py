@@ -38,7 +38,10 @@ class SystemClock:
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         try:
-            await asyncio.wait_for(event.wait(), _short(timeout_s))
+            async with asyncio.timeout(
+                _short(timeout_s)
+            ):  # `wait_for` may lose a cancel that comes as the event is set
+                await event.wait()
         except TimeoutError:
             return False
         return True

@@ -77,7 +77,8 @@ class Window:
         if self.free <= 0:
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
             except TimeoutError:
                 self.look()
         return self.free > 0

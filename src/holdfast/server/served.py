@@ -11,10 +11,12 @@ from holdfast.broker.hands import Delivered
 from holdfast.broker.layout import message_id, parse_receipt, receipt_text
 from holdfast.broker.marks import TEXT_KEY, TOMBSTONE
 from holdfast.broker.station import Pending, Station
+from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, Command, Nack, Receipt, Reject, Save
 from holdfast.delivery.commands import Extend as ExtendLease
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.face import Wanted
+from holdfast.embedded.handle import check_state
 from holdfast.embedded.message import Contents, Home
 from holdfast.embedded.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
@@ -25,6 +27,7 @@ Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 
 _AT_ONCE: Final = 100
 _MOST_BYTES: Final = 16 * 1024 * 1024
+_NO_STATE: Final = State()
 
 
 class ServedGroup(AsyncGroup[bytes]):
@@ -38,15 +41,15 @@ class ServedGroup(AsyncGroup[bytes]):
         """The same, after a wait in line."""
         return await self._await(self._wanted(count, wait_s, lease_s, owner, renew=False, detached=True))
 
-    def _take(self, wanted: Wanted) -> Taken:
+    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> Taken:
         """No more than one answer should hold: the first of many tell how large they are."""
         if wanted.count <= _AT_ONCE:
-            return super()._take(wanted)
+            return super()._take(wanted, waiter)
         found: Taken = []
         left, room, count = wanted.count, _MOST_BYTES, _AT_ONCE
         while left and count:
             try:
-                some = super()._take(msgspec.structs.replace(wanted, count=count))
+                some = super()._take(msgspec.structs.replace(wanted, count=count), waiter)
             except HoldfastError:
                 if found:
                     break  # these are leased: raised now, they would be in nobody's hands
@@ -134,7 +137,7 @@ class ServedGroup(AsyncGroup[bytes]):
         """The document of a message."""
         document = station.delivery.group.documents.get(offset)
         if document is None:
-            return State()
+            return _NO_STATE
         return State(value=msgspec.json.decode(document.content), version=document.version)
 
     async def save_state(self, receipt: str, version: int, value: Any, durability: Durability | None) -> State:
@@ -207,6 +210,7 @@ def _document(value: Any) -> bytes:
         msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+    check_state(content)
     return content
 
 

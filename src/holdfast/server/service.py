@@ -76,7 +76,7 @@ class Service:
         for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
             if extra <= 0:
                 return
-            if not group._group.waiters and not self.windows.of(group) and place in self._groups:
+            if not group._group.waiters.standing and not self.windows.of(group) and place in self._groups:
                 extra -= parts[place]
                 del self._groups[place]
                 await group.close()

@@ -102,7 +102,8 @@ class VirtualClock(ManualClock):
             return True
         if timeout_s is None:
             try:
-                await asyncio.wait_for(event.wait(), _REALLY_S)
+                async with asyncio.timeout(_REALLY_S):
+                    await event.wait()
             except TimeoutError:
                 raise RuntimeError(
                     "this would wait for ever: the queue is empty and its clock stands still. "
