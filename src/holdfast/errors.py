@@ -31,7 +31,7 @@ class BadSettings(InvalidRequest, ValueError):
 
 
 class MessageTooLarge(InvalidRequest):
-    """A message or a batch is larger than the settings allow, or a state document than 1 MiB."""
+    """A message or a batch is larger than the settings allow, or a state (of a message, or a document) than 1 MiB."""
 
     code = "message_too_large"
 

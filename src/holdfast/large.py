@@ -10,8 +10,7 @@ import io
 from collections.abc import Iterator
 from typing import BinaryIO, Final, TypeAlias, cast
 
-from crc32c import crc32c
-
+from holdfast.checksum import crc32c
 from holdfast.errors import ChecksumMismatch
 
 LARGE_BYTES: Final = 1 << 20  # what is stored in more than this is not copied into memory by itself

@@ -50,6 +50,34 @@ def test_a_host_that_is_not_this_machine_is_refused_with_a_sentence(tmp_path: Pa
     assert "Traceback" not in said
 
 
+def test_tls_is_set_by_options_which_go_before_the_settings_file(tmp_path: Path):
+    data = str(tmp_path / "data")
+    code, said = refused_start(data, "--tls-cert", "no.pem", "--tls-key", "no.key", "--tls-client-ca", "no-ca.pem")
+    assert (code, "TLS cannot be set up from no.pem, no.key, no-ca.pem: " in said) == (2, True)
+    file = tmp_path / "holdfast.toml"
+    file.write_text("[server]\ntls_cert_file = 'server.pem'\ntls_key_file = 'server.key'\n")
+    code, said = refused_start(data, "--config", str(file), "--tls-key", "no.key")
+    assert (code, f"TLS cannot be set up from {tmp_path}/server.pem, no.key: " in said) == (2, True)
+    assert not Path(data).exists()
+
+
+def test_a_server_for_others_says_which_options_it_wants(tmp_path: Path):
+    code, said = refused_start(str(tmp_path / "data"), "--host", "0.0.0.0")
+    assert code == 2
+    assert all(option in said for option in ("--tokens", "--tls-client-ca", "--allow-anonymous-network"))
+    code, said = refused_start(str(tmp_path / "data"), "--tls-key", "server.key")
+    assert (code, "--tls-cert" in said) == (2, True)
+
+
+@pytest.mark.parametrize(("host", "local"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]")])
+def test_a_server_on_all_addresses_prints_one_that_works(tmp_path: Path, host: str, local: str):
+    if not socket.has_dualstack_ipv6() and ":" in host:
+        pytest.skip("this machine has no IPv6")
+    with server_process(tmp_path / "data", "--host", host, "--allow-anonymous-network") as server:
+        assert server.said.startswith(f"Holdfast serves {tmp_path}/data at http://{local}:")
+        assert server.get("/healthz").status == 200
+
+
 def test_an_empty_folder_stays_empty(tmp_path: Path):
     with server_process(tmp_path / "data") as server:
         assert server.get("/v1/topics").body["topics"] == []

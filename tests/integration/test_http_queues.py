@@ -110,6 +110,43 @@ def test_many_messages_may_come_as_lines_as_json_and_as_messagepack(server: Serv
     assert bodies == [b"a", b"\0", b"1", b"\xff", b"b"]
 
 
+PUBLISHING = (f"{QUEUE}/batch", "/v1/topics/orders/messages")
+CURL = "application/x-www-form-urlencoded"  # of whatever it is given with -d
+
+
+@pytest.mark.parametrize("path", PUBLISHING)
+def test_what_curl_sends_without_a_word_about_it_is_json(server: Serving, path: str):
+    content = b'{"messages": [{"text": "a"}, {"text": "b"}]}'
+    assert server.post(path, content, headers={"content-type": CURL}).status == 201
+    assert len(take(server, count=10)) == 2
+
+
+@pytest.mark.parametrize("path", PUBLISHING)
+def test_lines_that_are_not_sent_as_lines_are_refused_with_how_to_send_them(server: Serving, path: str):
+    lines = b'{"text": "a"}\n{"text": "b"}\n'
+    without_ends = lines.replace(b"\n", b"")  # as `curl -d @FILE` sends them
+    sent = [(CURL, lines), ("application/json", lines), ("application/x-ndjson", without_ends)]
+    for media, content in sent:
+        answer = server.post(path, content, headers={"content-type": media})
+        assert answer.status == 400
+        message = answer.body["error"]["message"]
+        assert "curl -H 'content-type: application/x-ndjson' --data-binary @FILE" in message
+        assert "Nothing was stored" in message
+    assert take(server, count=10) == []
+    # One line is a JSON document as well, and one message is not a batch.
+    answer = server.post(path, b'{"text": "a"}', headers={"content-type": CURL})
+    assert (answer.status, "x-ndjson" in answer.body["error"]["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("path", [*PUBLISHING, f"{QUEUE}/dequeue"])
+def test_a_content_type_that_nobody_knows_is_refused_with_those_that_are(server: Serving, path: str):
+    answer = server.post(path, b"{}", headers={"content-type": "text/plain"})
+    assert answer.status == 415
+    message = answer.body["error"]["message"]
+    assert "content-type text/plain" in message
+    assert "curl -H 'content-type: application/json'" in message
+
+
 @pytest.mark.parametrize(
     "messages",
     [
@@ -278,6 +315,17 @@ def test_a_document_goes_with_its_message_from_one_holder_to_the_next(server: Se
     assert again["state"] == {"value": {"step": 1}, "version": 1}
 
 
+def test_a_document_of_a_message_that_is_too_large_is_refused(server: Serving):
+    put(server)
+    (message,) = take(server)
+    for value, status in (("x" * (1_048_576 - 2), 200), ("x" * (1_048_576 - 1), 413)):
+        wanted = {"receipt": message["receipt"], "version": 0, "value": value}
+        answer = server.request("PUT", f"{QUEUE}/state", wanted)
+        assert answer.status == status
+    assert answer.code == "message_too_large"
+    assert server.get(f"{QUEUE}/state", query={"receipt": message["receipt"]}).body["version"] == 1
+
+
 @contextmanager
 def answering(server: Serving, method: str, path: str, body: bytes = b"", **headers: str) -> Iterator[HTTPResponse]:
     """An answer that goes on, until we go away."""
@@ -362,6 +410,25 @@ def event(response: HTTPResponse, name: str) -> Any:
             kind = line[7:]
         elif line.startswith("data: ") and kind == name:
             return json.loads(line[6:])
+
+
+def test_a_message_is_shown_by_its_own_id_until_it_is_done(server: Serving):
+    for i in range(3):
+        put(server, b"%d" % i)
+    delayed = put(server, b"later", delay=3600).body["id"]
+    first, second, third = take(server, count=3)
+    server.post(f"{QUEUE}/ack", {"receipts": [first["receipt"]]})
+    server.post(f"{QUEUE}/reject", {"receipts": [second["receipt"]], "reason": "no"})
+
+    def phase_of(message: str) -> str | int:
+        answer = server.get(f"{QUEUE}/messages/{message}")
+        return answer.body["phase"] if answer.status == 200 else answer.status
+
+    shown = [phase_of(each) for each in ("orders.dlq-0-0", third["id"], delayed)]
+    assert shown == ["dead", "leased", "delayed"]
+    assert server.get(f"{QUEUE}/messages/{third['id']}").body["receipt"] == third["receipt"]
+    unknown = [first["id"], second["id"], "orders-0-99", "orders-7-0", "other-0-0", "orders.dlq-0-5", "orders-x", "x"]
+    assert [phase_of(each) for each in unknown] == [404] * len(unknown)
 
 
 def test_messages_are_listed_peeked_shown_and_cancelled(server: Serving):

@@ -149,6 +149,20 @@ def test_what_a_killed_worker_had_comes_again_and_nothing_is_lost(place: Place):
     assert again <= 3 * 8  # at most what was running at each kill
 
 
+def test_a_command_on_a_queue_that_is_not_there_yet_says_so_and_waits(place: Place):
+    place.put(0)
+    worker = place.worker("steady", "--queue", "later")
+    assert worker.stderr is not None
+    line = next(line for line in worker.stderr if "waiting for it" in line)
+    assert "there is no topic later in " in line
+    with holdfast.open_broker(place.folder / "q") as broker:
+        broker.create_topic("later")
+        broker.publish("later", b"0")
+    eventually(lambda: place.seen() == [(0, 1)])
+    worker.terminate()
+    assert ended(worker)[0] == 0
+
+
 def test_workers_share_a_folder_and_take_over_from_one_that_is_killed(place: Place):
     place.put(50)
     owner = place.worker("until_told", "--concurrency", "2")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Reject, Worker
+from holdfast import Reject, UnknownTopic, Worker
 from tests.integration.http_gear import serving
 from tests.unit.workers import PATIENCE_S, ended, eventually
 
@@ -103,6 +103,33 @@ def test_at_the_end_nothing_stays_leased(at: str, broker: Any):
     eventually(lambda: group.stats().leased == 0)
     found = [*group.messages("ready"), *group.messages("delayed")]
     assert sorted(listed.attempts for listed in found) == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [plain, awaited])
+def test_a_queue_that_is_not_there_yet_is_waited_for(at: str, broker: Any, kind: Any, caplog: pytest.LogCaptureFixture):
+    errors: list[BaseException] = []
+    worker = Worker(
+        kind(lambda message: None), queue="later", at=at, poll=0.1, on_error=lambda error, _: errors.append(error)
+    )
+    worker.start()
+    eventually(lambda: errors)
+    assert isinstance(errors[0], UnknownTopic)
+    broker.create_topic("later")
+    broker.publish("later", b"a")
+    eventually(lambda: worker.health().handled == 1)
+    assert ended(worker) == 0
+    assert len(errors) == 1
+    (told,) = [text for text in caplog.messages if "later" in text]
+    assert told.startswith("the queue is not there yet, waiting for it: there is no topic later")
+
+
+def test_a_worker_that_waits_for_its_queue_can_be_stopped_and_takes_from_its_others(at: str, broker: Any):
+    broker.publish("orders", b"a")
+    worker = Worker(lambda message: None, queue=["later", "orders"], at=at, poll=0.1)
+    worker.start()
+    eventually(lambda: worker.health().handled == 1)
+    assert ended(worker) == 0
+    assert broker.topics() == ["orders"], "it makes none by itself"
 
 
 def test_a_queue_by_its_address(tmp_path: Path):

@@ -66,6 +66,7 @@ def _messages() -> list[Limit]:
         _setting("deliveries that fail before a message is a dead letter", QueueSettings, "max_attempts"),
         Limit("errors that are kept with a message", f"the last {group._MOST_FAILURES}"),
         _setting("characters of an error that are kept", QueueSettings, "max_error_chars"),
+        Limit("the state of a message, as JSON", _size(locks.MOST_DOCUMENT_BYTES)),
         Limit("the name of a topic", f"{200 - len(layout.DEAD_SUFFIX)} characters: letters, digits, `_`, `-` and `.`"),
         Limit("the name of a group", f"{_meta(messages.Name, 'max_length')} characters, the same ones"),
         _setting("partitions of a topic", TopicSettings, "partitions", "topics"),

@@ -505,6 +505,15 @@ def test_a_receipt_is_good_in_the_same_process(place):
 # State
 
 
+def test_a_state_that_is_too_large_is_refused(place):
+    place.q.put(b"x")
+    m = place.q.get()
+    m.state.save("x" * (1024 * 1024 - 2))
+    with pytest.raises(holdfast.MessageTooLarge, match="1048577 bytes"):
+        m.state.save("x" * (1024 * 1024 - 1))
+    assert (len(m.state.load()), m.state.version) == (1024 * 1024 - 2, 1)
+
+
 def test_a_state_goes_from_one_holder_to_the_next_until_the_ack(place):
     place.q.put(b"x")
     m = place.q.get(timeout=0)

@@ -531,12 +531,47 @@ def test_queues_by_name_in_a_data_folder(tmp_path: Path):
     assert sorted(seen) == [b"a", b"b"]
 
 
-def test_a_queue_that_is_not_there_ends_it_with_the_error(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    caplog.set_level("INFO", "holdfast.worker")
+def test_a_queue_that_is_not_there_yet_is_waited_for(tmp_path: Path, place: Place, caplog: pytest.LogCaptureFixture):
     with holdfast.open_broker(tmp_path / "data") as broker:
         broker.create_topic("something")
-    with pytest.raises(UnknownTopic, match="nothing"):
-        Worker(lambda message: None, queue="nothing", at=tmp_path / "data").run(signals=False)
+    worker = place.worker(lambda message: None, queue="nothing", at=tmp_path / "data")
+    worker.start()
+    assert place.told.wait(PATIENCE_S)
+    (error, message) = place.errors[0]
+    assert isinstance(error, UnknownTopic)
+    assert message is None
+    assert worker.wait(0.001) is None
+    with holdfast.open_broker(tmp_path / "data") as broker:  # by the worker's own socket
+        broker.create_topic("nothing")
+        broker.publish("nothing", b"a")
+
+    def handled() -> bool:
+        place.clock.advance(seconds=5)  # the longest pause between two looks
+        return worker.health().handled == 1
+
+    eventually(handled)
+    assert ended(worker) == 0
+    assert len(place.errors) == 1
+    told = "the queue is not there yet, waiting for it: there is no topic nothing"
+    assert sum(text.startswith(told) for text in caplog.messages) == 1
+
+
+def test_a_wait_for_a_queue_is_silence_and_ends_as_that_does(tmp_path: Path, place: Place):
+    with holdfast.open_broker(tmp_path / "data") as broker:
+        broker.create_topic("something")
+    worker = place.worker(
+        lambda message: None, queue="nothing", at=tmp_path / "data", silence=60, exit_after_silence=120
+    )
+    worker.start()
+    assert place.told.wait(PATIENCE_S)
+    place.clock.advance(seconds=61)
+    eventually(lambda: worker.health().status == "silent")
+    place.clock.advance(seconds=60)
+    assert worker.wait(PATIENCE_S) == 4
+
+
+def test_a_place_that_is_not_there_ends_it_with_the_error(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "holdfast.worker")
     with pytest.raises(NotAQueue):
         Worker(lambda message: None, queue="nothing", at=tmp_path / "missing").run(signals=False)
     assert "worker ended" not in caplog.messages  # with the code of an end in order

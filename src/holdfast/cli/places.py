@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
 from holdfast.cli import profiles
+from holdfast.client import trust
 from holdfast.client.address import Address, is_address, parse_address
-from holdfast.env.environ import set_variable
+from holdfast.env.environ import environment, set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from holdfast.client.broker import RemoteBroker
@@ -27,22 +27,14 @@ _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.05
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile says besides the place."""
-
-    token: str | None = None
-    tls_ca: str | None = None
-    queue: str | None = None
-
-
 # Of the places that came from a profile: a command is told only where it works.
-_entries: Final[dict[str, Entry]] = {}
+_entries: Final[dict[str, profiles.Profile]] = {}
 
 
 def place_of(name: str) -> str:
     """The place of a profile."""
     profile = profiles.read().named(name)
-    _entries[profile.place] = Entry(token=profile.token, tls_ca=profile.tls_ca, queue=profile.queue)
+    _entries[profile.place] = profile
     return profile.place
 
 
@@ -71,27 +63,34 @@ def said_or_usual(place: str) -> str:
 def queue_of(place: str) -> str | None:
     """The queue that a place stands for besides: by its address, or by its profile."""
     named = parse_address(place).queue if is_address(place) else None
-    return named or _entries.get(place, Entry()).queue
+    return named or _entry(place).queue
+
+
+def _entry(place: str) -> profiles.Profile:
+    return _entries.get(place) or profiles.Profile(place=place)
 
 
 def enter(place: str) -> None:
     """Let all of this process into a place, as its profile says: for what connects by itself."""
-    entry = _entries.get(place, Entry())
-    if entry.token is not None:
-        set_variable(TOKEN, entry.token)
-    if entry.tls_ca is not None:
-        set_variable("SSL_CERT_FILE", entry.tls_ca)
+    entry = _entry(place)
+    said = {TOKEN: entry.token, trust.CA: entry.tls_ca, trust.CERTIFICATE: entry.tls_cert, trust.KEY: entry.tls_key}
+    if entry.tls_cert is not None:
+        said[trust.KEY] = entry.tls_key or ""  # never that of another certificate
+    for name, value in said.items():
+        if value is not None:
+            set_variable(name, value)
 
 
 def connected(place: str, wait_s: float) -> RemoteBroker:
     """The broker behind an address, which answers."""
     from holdfast.client.connecting import connect
 
-    entry = _entries.get(place, Entry())
-    secure = place.startswith("https:")
-    broker = connect(place, token=entry.token, tls=entry.tls_ca if secure else None)
+    entry, tls = _entry(place), None
+    if place.startswith("https:"):
+        tls = trust.context_from(entry.tls_ca, entry.tls_cert, entry.tls_key, environment())
+    broker = connect(place, token=entry.token, tls=tls)
     try:
-        _reach(parse_address(place), broker._caller._tls, wait_s)
+        _reach(parse_address(place), tls, wait_s)
     except BaseException:
         broker.close()
         raise
@@ -103,21 +102,49 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
     give_up = time.monotonic() + wait_s
     while True:
         try:
-            if address.socket is not None:
-                connect_unix(address.socket, _CONNECT_S).close()
-            else:
-                connect_tcp(address.host, address.port, _CONNECT_S, tls).close()
-            return
-        except OSError as error:
+            return _knock(address, tls)
+        except (OSError, EOFError) as error:
+            if getattr(error, "reason", "") == "CERTIFICATE_VERIFY_FAILED":  # it is the same each time
+                raise _not_trusted(address, error) from None
             if time.monotonic() >= give_up:
                 raise _unreachable(address, error) from None
         time.sleep(_PAUSE_S)
 
 
-def _unreachable(address: Address, error: OSError) -> Unavailable:
-    why = str(error.strerror or error)
-    if "CERTIFICATE" in why:
-        advice = "Name the file of certificates to trust with `holdfast profile add --tls-ca FILE`"
+def _knock(address: Address, tls: Any) -> None:
+    """Ask for a word: who is not wanted, or speaks otherwise, may be let in and be shown out before any."""
+    if address.socket is not None:
+        connect_unix(address.socket, _CONNECT_S).close()
+        return
+    with connect_tcp(address.host, address.port, _CONNECT_S, tls) as connection:
+        connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {address.authority}\r\nconnection: close\r\n\r\n".encode())
+        with suppress(TimeoutError):  # it is there, and may only be slow
+            if not connection.recv(1):
+                raise EOFError("it hung up before it had said a word")
+
+
+def _not_trusted(address: Address, error: Exception) -> Unauthenticated:
+    why = getattr(error, "verify_message", "") or str(error)
+    if "mismatch" in why:
+        advice = "Use a name that its certificate has"
+    else:
+        advice = (
+            "Name the file of certificates to trust with `holdfast profile add NAME URL --tls-ca FILE`, or in "
+            f"{trust.CA}, unless this is not your server"
+        )
+    return Unauthenticated(f"the server at {address.text} has not proved who it is: {why}. Nothing was sent. {advice}")
+
+
+def _unreachable(address: Address, error: Exception) -> Unavailable:
+    why = str(getattr(error, "strerror", None) or error)
+    hung_up = isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)) or "EOF" in why
+    if hung_up and address.secure:
+        advice = (
+            "So do servers that ask for a client's certificate, and get none that they trust: name one with "
+            f"`holdfast profile add NAME URL --tls-cert FILE --tls-key FILE`, or in {trust.CERTIFICATE}"
+        )
+    elif hung_up:
+        advice = "See whether it speaks TLS at this port: then its address begins with https://"
     elif "SSL" in why:
         advice = "See whether it speaks TLS at this port: an address without it begins with http://"
     else:

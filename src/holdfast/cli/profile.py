@@ -56,12 +56,20 @@ def add_command(
     tls_ca: Annotated[
         str | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates to trust, for https://.")
     ] = None,
+    tls_cert: Annotated[
+        str | None,
+        typer.Option("--tls-cert", metavar="FILE", help="A certificate of your own, where one is asked for."),
+    ] = None,
+    tls_key: Annotated[
+        str | None, typer.Option("--tls-key", metavar="FILE", help="Its key, where that is not in the same file.")
+    ] = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue that is meant.")] = None,
     use: Annotated[bool, typer.Option("--use", help="It is the one that is meant where nobody names a place.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Add a profile, or replace it. The file with the profiles can be read by you only."""
     check_name(name, "profile")
+    _check_tls(place, tls_ca, tls_cert, tls_key)
     if is_address(place):
         parse_address(place)
     else:
@@ -69,7 +77,9 @@ def add_command(
     new = profiles.Profile(
         place=place,
         token=None if token_file is None else _token(token_file),
-        tls_ca=None if tls_ca is None else str(Path(tls_ca).absolute()),
+        tls_ca=_absolute(tls_ca),
+        tls_cert=_absolute(tls_cert),
+        tls_key=_absolute(tls_key),
         queue=queue,
     )
     known = profiles.read()
@@ -116,6 +126,19 @@ def _say(document: dict[str, Any], text: str, *, as_json: bool) -> None:
         stdout().print(text, soft_wrap=True)
 
 
+def _check_tls(place: str, ca: str | None, certificate: str | None, key: str | None) -> None:
+    if not place.startswith("https://") and (ca, certificate, key) != (None, None, None):
+        raise InvalidRequest(
+            f"{place} is not a secure address, so --tls-ca, --tls-cert and --tls-key say nothing: use https://"
+        )
+    if key is not None and certificate is None:
+        raise InvalidRequest("--tls-key is the key of a certificate: give that, too, with --tls-cert")
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
+
+
 def _token(path: str) -> str:
     token = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8")
     token = token.strip()
@@ -130,6 +153,8 @@ def _document(name: str, profile: profiles.Profile, use: str | None) -> dict[str
         "place": profile.place,
         "queue": profile.queue,
         "tls_ca": profile.tls_ca,
+        "tls_cert": profile.tls_cert,
+        "tls_key": profile.tls_key,
         "has_token": profile.token is not None,
         "in_use": name == use,
     }

@@ -16,11 +16,16 @@ FILE: Final = "HOLDFAST_PROFILES"
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A place: a folder or an address. `token` says who calls, `tls_ca` is a file of certificates to trust."""
+    """A place: a folder or an address, and what it takes to get in there.
+
+    `token` says who calls, or a certificate and its key do; `tls_ca` is a file of certificates to trust.
+    """
 
     place: str
     token: str | None = None
     tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     queue: str | None = None
 
 

@@ -164,8 +164,8 @@ def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> 
     """Which message of a batch cannot be stored; all of them where that cannot be told."""
     if is_remote(broker):
         return batch[0].place if len(batch) == 1 else f"{batch[0].place} to {batch[-1].place}"
-    with broker._publisher(topic) as publisher:
-        most_bytes = publisher.topic.settings.max_message_bytes
+    with broker._engine.using(topic) as used:
+        publisher, most_bytes = broker._publisher(used), used.settings.max_message_bytes
         for item in batch:
             try:
                 draft = publisher.draft(item.message)

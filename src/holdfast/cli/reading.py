@@ -19,8 +19,11 @@ from holdfast.cli.messages import AnyMessage, reader_of
 from holdfast.cli.output import stderr
 from holdfast.client.address import is_address
 from holdfast.delivery.where import compile_where
+from holdfast.embedded.effective import DEFAULT
+from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.times import instant_ns, parse_instant
-from holdfast.env import real_world
+from holdfast.env import World, real_world
+from holdfast.env.environ import environment
 from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.storage import LogReader
 from holdfast.storage.files import join
@@ -31,7 +34,7 @@ from holdfast.storage.opening import is_log
 PAGE_MESSAGES: Final = 100
 _FURTHER: Final = 8  # so many times as far back where too few of the newest are wanted
 # Where nobody tells of news: people look on, and a look costs little.
-_FOLLOWING: Final = FollowSettings(poll_interval_ms=250, poll_jitter_ms=50)
+_AT_A_TERMINAL: Final = {"poll_interval_ms": 250, "poll_jitter_ms": 50}
 STARTS: Final = ("start", "earliest")
 ENDS: Final = ("end", "latest")
 
@@ -50,7 +53,7 @@ class Reading:
         self._count = count
         self._readers: dict[int, LogReader] = {}
         self._at: dict[int, int] = {}
-        self._arrivals = Arrivals(self._world, _FOLLOWING)
+        self._arrivals = Arrivals(self._world, follow_settings(self._world))
         self._find()
 
     def begin(self, where: str, name: str = "--from") -> None:
@@ -195,6 +198,17 @@ def reading_of(place: str, topic: str, partition: int | None = None, where: str 
 
         return ToldReading(place, topic, partition, where)
     return Reading(place, topic, partition, where)
+
+
+def follow_settings(world: World) -> FollowSettings:
+    """How to wait beside an owner: as the settings say; where they say nothing, as suits a terminal."""
+    effective = read_settings(world, environment())
+    said = {
+        name: getattr(effective.server, name)
+        for name in FollowSettings.__struct_fields__
+        if effective.origins.get(f"server.{name}", DEFAULT) != DEFAULT
+    }
+    return FollowSettings(**{**_AT_A_TERMINAL, **said})
 
 
 def time_of(text: str, name: str) -> int:

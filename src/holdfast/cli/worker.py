@@ -14,7 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 
 import holdfast
-from holdfast.cli.opened import chosen_topic, some_of
+from holdfast.broker.layout import check_topic_name
+from holdfast.cli.opened import chosen_topic, some_of, topics_of
 from holdfast.cli.output import OK, command
 from holdfast.cli.places import enter, queue_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
@@ -69,14 +70,9 @@ def worker_command(
     if at is None:
         raise InvalidRequest("say where with --at, a folder or the address of a server, or set HOLDFAST_URL")
     enter(at)
-    names = queue or [name for name in (queue_of(at),) if name is not None]
-    if not is_address(at):
-        names = [chosen_topic(at, name) for name in names] or [chosen_topic(at, None)]
-    elif not names:
-        raise InvalidRequest("say which queue with --queue")
     worker = holdfast.Worker(
         named(handler),
-        queue=names,
+        queue=_names(at, queue or []),
         at=at,
         group=group,
         concurrency=concurrency,
@@ -87,6 +83,17 @@ def worker_command(
         health_port=health,
     )
     return _run(worker, as_json=as_json)
+
+
+def _names(at: str, wanted: list[str]) -> list[str]:
+    """The queues that are meant; one that is named need not be there yet."""
+    names = wanted or [name for name in (queue_of(at),) if name is not None]
+    if not is_address(at):
+        topics_of(at)
+        names = names or [chosen_topic(at, None)]
+    elif not names:
+        raise InvalidRequest("say which queue with --queue")
+    return [check_topic_name(name) for name in names]
 
 
 def _run(worker: holdfast.Worker, *, as_json: bool) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from os import PathLike, fspath
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.client.address import parse_address
 from holdfast.client.client import Client
+from holdfast.client.trust import context_of
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.times import duration_ms
 from holdfast.env import World, real_world
@@ -35,7 +36,8 @@ def connect(
     """The broker behind a server: http://host:port, https://host:port or unix:/path.
 
     `token` says who you are; where none is given, HOLDFAST_TOKEN. `tls` is a file of certificates to trust, or a
-    context with one of your own. A call is tried again, where that is safe, for `timeout` in all.
+    context with one of your own; HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT say the same. A call is tried again, where that
+    is safe, for `timeout` in all.
     """
     from holdfast.client.broker import RemoteBroker
 
@@ -59,20 +61,7 @@ def client_of(
         token = environment().get(TOKEN) or None
     if not str(token or "").isascii() or not str(token or "").isprintable():
         raise InvalidRequest("the token cannot be used: give the text that `holdfast token new` printed")
-    context = _context(tls) if address.secure else None
+    context = context_of(tls, environment()) if address.secure else None
     if tls is not None and not address.secure:
         raise InvalidRequest(f"{url} is not a secure address, so tls=... says nothing: use https://")
     return Client(world or real_world(), address, for_tasks=for_tasks, token=token, tls=context, timeout_s=timeout_s)
-
-
-def _context(tls: ssl.SSLContext | str | PathLike[str] | None) -> ssl.SSLContext:
-    import ssl
-
-    if isinstance(tls, ssl.SSLContext):
-        return tls
-    if tls is None:
-        return ssl.create_default_context()
-    try:
-        return ssl.create_default_context(cafile=fspath(tls))
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidRequest(f"tls={tls!r} cannot be used: {error}. Give a file of certificates to trust") from None

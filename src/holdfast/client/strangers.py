@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from holdfast.client.address import Address
+from holdfast.client.trust import CERTIFICATE
 from holdfast.errors import Unauthenticated
 
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 _ALERT: Final = "ALERT"
 _PASSING: Final = "INTERNAL_ERROR"
+_SHOW_ONE: Final = f"set {CERTIFICATE}, or give tls= an ssl.SSLContext with one"
 
 
 def told(address: Address, error: BaseException, *, fresh: bool) -> str:
@@ -18,7 +20,7 @@ def told(address: Address, error: BaseException, *, fresh: bool) -> str:
     text = str(error) or type(error).__name__
     hung_up = isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)) or "EOF" in str(_reason(error))
     if address.secure and fresh and hung_up:
-        text += " (as servers do that ask for a client's certificate, and get none that they trust: see tls=)"
+        text += f" (as servers do that ask for a client's certificate, and get none that they trust: {_SHOW_ONE})"
     return text
 
 
@@ -44,6 +46,6 @@ def tls_refusal(address: Address, error: BaseException) -> Unauthenticated | Non
     if _ALERT in reason and _PASSING not in reason:
         return Unauthenticated(
             f"the server at {address.text} refused the connection: {error}. Nothing was done. Where it asks for a "
-            "client's certificate, give tls= an ssl.SSLContext with one that its issuer has signed"
+            f"client's certificate, show one that its issuer has signed: {_SHOW_ONE}"
         )
     return None

@@ -10,12 +10,13 @@ import msgspec
 
 from holdfast.broker.hands import Delivered
 from holdfast.broker.layout import receipt_text
+from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import Save
 from holdfast.delivery.group import Document
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.message import Body, Said
-from holdfast.errors import InvalidRequest, LeaseLost
+from holdfast.errors import InvalidRequest, LeaseLost, MessageTooLarge
 from holdfast.model import Record
 
 # Not the handler's fault: these give the message back as if it had not been touched.
@@ -117,6 +118,16 @@ class StateOf:
             content = None if value is None else msgspec.json.encode(value)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidRequest(f"the state cannot be saved: {error}. It must be a value that JSON knows") from None
+        check_state(content)
         pending = self._station.settle(Save(self._receipt, self.version, content), durability)
         self.version = 0 if content is None else self.version + 1
         return pending
+
+
+def check_state(content: bytes | None) -> None:
+    """Refuse what is too large: all states are in memory while their messages are not handled."""
+    if content is not None and len(content) > MOST_DOCUMENT_BYTES:
+        raise MessageTooLarge(
+            f"the state cannot be saved: it has {len(content)} bytes as JSON; {MOST_DOCUMENT_BYTES} are allowed. Keep "
+            "what is large in messages or files, and in the state where it is"
+        )

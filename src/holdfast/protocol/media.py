@@ -14,6 +14,8 @@ FRAMES: Final = "application/vnd.holdfast.frames"  # MessagePack values, each be
 RAW: Final = "application/octet-stream"
 EVENTS: Final = "text/event-stream"
 MULTIPART: Final = "multipart/form-data"
+# Nobody said what it is: curl says the second of whatever it is given with -d. It is taken for JSON.
+UNSAID: Final = ("", "application/x-www-form-urlencoded")
 
 _LENGTH_BYTES: Final = 4
 

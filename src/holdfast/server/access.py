@@ -37,7 +37,7 @@ def check_listening(settings: ServerSettings) -> list[str]:
     """BadSettings where the server would stand open to others by accident; answers with what had better be changed."""
     if settings.tls_cert_file is None and (settings.tls_key_file or settings.tls_client_ca_file):
         raise BadSettings(
-            "tls_key_file and tls_client_ca_file need tls_cert_file: without a certificate there is no TLS"
+            "tls_key_file and tls_client_ca_file need tls_cert_file (--tls-cert): without a certificate there is no TLS"
         )
     if is_loopback(settings.host):
         return []
@@ -45,8 +45,9 @@ def check_listening(settings: ServerSettings) -> list[str]:
     if not asks and not settings.allow_anonymous_network:
         raise BadSettings(
             f"the server would listen at {settings.host}, where others could reach it, and ask nobody who they are. "
-            "Name a tokens_file (`holdfast token new` makes one), or a tls_client_ca_file; or listen at 127.0.0.1; "
-            "or, to let everybody there do everything, set allow_anonymous_network"
+            "Name a tokens_file (--tokens; `holdfast token new` makes one), or a tls_client_ca_file (--tls-client-ca); "
+            "or listen at 127.0.0.1; or, to let everybody there do everything, set allow_anonymous_network "
+            "(--allow-anonymous-network)"
         )
     if not asks:
         return [f"everybody who reaches {settings.host} may do everything: allow_anonymous_network is set"]

@@ -35,16 +35,22 @@ class CallAuditor:
 
 def _facts(call: Call) -> dict[str, Any]:
     route = call.route
-    named = call.path.get(route.named, "") if route.named is not None else ""
     return {
         "principal": call.principal.name,
         "peer": call.request.peer,
         "action": route.action,
         "route": f"{route.method} {route.pattern}",
-        "target": call.target or named,
+        "target": call.target or _target(call),
         "parameters": {**call.path, **_given(call.query), **_given(call.body)},
         "correlation_id": call.correlation_id,
     }
+
+
+def _target(call: Call) -> str:
+    """What an act is about, as far as that can be seen before it is done."""
+    if call.route.named is not None:
+        return call.path.get(call.route.named, "")
+    return getattr(call.body, "name", "") or call.path.get("group", "")
 
 
 def _given(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.protocol.media import JSON, MSGPACK, decode, encode
+from holdfast.protocol.media import JSON, MSGPACK, UNSAID, decode, encode
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.http.refused import Refused
 from holdfast.server.principals import Principal
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.server.audit import Act
 
 
-_CURL: Final = "application/x-www-form-urlencoded"  # what curl says of whatever it is given with -d
+_VALUES: Final = frozenset({JSON, MSGPACK, *UNSAID})
 
 
 class Call:
@@ -93,9 +93,18 @@ async def _unwritten() -> None:
     """Nobody writes down what is done here."""
 
 
+def not_understood(media: str, *known: str) -> Refused:
+    """What to say of a body that is called what no body is here."""
+    return Refused(
+        f"the content-type {media} is not understood here; send {', '.join(known[:-1])} or {known[-1]}, "
+        f"such as with curl -H 'content-type: {known[0]}'",
+        status=415,
+    )
+
+
 def _body(content: bytes, media: str, kind: Any) -> Any:
-    if media not in ("", JSON, MSGPACK, _CURL) and content:
-        raise Refused(f"the content-type {media} is not understood here; send {JSON} or {MSGPACK}", status=415)
+    if media not in _VALUES and content:
+        raise not_understood(media, JSON, MSGPACK)
     try:
         return decode(content, media, kind) if content else msgspec.convert({}, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

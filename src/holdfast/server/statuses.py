@@ -6,6 +6,7 @@ from typing import Final
 
 from holdfast import errors
 from holdfast.errors import HoldfastError
+from holdfast.protocol.errors import KINDS
 from holdfast.server.http.refused import Refused
 
 _STATUSES: Final[dict[type[HoldfastError], int]] = {
@@ -42,7 +43,7 @@ def status_of(error: HoldfastError) -> int:
     """The status for an error: its own, or that of the nearest kind above it."""
     if isinstance(error, Refused):
         return error.status
-    return next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+    return _nearest(type(error))
 
 
 def retry_after_of(status: int) -> float | None:
@@ -52,10 +53,9 @@ def retry_after_of(status: int) -> float | None:
 
 def status_of_code(code: str) -> int:
     """The status for an error's code, for the documentation."""
-    kinds = {kind.code: kind for kind in _STATUSES}
-    kind = kinds.get(code)
-    if kind is None:
-        from holdfast.protocol.errors import KINDS
+    return _nearest(KINDS[code])
 
-        kind = KINDS[code]
+
+def _nearest(kind: type[HoldfastError]) -> int:
+    """The status of a kind of error, or that of the nearest kind above it."""
     return next(_STATUSES[known] for known in kind.__mro__ if known in _STATUSES)

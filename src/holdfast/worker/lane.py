@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from holdfast.embedded.drafts import Seconds
 from holdfast.env import World
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, HoldfastError, UnknownTopic
 from holdfast.worker.backoff import Backoff
 from holdfast.worker.bridge import Bridge
 from holdfast.worker.runs import Run
@@ -17,6 +17,8 @@ from holdfast.worker.slots import Slots
 from holdfast.worker.sources import Origin, Source
 
 logger = logging.getLogger(__name__)
+
+_LOOK_FOR_QUEUE_S: Final = 5.0  # so long after it was made its first message may wait
 
 
 class Lane:
@@ -45,6 +47,8 @@ class Lane:
         self._failed = failed
         self._broken = broken
         self._backoff = Backoff(world.ids)
+        self._missing = Backoff(world.ids, _LOOK_FOR_QUEUE_S)
+        self._told_missing = False
         self._stopping = threading.Event()
         self._source: Source | None = None
         self._answered_ns = self._clock.monotonic_ns()
@@ -94,10 +98,13 @@ class Lane:
             except Exception as error:
                 if self._stopping.is_set():
                     return  # it was closed below us: that is how waiting ends
-                if self._is_final(error):
+                if self._source is None and isinstance(error, UnknownTopic):
+                    self._wait_for_queue(error)
+                elif self._is_final(error):
                     self._broken(error)
                     return
-                self._wait_after(error)
+                else:
+                    self._wait_after(error)
 
     def _round(self) -> None:
         """Take what is there, once; with several queues the shared slots are held only for what is there already."""
@@ -137,6 +144,14 @@ class Lane:
             return not (isinstance(error, OSError) or (isinstance(error, HoldfastError) and error.retryable))
         return self._origin.given and isinstance(error, Closed) and self._source.closed
 
+    def _wait_for_queue(self, error: UnknownTopic) -> None:
+        """Whoever makes it, or sends its first message, may start after us; that is told once."""
+        if not self._told_missing:
+            self._told_missing = True
+            logger.warning("the queue is not there yet, waiting for it: %s", error, extra={"queue": str(self)})
+            self._failed(error)
+        self._pause(self._missing.next_s())
+
     def _wait_after(self, error: Exception) -> None:
         pause_s = self._backoff.next_s()
         logger.warning(
@@ -147,6 +162,9 @@ class Lane:
             extra={"queue": str(self)},
         )
         self._failed(error)
+        self._pause(pause_s)
+
+    def _pause(self, pause_s: float) -> None:
         until_ns = self._clock.monotonic_ns() + round(pause_s * 1e9)
         while not self._stopping.is_set() and (left_ns := until_ns - self._clock.monotonic_ns()) > 0:
             self._clock.wait(self._stopping, left_ns / 1e9)

@@ -15,6 +15,7 @@ from holdfast.server.api.settings import effective_of
 from holdfast.server.audit import Audit
 from holdfast.server.calls import Call
 from holdfast.server.console.rendering import render
+from holdfast.server.engine_metrics import sync_times
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
@@ -71,8 +72,6 @@ def _settings(service: Service) -> Iterator[Setting]:
 
 
 def _disk(call: Call) -> dict[str, Any]:
-    from holdfast.server.engine_metrics import sync_times  # with a package that only this page needs
-
     engine = call.service.broker._engine
     topics = engine.open_topics()
     segments = [segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()]
