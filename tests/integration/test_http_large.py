@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import holdfast
 from tests.integration.http_gear import Serving, serving
+from tests.integration.process_gear import server_process
 
 QUEUE = "/v1/queues/big"
 MIB = 1 << 20
@@ -183,3 +186,50 @@ def test_the_server_holds_no_large_body_in_memory(tmp_path: Path):
         assert found == digest(300)
         assert anonymous_kib(running.pid) - before < 50_000
         connection.close()
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[list[int]]:
+    """The most memory of its own that a process had meanwhile, in KiB, above what it has now."""
+    before, most, over = anonymous_kib(pid), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            most[0] = max(most[0], anonymous_kib(pid) - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watching.join()
+
+
+@pytest.mark.slow
+def test_one_who_looks_at_many_messages_does_not_make_the_server_hold_all_of_them(tmp_path: Path):
+    """Each is small enough to be held, and 300 of them are not."""
+    with server_process(tmp_path / "data") as server, holdfast.connect(server.url) as broker:
+        broker.create_topic("big")
+        queue = broker.queue("big")
+        for number in range(30):
+            queue.put_many([bytes([number]) * 900_000] * 10)
+        member = broker.consumer(["big"], group="readers", start="earliest")
+        for look in (
+            lambda: queue.peek(300),
+            lambda: queue.messages(limit=300),
+            lambda: broker.read("big", limit=300),
+            lambda: member.poll(5, max_records=300),
+        ):
+            with watched(server.pid) as most:
+                found = list(look())
+            assert most[0] < 150_000, f"{most[0]} KiB"
+            assert 10 <= len(found) <= 300
+            assert [message.offset for message in found] == list(range(len(found)))
+            del found
+        offset = 0
+        while some := list(broker.read("big", offset=offset, limit=300)):
+            assert [message.offset for message in some] == list(range(offset, offset + len(some)))
+            offset += len(some)
+        assert offset == 300
+        member.close()

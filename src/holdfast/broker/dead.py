@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -51,6 +51,13 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
 
     record: Record
     note: DeadNote
+
+
+class LetterPlace(NamedTuple):
+    """Where a dead letter is, and how large: all that it takes to move it, and little to hold of many."""
+
+    offset: int
+    size: int
 
 
 class DeadPartition:
@@ -222,20 +229,17 @@ class Graveyard:
                 if letter is not None and letter.note.group == self._group:
                     yield letter
 
-    def redrive(self, letters: Sequence[DeadLetter]) -> int:
+    def redrive(self, letters: Sequence[LetterPlace]) -> int:
         """Put these back into the queue, in this order, each once; answers how many."""
-        return sum(map(self._redrive, portions(letters, lambda letter: len(letter.record.value))))
+        return sum(map(self._redrive, portions(letters, lambda letter: letter.size)))
 
-    def _redrive(self, letters: Sequence[DeadLetter]) -> int:
+    def _redrive(self, letters: Sequence[LetterPlace]) -> int:
         target_end = self._source.log.written_end
         taken = self.letters.take(
-            [letter.record.offset for letter in letters],
-            lease_ms=_REDRIVE_LEASE_MS,
-            holder=_REDRIVER,
-            moving_to=target_end,
+            [letter.offset for letter in letters], lease_ms=_REDRIVE_LEASE_MS, holder=_REDRIVER, moving_to=target_end
         )
         by_offset = {delivered.record.offset: delivered for delivered in taken}
-        moving = [by_offset[letter.record.offset] for letter in letters if letter.record.offset in by_offset]
+        moving = [by_offset[letter.offset] for letter in letters if letter.offset in by_offset]
         if not moving:
             return 0
         self.letters.journal.log.sync()  # the intent first, as in `inter`
@@ -253,9 +257,9 @@ class Graveyard:
             self._source.tracer.redriven(notes, appended.offset)
         return len(moving)
 
-    def purge(self, letters: Sequence[DeadLetter]) -> int:
+    def purge(self, letters: Sequence[LetterPlace]) -> int:
         """Drop these for good; answers how many."""
-        events, _, _ = self.letters.settle_all([Cancel(letter.record.offset) for letter in letters])
+        events, _, _ = self.letters.settle_all([Cancel(letter.offset) for letter in letters])
         return len(events)
 
     def _revived(self, moving: Sequence[Delivered]) -> Batch:

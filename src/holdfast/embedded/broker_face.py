@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Final, TypeVar
 from weakref import WeakSet
@@ -111,19 +110,17 @@ class BrokerFace:
             self._engine.streams.bring_pins(topic)
             return topic.compact_keys(roll=True)
 
-    @contextmanager
-    def _publisher(self, name: str) -> Iterator[Publisher]:
-        with self._engine.using(name) as topic:
-            publisher = self._publishers.get(name)
-            if publisher is None or publisher.topic is not topic:
-                # Topics that were let go must not stay in memory for those that nobody publishes to any more.
-                self._publishers = {
-                    other: each for other, each in list(self._publishers.items()) if not each.topic.closed
-                }
-                publisher = self._publishers[name] = Publisher(topic, self._bodies, self._engine.world.clock)
-            yield publisher
+    def _publisher(self, topic: Topic) -> Publisher:
+        publisher = self._publishers.get(topic.name)
+        if publisher is None or publisher.topic is not topic:
+            # Topics that were let go must not stay in memory for those that nobody publishes to any more.
+            self._publishers = {other: each for other, each in list(self._publishers.items()) if not each.topic.closed}
+            publisher = self._publishers[topic.name] = Publisher(topic, self._bodies, self._engine.world.clock)
+        return publisher
 
-    def _read(self, name: str, number: int, offset: int | None, limit: int) -> list[Contents[Any]]:
+    def _read(
+        self, name: str, number: int, offset: int | None, limit: int, most_bytes: int | None = None
+    ) -> list[Contents[Any]]:
         if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
             raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
         with self._engine.using(name) as topic:
@@ -132,9 +129,11 @@ class BrokerFace:
                 raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
             home = Place(name, number)
             found: list[Contents[Any]] = []
+            size = 0
             for record in log.records(log.start if offset is None else offset, on_damage="skip", whole=False):
                 found.append(Contents(home, self._bodies, record))
-                if len(found) == limit:
+                size += len(record.value)
+                if len(found) == limit or (most_bytes is not None and size > most_bytes):
                     break
             return found
 

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 Told: TypeAlias = Callable[[list[TopicPartition]], Any]
 
 _MOST_AT_ONCE: Final = 1_000_000
+_AT_A_TIME: Final = 64
 _MOST_TEXT: Final = 200
 
 
@@ -62,6 +63,7 @@ class Consuming(Standing[Body], Generic[Body]):
         self._line = Waiters()
         self._seen = -1  # the group's version that we know
         self._turn = 0
+        self.most_bytes: int | None = None  # behind so many a poll loads no more
         self._out: Feed[Body] | None = None  # where the message comes from that an iteration handed out last
         self._polling = self._leaving = False
         self._joins = 0
@@ -139,6 +141,19 @@ class Consuming(Standing[Body], Generic[Body]):
 
     def _fetch(self, count: int) -> list[StreamMessage[Body]]:
         """What is there, up to `count`, from each partition in turn."""
+        if self.most_bytes is None:
+            return self._fetch_some(count)
+        found: list[StreamMessage[Body]] = []
+        left = self.most_bytes
+        while len(found) < count and left > 0:
+            some = self._fetch_some(min(count - len(found), _AT_A_TIME))
+            if not some:
+                break
+            found += some
+            left -= sum([len(message._record.value) for message in some])
+        return found
+
+    def _fetch_some(self, count: int) -> list[StreamMessage[Body]]:
         feeds = list(self._feeds.values())
         if len(feeds) <= 1:
             return feeds[0].take(count) if feeds else []

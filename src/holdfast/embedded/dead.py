@@ -6,11 +6,11 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
 
 import msgspec
 
-from holdfast.broker.dead import DeadLetter as StoredLetter
+from holdfast.broker.dead import LetterPlace
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.station import Station
 from holdfast.embedded.listed import DeadLetter
@@ -47,6 +47,15 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[str]
 
 
+class ChosenLetter(NamedTuple):
+    """A dead letter that is to be moved, without what it says: there may be very many."""
+
+    id: str
+    original_offset: int
+    station: Station
+    place: LetterPlace
+
+
 class DeadLetters(Generic[Body]):
     """What `queue.dead` is."""
 
@@ -56,7 +65,10 @@ class DeadLetters(Generic[Body]):
 
     def list(self, *, where: Where = None, limit: int | None = None) -> list[DeadLetter[Body]]:
         """The dead letters that the condition chooses, oldest first."""
-        return [found for found in listed(self._face, "dead", where, limit) if isinstance(found, DeadLetter)]
+        return list_(self._each(where, limit))
+
+    def _each(self, where: Where, limit: int | None) -> Iterator[DeadLetter[Body]]:
+        return (found for found in listed(self._face, "dead", where, limit) if isinstance(found, DeadLetter))
 
     def show(self, letter_id: str) -> DeadLetter[Body]:
         """One of them."""
@@ -69,7 +81,7 @@ class DeadLetters(Generic[Body]):
 
     def groups(self, *, where: Where = None) -> list_[DeadGroup]:
         """The dead letters by reason and kind of error, the most frequent first."""
-        return grouped(self.list(where=where))
+        return grouped(self._each(where, None))
 
     def redrive(
         self,
@@ -88,10 +100,10 @@ class DeadLetters(Generic[Body]):
             return _result(letters, 0)
         return _result(letters, sum(map(put_back, self._paced(letters, rate))))
 
-    def _to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
+    def _to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[ChosenLetter]:
         """Those that are meant, in the order in which they were published: those of one key must not overtake."""
         letters = self._chosen(ids, where, limit)
-        letters.sort(key=lambda letter: (letter.original_offset, letter.offset))
+        letters.sort(key=lambda letter: (letter.original_offset, letter.place.offset))
         return letters
 
     def purge(
@@ -109,18 +121,18 @@ class DeadLetters(Generic[Body]):
             done += station.graves().purge(letters_there)
         return _result(letters, done)
 
-    def _chosen(self, ids: object, where: Where, limit: int | None) -> list_[DeadLetter[Body]]:
+    def _chosen(self, ids: object, where: Where, limit: int | None) -> list_[ChosenLetter]:
         if ids is None:
-            return self.list(where=where, limit=limit)
+            return list_(map(_choose, self._each(where, limit)))
         if where is not None:
             raise InvalidRequest("give ids or where, not both")
         check_limit(limit)
         if not isinstance(ids, Iterable) or isinstance(ids, bytes):
             raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}")
         wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
-        return [self.show(letter_id) for letter_id in wanted][:limit]
+        return [_choose(self.show(letter_id)) for letter_id in wanted][:limit]
 
-    def _paced(self, letters: list_[DeadLetter[Body]], rate: float | None) -> Iterator[list_[DeadLetter[Body]]]:
+    def _paced(self, letters: list_[ChosenLetter], rate: float | None) -> Iterator[list_[ChosenLetter]]:
         size = at_once(rate)
         clock, never = self._face._engine.world.clock, threading.Event()
         for i in range(0, len(letters), size):
@@ -134,21 +146,19 @@ class DeadLetters(Generic[Body]):
 
 def grouped(letters: Iterable[DeadLetter[Any]]) -> list_[DeadGroup]:
     """Letters by reason and kind of error, the most frequent first."""
-    found: dict[tuple[str, str], list_[DeadLetter[Any]]] = {}
+    found: dict[tuple[str, str], DeadGroup] = {}
     for letter in letters:
-        found.setdefault((letter.reason, fingerprint(letter.error)), []).append(letter)
-    groups = [
-        DeadGroup(
-            reason=reason,
-            error=error,
-            count=len(alike),
-            first=min(letter.dead_at for letter in alike),
-            last=max(letter.dead_at for letter in alike),
-            example=alike[-1].id,
+        kind, dead_at = (letter.reason, fingerprint(letter.error)), letter.dead_at
+        before = found.get(kind)
+        found[kind] = DeadGroup(
+            reason=kind[0],
+            error=kind[1],
+            count=1 if before is None else before.count + 1,
+            first=dead_at if before is None else min(before.first, dead_at),
+            last=dead_at if before is None else max(before.last, dead_at),
+            example=letter.id,
         )
-        for (reason, error), alike in found.items()
-    ]
-    return sorted(groups, key=lambda group: (-group.count, group.error))
+    return sorted(found.values(), key=lambda group: (-group.count, group.error))
 
 
 def at_once(rate: float | None) -> int:
@@ -156,7 +166,7 @@ def at_once(rate: float | None) -> int:
     return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
 
 
-def put_back(letters: Iterable[DeadLetter[Any]]) -> int:
+def put_back(letters: Iterable[ChosenLetter]) -> int:
     """Let these letters be messages again; answers how many were still there."""
     return sum(station.graves().redrive(letters_there) for station, letters_there in _by_station(letters))
 
@@ -166,11 +176,17 @@ def no_letter(letter_id: str) -> InvalidRequest:
     return InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
 
 
-def _by_station(letters: Iterable[DeadLetter[Any]]) -> list[tuple[Station, list_[StoredLetter]]]:
+def _choose(letter: DeadLetter[Any]) -> ChosenLetter:
+    return ChosenLetter(
+        letter.id, letter.original_offset, letter._home, LetterPlace(letter.offset, len(letter._record.value))
+    )
+
+
+def _by_station(letters: Iterable[ChosenLetter]) -> list[tuple[Station, list_[LetterPlace]]]:
     """The letters by the partition that each is of, in their order."""
-    found: dict[int, tuple[Station, list_[StoredLetter]]] = {}
+    found: dict[int, tuple[Station, list_[LetterPlace]]] = {}
     for letter in letters:
-        found.setdefault(letter.partition, (letter._home, []))[1].append(letter._stored)
+        found.setdefault(letter.station.number, (letter.station, []))[1].append(letter.place)
     return list(found.values())
 
 
@@ -179,5 +195,5 @@ def fingerprint(error: str) -> str:
     return _DETAILS.sub("…", error.partition("\n")[0])[:200]
 
 
-def _result(letters: list_[DeadLetter[Any]], done: int) -> Redriven:
+def _result(letters: list_[ChosenLetter], done: int) -> Redriven:
     return Redriven(matched=len(letters), done=done, ids=[letter.id for letter in letters])

@@ -36,6 +36,7 @@ class Member:
     def __init__(self, consumer: AsyncConsumer[bytes], heard_at: float) -> None:
         self.id = consumer.member_id or ""
         self.consumer = consumer
+        consumer.most_bytes = _MOST_BYTES
         self.heard_at = heard_at
         self.changed = asyncio.Event()
         self._lock = asyncio.Lock()

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from holdfast.embedded.dead import DeadLetters, at_once, put_back
-from holdfast.embedded.listed import DeadLetter
+from holdfast.embedded.dead import ChosenLetter, DeadLetters, at_once, put_back
+from holdfast.embedded.listed import DeadLetter, Listed
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.protocol.dead import (
     DeadGroups,
@@ -51,9 +51,13 @@ async def list_dead(call: Call) -> Letters:
 
 
 def _letters(group: ServedGroup, query: DeadQuery) -> Letters:
-    found, more = page(group, "dead", query)
     room = Room(bodies=query.bodies)
-    letters = [room.use(_letter(each, bodies=room.left > 0)) for each in found if isinstance(each, DeadLetter)]
+
+    def tell(letter: Listed[bytes]) -> Letter:
+        assert isinstance(letter, DeadLetter)
+        return room.use(_letter(letter, bodies=room.left > 0))
+
+    letters, more = page(group, "dead", query, tell)
     return Letters(letters=letters, next=more)
 
 
@@ -133,7 +137,7 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     return _told(letters, done)
 
 
-async def _redriven(call: Call, letters: list[DeadLetter[bytes]]) -> AsyncIterator[int]:
+async def _redriven(call: Call, letters: list[ChosenLetter]) -> AsyncIterator[int]:
     """Put them back, no faster than asked for; how many it were by then."""
     wanted: Redrive = call.body
     loop = asyncio.get_running_loop()
@@ -150,7 +154,7 @@ async def _redriven(call: Call, letters: list[DeadLetter[bytes]]) -> AsyncIterat
         yield done
 
 
-async def _lines(call: Call, letters: list[DeadLetter[bytes]]) -> AsyncIterator[bytes]:
+async def _lines(call: Call, letters: list[ChosenLetter]) -> AsyncIterator[bytes]:
     done = 0
     yield framed(RedriveTold(matched=len(letters), done=0, ended=False), LINES)
     try:
@@ -183,5 +187,5 @@ async def purge(call: Call) -> RedriveTold:
     return RedriveTold(matched=found.matched, done=found.done, ids=found.ids[:_MOST_IDS])
 
 
-def _told(letters: list[DeadLetter[bytes]], done: int) -> RedriveTold:
+def _told(letters: list[ChosenLetter], done: int) -> RedriveTold:
     return RedriveTold(matched=len(letters), done=done, ids=[letter.id for letter in letters[:_MOST_IDS]])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
@@ -12,7 +12,7 @@ from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestat
 from holdfast.embedded.drafts import NewMessage as Draft
 from holdfast.embedded.publisher import Stored as Written
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
-from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW, Unframer, decode
+from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW, UNSAID, Unframer, decode
 from holdfast.protocol.messages import (
     Batch,
     Codec,
@@ -28,16 +28,18 @@ from holdfast.protocol.messages import (
     StoredBatch,
     Wire,
 )
-from holdfast.server.calls import Call
+from holdfast.server.calls import Call, not_understood
 from holdfast.server.http.messages import Request, Response
-from holdfast.server.http.refused import Refused
 from holdfast.server.routing import Routes
 
 routes = Routes("messages")
 
 _MOST_HEADERS: Final = 1_000
+# curl -d takes the line ends out; and of a file it says that it is a form.
+_LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
 
 _Answer = TypeVar("_Answer")
+Drafts: TypeAlias = list[Draft] | list[bytes]
 
 
 class Placing(Wire, kw_only=True):
@@ -85,7 +87,7 @@ async def enqueue(call: Call) -> Response:
     else:
         message, content = _plain(query, b""), request.chunks(most_bytes)
     if content is None:
-        (stored,) = await publish(call, call.path["queue"], [message], query)
+        (stored,) = await publish(call, call.path["queue"], prepared(call, [message]), query)
     else:
         stored = await _publish_stream(call, message, content)
     if message.correlation_id is not None:
@@ -152,26 +154,29 @@ async def enqueue_batch(call: Call) -> Response:
     return call.answer(StoredBatch(stored=stored))
 
 
-async def drafts(call: Call) -> list[Draft]:
-    """The messages of a request."""
+async def drafts(call: Call) -> Drafts:
+    """The messages of a request; bodies alone where there is nothing else: these go a shorter way."""
     request, most = call.request, call.service.settings.max_request_bytes
     media = request.media
     try:
         if media == LINES:
             lines = [line async for line in _lines(request.chunks(most))]
-            messages = [decode(line, JSON, NewMessage) for line in lines]
-        elif media in ("", JSON, MSGPACK):
-            batch: Batch = decode(await request.read(most), media, Batch)
-            messages = batch.messages
+            batch = Batch(messages=[decode(line, JSON, NewMessage) for line in lines])
+        elif media in (JSON, MSGPACK, *UNSAID):
+            batch = decode(await request.read(most), media, Batch)
         else:
-            raise Refused(
-                f"the content-type {media} is not understood here; send {JSON}, {MSGPACK} or {LINES}", status=415
-            )
+            raise not_understood(media, JSON, MSGPACK, LINES)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the messages cannot be read: {error}. Nothing was stored") from None
-    if not messages:
+        hint = "" if media == MSGPACK else f". {_LINES_HINT}"
+        raise InvalidRequest(f"the messages cannot be read: {error}. Nothing was stored{hint}") from None
+    if batch.bodies and batch.messages:
+        raise InvalidRequest("give messages or bodies, not both: nobody could tell their order. Nothing was stored")
+    if not batch.bodies and not batch.messages:
         raise InvalidRequest("there is no message in the request's body")
-    return [_draft(message, _body(message)) for message in messages]
+    if batch.bodies and call.trace is None:
+        return batch.bodies
+    messages = [Draft(body=body) for body in batch.bodies]
+    return prepared(call, messages or [_draft(message, _body(message)) for message in batch.messages])
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -183,16 +188,20 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         yield line
 
 
-async def publish(call: Call, topic: str, messages: Sequence[Draft], query: Placing) -> list[Stored]:
+def prepared(call: Call, messages: list[Draft]) -> Drafts:
+    """The messages with the caller's trace context, or as bodies alone."""
+    if call.trace is not None:
+        return [_traced(call, message) for message in messages]
+    return [message.body for message in messages] if all(map(_is_plain, messages)) else messages
+
+
+async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> list[Stored]:
     """Store messages in a topic, and tell where they are."""
     broker = call.service.broker
-    if call.trace is not None:
-        messages = [_traced(call, message) for message in messages]
-    plain = [message.body for message in messages] if all(map(_is_plain, messages)) else messages
 
     async def store() -> list[Written]:
         return await broker.publish_many(
-            topic, plain, partition=query.partition, durability=query.durability, codec=query.codec
+            topic, messages, partition=query.partition, durability=query.durability, codec=query.codec
         )
 
     return list(map(_stored, await _made(call, topic, query, store)))

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
-from holdfast.broker.drafts import batch_of
-from holdfast.broker.partition import Partition
-from holdfast.broker.sequences import Known
-from holdfast.embedded.drafts import NewMessage
 from holdfast.errors import InvalidRequest
-from holdfast.model import Appended, Producer
+from holdfast.model import Producer
 from holdfast.protocol.media import JSON, LINES, MSGPACK
 from holdfast.protocol.messages import Batch
 from holdfast.protocol.topics import (
@@ -21,7 +16,7 @@ from holdfast.protocol.topics import (
     SequenceQuery,
     Written,
 )
-from holdfast.server.api.enqueue import drafts
+from holdfast.server.api.enqueue import Drafts, drafts
 from holdfast.server.api.topics import partition_of
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
@@ -61,46 +56,37 @@ async def append(call: Call) -> Response:
     began_ns = call.service.world.clock.monotonic_ns()
     query: AppendQuery = call.query
     messages = await drafts(call)
+    _check_in_sequence(call, messages)
+    producer = Producer(_number(query.producer), query.epoch, query.sequence)
+    broker, engine = call.service.broker, call.service.broker._engine
+    if not engine.is_open(call.path["topic"]):
+        await asyncio.to_thread(engine.topic, call.path["topic"])
+    with engine.using(call.path["topic"]) as topic:
+        publisher, partition = broker._publisher(topic), topic.partition(partition_of(call))
+        if partition.sequences is None:  # not in the loop's time: it may read much
+            await asyncio.to_thread(partition.open_sequences)
+            await asyncio.to_thread(engine.producers)
+        engine.producers().check(producer.id, producer.epoch)
+        batch = publisher.batch(messages, query.codec)
+        appended, known = partition.append(batch, producer, durability=query.durability, codec=query.codec)
+        if known is None:
+            publisher.count(batch)
+        await partition.log.wait_async(appended)
+        if known is None:
+            topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
+    offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
+    return call.answer(Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None))
+
+
+def _check_in_sequence(call: Call, messages: Drafts) -> None:
     for message in messages:
+        if isinstance(message, bytes):
+            return
         if message.delay is not None or message.at is not None or message.dedup_id is not None:
             raise InvalidRequest(
                 "messages with a delay, a time or a dedup_id have no place in a producer's sequence: send them to "
                 f"/v1/topics/{call.path['topic']}/messages, with a dedup_id each"
             )
-    producer = Producer(_number(query.producer), query.epoch, query.sequence)
-    engine = call.service.broker._engine
-    if not engine.is_open(call.path["topic"]):
-        await asyncio.to_thread(engine.topic, call.path["topic"])
-    with engine.using(call.path["topic"]) as topic:
-        partition = topic.partition(partition_of(call))
-        if partition.sequences is None:  # not in the loop's time: it may read much
-            await asyncio.to_thread(partition.open_sequences)
-            await asyncio.to_thread(engine.producers)
-        appended, known = _append(call, partition, messages, producer)
-        await partition.log.wait_async(appended)
-        if known is None:
-            topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
-    if known is None:
-        offsets: Sequence[int] = range(appended.offset, appended.next_offset)
-    else:
-        offsets = known.offsets
-    return call.answer(Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None))
-
-
-def _append(
-    call: Call, partition: Partition, messages: Sequence[NewMessage], producer: Producer
-) -> tuple[Appended, Known | None]:
-    query: AppendQuery = call.query
-    broker = call.service.broker
-    broker._engine.producers().check(producer.id, producer.epoch)
-    with broker._publisher(call.path["topic"]) as publisher:
-        checked = publisher.drafts(messages, query.codec, "append")
-        appended, known = partition.append(batch_of(checked), producer, durability=query.durability, codec=query.codec)
-        if known is None:
-            metrics = publisher.topic.metrics
-            metrics.published.add(len(checked))
-            metrics.published_bytes.add(sum(len(draft.value) for draft in checked))
-    return appended, known
 
 
 @routes.add(

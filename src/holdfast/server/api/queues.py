@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -14,7 +14,7 @@ from holdfast.broker.group import QueueStats
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.listed import Listed as Found
 from holdfast.embedded.listing import listed, mark_of, parse_mark
-from holdfast.embedded.lookup import receipt_of, until_ms
+from holdfast.embedded.lookup import find_message, receipt_of, until_ms
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.protocol.dead import DeadQuery
@@ -241,7 +241,7 @@ async def get_state(call: Call) -> State:
     action="consume",
     body=SaveState,
     answers=State,
-    errors=("lease_lost", "conflict"),
+    errors=("lease_lost", "conflict", "message_too_large"),
 )
 async def save_state(call: Call) -> State:
     """Keep a document with a message in hand, if nobody has changed it since that version; no value drops it."""
@@ -262,7 +262,8 @@ async def stats(call: Call) -> QueueStats:
 async def peek(call: Call) -> Messages:
     """The messages that would come next, without taking them."""
     query: PeekQuery = call.query
-    found = await (await existing_group(call, query.group)).peek(query.count)
+    group = await existing_group(call, query.group)
+    found = await group._aside(group._peek, query.count, _MOST_BYTES)
     return Messages(messages=[said(each._home, each._record) for each in found])
 
 
@@ -277,15 +278,21 @@ async def messages(call: Call) -> ListedMessages:
 
 def _look(group: ServedGroup, query: ListQuery) -> ListedMessages:
     room = Room(bodies=query.bodies)
-    found, more = page(group, query.phase, query)
-    return ListedMessages(messages=[room.use(told(each, bodies=room.left > 0)) for each in found], next=more)
+    found, more = page(group, query.phase, query, lambda each: room.use(told(each, bodies=room.left > 0)))
+    return ListedMessages(messages=found, next=more)
 
 
-def page(group: ServedGroup, phase: str, query: ListQuery | DeadQuery) -> tuple[list[Found[Any]], str]:
-    """Messages in a phase, and from where to go on."""
+def page(
+    group: ServedGroup, phase: str, query: ListQuery | DeadQuery, tell: Callable[[Found[Any]], _Told]
+) -> tuple[list[_Told], str]:
+    """Messages in a phase as they are told, and from where to go on. What is not told is not held, either."""
     after = None if query.after is None else parse_mark(query.after)
-    found = list(listed(group, phase, query.where, query.limit, after=after))
-    return found, mark_of(found[-1]).text if len(found) == query.limit else ""
+    answers: list[_Told] = []
+    for each in listed(group, phase, query.where, query.limit, after=after):
+        answers.append(tell(each))
+        if len(answers) == query.limit:
+            return answers, mark_of(each).text
+    return answers, ""
 
 
 class Room:
@@ -382,8 +389,11 @@ async def show(call: Call) -> Listed:
 
 
 def find(group: ServedGroup, message_id: str) -> Listed | None:
-    """A message by its id."""
-    for phase in ("ready", "leased", "delayed", "dead"):
-        for found in listed(group, phase, lambda each: each.id == message_id, 1):
-            return told(found)
-    return None
+    """A message by its own id, as long as it is not done; a dead letter has another one than the message had."""
+    try:
+        found = find_message(group, message_id)
+    except InvalidRequest:
+        return None  # no id of this queue
+    if found is None or found.phase == "done" or found.message.id != message_id:
+        return None
+    return told(found.message)

@@ -194,7 +194,8 @@ async def read_messages(call: Call) -> ReadMessages:
 
 
 async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
-    return await call.service.broker.read(call.path["topic"], partition=partition_of(call), offset=offset, limit=limit)
+    broker, topic = call.service.broker, call.path["topic"]
+    return await asyncio.to_thread(broker._read, topic, partition_of(call), offset, limit, _MOST_BYTES)
 
 
 async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:
