@@ -34,6 +34,7 @@ from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic import Topic
 from holdfast.broker.traces import TraceStep
 from holdfast.broker.tracing import Traces
+from holdfast.broker.using import Using
 from holdfast.env import World, close_in_children, real_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.settings import BrokerSettings, QueueSettings
@@ -46,10 +47,6 @@ logger = logging.getLogger(__name__)
 
 _SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
 _LOOK_AT_ALL_NS: Final = 60_000_000_000  # the wall clock may have been set
-
-
-class _User:
-    """Somebody who uses a topic for a moment."""
 
 
 class BrokerEngine:
@@ -189,22 +186,15 @@ class BrokerEngine:
         topic = self._topics.get(name) if type(name) is str else None
         return topic is not None and not topic.closed
 
-    @contextmanager
-    def using(self, name: str) -> Iterator[Topic]:
+    def using(self, name: str) -> Using:
         """The topic, which stays open meanwhile."""
-        user = _User()
-        topic = self.hold(name, user)
-        try:
-            yield topic
-        finally:
-            topic.holders.discard(user)
+        return Using(self.hold, name)
 
     def hold(self, name: str, holder: object) -> Topic:
         """The topic, which stays open for as long as the holder lives, or until it is taken from its holders."""
         known = self._topics.get(name) if type(name) is str else None
-        if (
-            known is not None
-        ):  # without the lock, under which others may be opening topics: a task must not wait for that
+        if known is not None:
+            # Without the lock, under which others may be opening topics: a task must not wait for that.
             known.holders.add(holder)
             if not (known.leaving or known.closed or self.closed):
                 known.used_ns = self.world.clock.monotonic_ns()

@@ -7,14 +7,13 @@ server knows them: whatever was stored is not stored a second time, also when th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
 from holdfast.errors import Fenced, InvalidRequest, OutOfSequence
 from holdfast.model import CodecName, Durability
-from holdfast.protocol.messages import Batch, NewMessage
+from holdfast.protocol.messages import Batch
 from holdfast.protocol.topics import BeginProducer, ProducerBegun, Written
 
 _NUMBERS: Final = 2**32
@@ -27,6 +26,7 @@ class Lane:
         self.id = begun.id
         self.epoch = begun.epoch
         self.sequences: dict[tuple[str, int], int] = {}
+        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # but for the sequence
 
 
 class Lanes:
@@ -44,12 +44,12 @@ class Lanes:
         self,
         topic: str,
         number: int,
-        messages: Sequence[NewMessage],
+        batch: Batch,
         durability: Durability | None,
         codec: CodecName | None,
     ) -> Written:
         """Store the messages in the partition, once."""
-        body = packed(Batch(messages=list(messages)))
+        count, body = len(batch.messages) or len(batch.bodies), packed(batch)
         lane = await self._lane()
         for attempt in (1, 2):
             try:
@@ -66,7 +66,7 @@ class Lanes:
                     self._free.append(lane)  # refused, and not stored: the numbers are free
                 raise
             place = topic, number
-            lane.sequences[place] = (lane.sequences.get(place, 0) + len(messages)) % _NUMBERS
+            lane.sequences[place] = (lane.sequences.get(place, 0) + count) % _NUMBERS
             self._free.append(lane)
             return written
         raise AssertionError
@@ -80,18 +80,21 @@ class Lanes:
         durability: Durability | None,
         codec: CodecName | None,
     ) -> Written:
-        path = path_of(
-            "topics",
-            topic,
-            "partitions",
-            number,
-            "append",
-            producer=lane.id,
-            epoch=lane.epoch,
-            sequence=lane.sequences.get((topic, number), 0),
-            durability=durability,
-            codec=codec,
-        )
+        way = topic, number, durability, codec
+        path = lane.paths.get(way)
+        if path is None:
+            path = lane.paths[way] = path_of(
+                "topics",
+                topic,
+                "partitions",
+                number,
+                "append",
+                producer=lane.id,
+                epoch=lane.epoch,
+                durability=durability,
+                codec=codec,
+            )
+        path = f"{path}&sequence={lane.sequences.get((topic, number), 0)}"
         written: Written = await self._caller.call(Ask(method="POST", path=path, body=body, answers=Written))
         return written
 

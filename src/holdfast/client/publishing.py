@@ -119,6 +119,11 @@ class Publishing:
         messages, drafts = [], []
         for each in given:
             new = each if isinstance(each, NewMessage) else NewMessage(body=each)
+            if _has_only_a_body(new):
+                value = bodies.encode(new.body)
+                drafts.append(Draft(value))
+                messages.append(wire.NewMessage(body=value))
+                continue
             # Whether the topic takes tombstones is for the server to say.
             draft = (keyed if new.body is None else plain).draft(new, now_ms)
             drafts.append(draft)
@@ -140,7 +145,7 @@ class Publishing:
         for number, indexes in routed.items():
             batch = messages if len(routed) == 1 else [messages[i] for i in indexes]
             try:
-                written = await self._lanes.append(topic, number, batch, durability, codec)
+                written = await self._lanes.append(topic, number, wire.batch_of(batch), durability, codec)
             except HoldfastError as error:
                 if found:
                     error.add_note(f"{len(found)} of {len(messages)} messages are stored, in other partitions")
@@ -166,7 +171,7 @@ class Publishing:
                 ours.add(i)
         path = path_of("topics", topic, "messages", partition=partition, durability=durability, codec=codec)
         answer: wire.StoredBatch = await self.caller.call(
-            Ask(method="POST", path=path, body=packed(wire.Batch(messages=list(messages))), answers=wire.StoredBatch)
+            Ask(method="POST", path=path, body=packed(wire.batch_of(messages)), answers=wire.StoredBatch)
         )
         return [
             Stored(
@@ -208,6 +213,10 @@ def check_places(topic: str, known: Known, partition: int | None) -> None:
     """Refuse a partition that the topic does not have."""
     if partition is not None and known.count is not None:
         check_partition(partition, topic, known.count)
+
+
+def _has_only_a_body(new: NewMessage) -> bool:
+    return new.body is not None and new == NewMessage(body=new.body) and type(new.priority) is int
 
 
 def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:

@@ -11,7 +11,7 @@ from holdfast.embedded.publisher import Stored
 from holdfast.errors import OutOfSequence
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Durability
-from holdfast.protocol.messages import Batch, NewMessage
+from holdfast.protocol.messages import NewMessage, batch_of
 from holdfast.protocol.topics import BeginProducer, NextSequence, ProducerBegun, Written
 
 _NUMBERS: Final = 2**32
@@ -58,7 +58,7 @@ class Identity:
     async def _append(
         self, place: TopicPartition, begun: ProducerBegun, messages: Sequence[NewMessage], durability: Durability
     ) -> list[Stored | None]:
-        body = packed(Batch(messages=list(messages)))
+        body = packed(batch_of(messages))
         try:
             written = await self._send(place, begun, body, durability)
         except OutOfSequence as error:

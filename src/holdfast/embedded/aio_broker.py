@@ -97,7 +97,8 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         began_ns = self._mono_ns()
         if not self._engine.is_open(topic):
             await _aside(self._engine.topic, topic)  # opening reads files
-        with self._publisher(topic) as publisher:
+        with self._engine.using(topic) as used:
+            publisher = self._publisher(used)
             if publisher.all_plain(messages, codec):
                 number = publisher.turn(partition)
                 appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]
@@ -123,7 +124,8 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         """
         if not self._engine.is_open(topic):
             await _aside(self._engine.topic, topic)  # opening reads files
-        with self._publisher(topic) as publisher:
+        with self._engine.using(topic) as used:
+            publisher = self._publisher(used)
             upload = Upload(self._engine.world, publisher, stream_options(options), partition, size_hint)
             return await upload.run_async(stream, durability)
 

@@ -77,7 +77,8 @@ class Broker(TraceFace, BrokerFace):
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
         began_ns = self._mono_ns()
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
-        with self._publisher(topic) as publisher:
+        with self._engine.using(topic) as used:
+            publisher = self._publisher(used)
             if publisher.is_plain(body, options, priority):
                 number = publisher.turn(partition)
                 appended = publisher.log(number).append_one(body, durability)
@@ -98,7 +99,8 @@ class Broker(TraceFace, BrokerFace):
     ) -> list[Stored]:
         """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
         began_ns = self._mono_ns()
-        with self._publisher(topic) as publisher:
+        with self._engine.using(topic) as used:
+            publisher = self._publisher(used)
             if publisher.all_plain(messages, codec):
                 number = publisher.turn(partition)
                 appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
@@ -122,7 +124,8 @@ class Broker(TraceFace, BrokerFace):
         `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
         how many bytes will come.
         """
-        with self._publisher(topic) as publisher:
+        with self._engine.using(topic) as used:
+            publisher = self._publisher(used)
             upload = Upload(self._engine.world, publisher, stream_options(options), partition, size_hint)
             return upload.run(stream, durability)
 

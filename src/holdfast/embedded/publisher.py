@@ -19,7 +19,7 @@ from holdfast.embedded.drafts import Drafter, NewMessage
 from holdfast.env import Clock
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
-from holdfast.model import Appended, CodecName, Durability
+from holdfast.model import Appended, Batch, CodecName, Durability
 from holdfast.storage.log import Log
 
 _NO_OPTIONS: Final = (None,) * 8
@@ -129,6 +129,16 @@ class Publisher:
             Stored(topic, offset, None, False, durability, number)
             for offset in range(appended.offset, appended.next_offset)
         ]
+
+    def batch(self, messages: Any, codec: CodecName | None) -> list[bytes] | Batch:
+        """Messages as a partition appends them: those that have no delay and no dedup id."""
+        return messages if self.all_plain(messages, codec) else batch_of(self.drafts(messages, codec, "append"))
+
+    def count(self, batch: list[bytes] | Batch) -> None:
+        """They are written."""
+        values = batch.values if isinstance(batch, Batch) else batch
+        self._published.add(len(values))
+        self._published_bytes.add(sum(map(len, values)))
 
     def publish(
         self,

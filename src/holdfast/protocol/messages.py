@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -67,9 +68,21 @@ class NewMessage(Options, kw_only=True):
 
 
 class Batch(Wire, kw_only=True):
-    """Messages to be stored; those that go to one partition all or not at all."""
+    """Messages to be stored; those that go to one partition all or not at all.
 
-    messages: Annotated[list[NewMessage], Meta(min_length=1, max_length=100_000)]
+    Messages that have nothing but a body may be given as `bodies` (bytes, base64 in JSON) instead: that is faster.
+    """
+
+    messages: Annotated[list[NewMessage], Meta(max_length=100_000)] = []
+    bodies: Annotated[list[bytes], Meta(max_length=100_000)] = []
+
+
+def batch_of(messages: Sequence[NewMessage]) -> Batch:
+    """Messages as they are sent together: by their bodies alone where there is nothing else."""
+    bodies = [message.body for message in messages if message.body is not None]
+    if len(bodies) == len(messages) and all(message == NewMessage(body=message.body) for message in messages):
+        return Batch(bodies=bodies)
+    return Batch(messages=list(messages))
 
 
 class Stored(Told, kw_only=True):

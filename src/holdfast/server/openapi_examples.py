@@ -31,7 +31,7 @@ _TYPES: Final[dict[str, Any]] = {
     "array": [],
     "object": {},
 }
-_TOLD_ANYHOW: Final = ("settings", "value")
+_TOLD_ANYHOW: Final = ("messages", "settings", "value")
 
 
 def example(schema: dict[str, Any]) -> dict[str, Any]:
