@@ -166,6 +166,17 @@ def test_a_member_that_joins_in_the_middle_of_a_rebalance_loses_nothing_for_anyb
 
 
 # Seen in the originals.
+def test_what_was_meant_for_a_member_stays_meant_for_it_when_its_owner_leaves():
+    circle = Circle(partitions=3)
+    circle.join("ann")
+    circle.settle()
+    circle.join("bob", "cid")
+    meant = circle.members.target
+    circle.when(Leave("ann", circle.epochs["ann"]))
+    for name in ("bob", "cid"):
+        assert set(meant[name]) <= set(circle.members.target[name])
+
+
 def test_an_old_epoch_is_refused():
     circle = Circle()
     circle.join("ann", "bob")

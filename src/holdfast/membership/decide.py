@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from functools import singledispatch
 from typing import Final
 
@@ -123,7 +123,8 @@ def _without(members: Members, leavers: Mapping[str, str], now_ms: int) -> Itera
     for name, why in leavers.items():
         yield Left(name, why)
     there = {name: member for name, member in members.members.items() if name not in leavers}
-    yield Targeted(members.epoch + 1, _target(members, there, members.counts, _current(members)), now_ms)
+    current = _current(members, leavers)
+    yield Targeted(members.epoch + 1, _target(members, there, members.counts, current), now_ms)
 
 
 def _target(
@@ -142,11 +143,12 @@ def _target(
     return {member.id: found[member.name] for member in there.values()}
 
 
-def _current(members: Members) -> dict[str, list[TopicPartition]]:
-    """What each member has, and what is free and meant for it."""
+def _current(members: Members, leavers: Container[str] = ()) -> dict[str, list[TopicPartition]]:
+    """What each member has, and what is meant for it and free, or will be when those are gone."""
     current = {name: list(member.owned) for name, member in members.members.items()}
+    owned = {place for place, owner in members.owners.items() if owner not in leavers}
     for name, places in members.target.items():
-        current[name] += [place for place in places if place not in members.owners]
+        current[name] += [place for place in places if place not in owned]
     return current
 
 
