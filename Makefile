@@ -13,6 +13,7 @@ BENCH := $(VENV)/.bench-$(HERE)
 GONE := $(shell test -x $(PY) || echo $(DEV))
 
 PARALLEL := -n auto --dist worksteal
+SESSIONS := -n 2 --dist worksteal
 FAST := $(wildcard tests/unit tests/property tests/tidy)
 
 .DEFAULT_GOAL := help
@@ -27,10 +28,10 @@ setup: $(DEV) ## make .venv and install Holdfast with its development tools
 
 test: $(DEV) ## run every test; ARGS go to pytest (ARGS='-k torn', ARGS=--long)
 	@tools/browser.sh
-	@echo "Running the tests on all cores, then those on Spark, then those that need the machine for themselves."
+	@echo "Running the tests on all cores, then those on Spark in two sessions, then those that need the machine for themselves."
 	@shared=0; spark=0; serial=0; \
 	$(PY) -m pytest $(PARALLEL) -m "not serial and not spark" $(ARGS) || shared=$$?; \
-	$(PY) -m pytest -m "spark and not serial" $(ARGS) || spark=$$?; \
+	$(PY) -m pytest $(SESSIONS) -m "spark and not serial" $(ARGS) || spark=$$?; \
 	$(PY) -m pytest -m serial $(ARGS) || serial=$$?; \
 	case "$$shared $$spark $$serial" in "5 5 5") echo "No test matches." >&2; exit 5 ;; esac; \
 	for code in $$shared $$spark $$serial; do \

@@ -1,4 +1,4 @@
-"""What tests on Spark share: one session for all of them, and the marker `spark` that keeps them in one process."""
+"""What tests on Spark share: one session for all of a process, and the marker `spark` that keeps them by themselves."""
 
 from __future__ import annotations
 
