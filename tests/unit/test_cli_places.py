@@ -95,6 +95,17 @@ def test_the_environment_says_it_where_nothing_is_said(run, jobs, monkeypatch):
     assert bodies(run, "get", "--ack") == ["one"]
 
 
+def test_an_argument_that_is_needed_for_something_else_is_not_the_place(run, jobs, monkeypatch, tmp_path):
+    assert "Missing argument" in run("topic", "create", "mails").err
+    monkeypatch.setenv("HOLDFAST_URL", "jobs")
+    assert run("topic", "create", "mails").code == 0
+    assert not (tmp_path / "mails").exists()
+    assert run("lock", "acquire", "nightly").code == 0
+    assert [each["name"] for each in run("topic", "ls", "--json").document["topics"]] == ["jobs", "mails"]
+    for place in ("jobs", "./jobs", "http://127.0.0.1:1", "@"):  # which can be nothing but a place
+        assert "Missing argument 'TOPIC'" in run("topic", "create", place).err
+
+
 def test_where_nothing_is_usual_the_sign_for_it_is_an_error(run):
     done = run("peek", "@")
     assert done.code == 2

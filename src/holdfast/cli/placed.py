@@ -67,7 +67,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         place = self._said(ctx, given)
         if place is not None and given.get(FOLDER) == USUAL:
             raise InvalidRequest(f"an option says where already: leave out {USUAL}, which stands for the usual place")
-        if place is None and not isinstance(given.get(FOLDER), str) and self._needs_place():
+        if place is None and self._needs_place() and self._lacks_place(given):
             place = self._left_out(given)
         rest = super().parse_args(ctx, args if place is None else [place, *args])
         if isinstance(ctx.params.get(FOLDER), str):
@@ -114,6 +114,16 @@ class PlacedCommand(TakesPlain, TyperCommand):
 
     def _needs_place(self) -> bool:
         return any(each.name == FOLDER and each.required for each in self.params)
+
+    def _lacks_place(self, given: dict[str, Any]) -> bool:
+        """Whether no argument can be the place: there is none, or all of them are needed for something else."""
+        first = given.get(FOLDER)
+        if not isinstance(first, str):
+            return True
+        if first == USUAL or is_address(first) or os.sep in first or os.path.isdir(first):
+            return False
+        others = [each for each in self.params if each.param_type_name == "argument" and each.name != FOLDER]
+        return any(each.required and not isinstance(given.get(each.name or ""), str | list | tuple) for each in others)
 
     def _left_out(self, given: dict[str, Any]) -> str | None:
         """The usual place, or for what settles a message the one that it was taken from."""
