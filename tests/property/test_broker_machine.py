@@ -448,6 +448,7 @@ TestBroker = BrokerMachine.TestCase
 TestBroker.settings = settings(max_examples=settings.default.max_examples // 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_long_histories(seed, scale):
     """The same rules, at random and many of them: what Hypothesis, which likes short histories, seldom reaches."""

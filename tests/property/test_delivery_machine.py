@@ -442,6 +442,7 @@ def is_held(leases: dict[int, Lease], receipt: Receipt) -> bool:
 TestDelivery = DeliveryMachine.TestCase
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_long_histories(seed, scale):
     """The same rules, at random and many of them: what Hypothesis, which likes short histories, seldom reaches."""

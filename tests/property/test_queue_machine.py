@@ -336,6 +336,7 @@ TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=settings.default.max_examples // 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_long_histories(seed, scale):
     """The same rules, at random and many of them: what Hypothesis, which likes short histories, seldom reaches."""

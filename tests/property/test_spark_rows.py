@@ -97,6 +97,7 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @given(st.lists(batches(), min_size=1, max_size=6), st.data())
 def test_rows_equal_messages_for_every_mix_of_columns_codecs_and_frames(
     stored: list[tuple[Batch, str, Producer]], data: st.DataObject
@@ -111,6 +112,7 @@ def test_rows_equal_messages_for_every_mix_of_columns_codecs_and_frames(
     assert [comparable(row) for row in rows_of(folder, start, stop)] == wanted[start:stop]
 
 
+@pytest.mark.slow
 @given(st.lists(batches((1,)), min_size=1, max_size=5), st.integers(4, 9), st.data())
 def test_many_messages_that_were_published_one_by_one_are_rows_as_well(
     stored: list[tuple[Batch, str, Producer]], times: int, data: st.DataObject
@@ -125,6 +127,7 @@ def test_many_messages_that_were_published_one_by_one_are_rows_as_well(
     assert found == [{name: row[name] for name in row if name in names} for row in wanted]
 
 
+@pytest.mark.slow
 @given(st.lists(batches(), min_size=1, max_size=4), st.permutations(list(COLUMNS)), st.integers(1, len(COLUMNS)))
 def test_a_schema_of_the_users_gets_those_columns_in_that_order(
     stored: list[tuple[Batch, str, Producer]], order: list[str], count: int

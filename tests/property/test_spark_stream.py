@@ -241,6 +241,7 @@ def offset_at(positions: Positions, where: Where) -> int:
 steps = st.sampled_from(["publish"] * 4 + ["go_on"] * 4 + ["grow", "trim", "compact", "end_owner", "end_query"])
 
 
+@pytest.mark.slow
 @given(
     most=st.sampled_from([None, 5, 40]),
     most_bytes=st.sampled_from(["none", "1", "3k"]),

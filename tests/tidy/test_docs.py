@@ -193,6 +193,7 @@ def needs_spark(page: Path) -> bool:
     return any(re.search(r"\b(?:pyspark|holdfast\.spark)\b", code) for _, code in examples(page))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in pages_with_examples() if not needs_spark(page)], ids=name_of)
 def test_the_examples_of_a_page_run_from_top_to_bottom(page: Path, tmp_path: Path):
     arguments = served.wanted(page.read_text("utf-8"))

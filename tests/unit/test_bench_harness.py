@@ -293,6 +293,7 @@ class Kitchen:
         self.events.append("ended")
 
 
+@pytest.mark.slow
 def test_what_samples_share_is_started_once_and_ended_when_all_are_taken(tmp_path):
     kitchen, unused = Kitchen(), Kitchen()
     cases = [

@@ -139,6 +139,7 @@ def test_a_letter_that_stands_where_a_lost_one_stood_has_a_fate_of_its_own(place
     assert letters(place) == {b"second": "redriven"}
 
 
+@pytest.mark.slow
 def test_letters_are_whole_whatever_the_owner_does_meanwhile():
     def setup() -> Place:
         place = Place(settings=SMALL)
@@ -263,6 +264,7 @@ def all_done_meanwhile(place: Place) -> None:
     place.after(seconds=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setup", [unspilled, half_spilled])
 @pytest.mark.parametrize(
     "meddle", [spilled_meanwhile, released_meanwhile, handled_meanwhile, all_done_meanwhile], ids=lambda it: it.__name__
@@ -318,6 +320,7 @@ def test_a_damaged_manifest_is_told_and_not_guessed_around(place):
 # How topics and groups stand
 
 
+@pytest.mark.slow
 def test_groups_stand_somewhere_whatever_the_owner_does_meanwhile():
     def setup() -> Place:
         place = Place(settings=SMALL)

@@ -183,6 +183,7 @@ def test_a_command_without_a_place_refuses_one(run):
     assert "works at no place" in run("--at", "jobs", "profile", "ls").err
 
 
+@pytest.mark.slow
 def test_a_quick_command_brings_no_server_with_it(jobs):
     code = "import sys; from holdfast.cli.main import main\ntry: main(sys.argv[1:])\nfinally: print(*sys.modules)"
     for arguments in (["--help"], ["peek", str(jobs)], ["put", str(jobs), "x"]):

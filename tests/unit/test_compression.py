@@ -237,6 +237,7 @@ def test_a_bomb_that_tells_its_size_costs_no_memory(codec: Codec):
     assert peak_bytes(lambda: unpack(codec, packed, GIB)) < 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", PACKERS)
 @pytest.mark.parametrize("told_bytes", [0, 1, 1000, 1 << 20])
 def test_a_bomb_that_lies_about_its_size_costs_no_more_than_it_told(codec: Codec, told_bytes: int):

@@ -22,6 +22,7 @@ def loaded(report: str) -> set[str]:
     return set(lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--no-console"]], ids=["with the console", "without"])
 def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Path, more: list[str]):
     log = tmp_path / "log"
@@ -35,6 +36,7 @@ def test_a_server_listens_before_it_loads_what_only_some_calls_need(tmp_path: Pa
     assert not found & (LATER | {"holdfast.server.openapi", "holdfast.server.docs_page", "holdfast.server.forms"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["put", "x"], ["put", "y", "--header", "a=b", "--wait", "5s"]], ids=["plain", "with options"]
 )

@@ -259,6 +259,7 @@ def test_files_say_which_batches_they_hold():
     assert files_between(names, 5, 9) == []
 
 
+@pytest.mark.slow
 def test_a_ledger_keeps_its_sums_when_it_forgets_single_batches(tmp_path):
     ledger = Ledger(real_world(), str(tmp_path))
     for number in range(2 * KEPT + 1):

@@ -77,6 +77,7 @@ def test_numbers_stand_on_the_right_and_are_readable():
     assert '<td class="time">2026-11-16 12:00</td><td>–</td>' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_plots_can_be_drawn_of_any_number_of_values(count: int):
     hours, values = HOURS[:count], [float(number) for number in range(count)]
@@ -90,6 +91,7 @@ def test_plots_can_be_drawn_of_any_number_of_values(count: int):
     assert all(size_of(plot.png)[0] == 1045 for plot in drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["$x^$", "_hidden", "", "a\x00b\nc", "x" * 500, "名前"])
 def test_labels_are_drawn_as_they_are_whatever_they_hold(label: str):
     plot = plots.stacked("a", "A", HOURS, {label: [1, 2, 3, 4, 5]}, unit="letters", step_s=3600)

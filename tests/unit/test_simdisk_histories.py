@@ -68,6 +68,7 @@ class Ledger:
         self.fresh |= set(touched) & set(range(self.file.size()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_failure", [False, True])
 @pytest.mark.parametrize("seed", range(10))
 def test_no_cut_of_any_history_shows_a_byte_that_no_kernel_could_have_left(seed: int, with_failure: bool) -> None:
