@@ -15,8 +15,8 @@ from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import messages, queues
-from holdfast.server import forms, members
-from holdfast.server.api import enqueue, topics
+from holdfast.server import forms, payload
+from holdfast.server.api import enqueue
 from holdfast.server.http import connection
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from tests.tidy.repo import ROOT
@@ -87,8 +87,8 @@ def _calls() -> list[Limit]:
         Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
         Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
         Limit("what a list answers", f"{_most(queues.Limit):,}"),
-        Limit("bytes of one answer to a poll", f"{_size(members._MOST_BYTES)}, or one message"),
-        Limit("bytes of one answer to a read by offset", f"{_size(topics._MOST_BYTES)}, or one message"),
+        Limit("bytes of one answer to a poll", f"{_size(payload.ANSWER_BYTES)}, or one message"),
+        Limit("bytes of one answer to a read by offset", f"{_size(payload.ANSWER_BYTES)}, or one message"),
         Limit("headers of a message that is sent as a raw body", f"{enqueue._MOST_HEADERS:,}"),
         Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
         Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),

@@ -40,5 +40,8 @@ Where: TypeAlias = Annotated[
     typer.Option("--where", metavar="EXPR", help="Only messages for which this holds: 'attempts > 2', 'key == \"a\"'."),
 ]
 Limit: TypeAlias = Annotated[int | None, typer.Option("--limit", min=0, help="Stop after so many messages.")]
+TlsKey: TypeAlias = Annotated[
+    str | None, typer.Option("--tls-key", metavar="FILE", help="Its key, where that is not in the same file.")
+]
 Yes: TypeAlias = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]

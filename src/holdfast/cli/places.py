@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.cli import profiles
 from holdfast.client import trust
 from holdfast.client.address import Address, is_address, parse_address
+from holdfast.client.strangers import distrust, has_hung_up
 from holdfast.env.environ import environment, set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import InvalidRequest, Unauthenticated, Unavailable
@@ -104,8 +105,9 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
         try:
             return _knock(address, tls)
         except (OSError, EOFError) as error:
-            if getattr(error, "reason", "") == "CERTIFICATE_VERIFY_FAILED":  # it is the same each time
-                raise _not_trusted(address, error) from None
+            why = distrust(error)
+            if why:  # it is the same each time
+                raise _not_trusted(address, why) from None
             if time.monotonic() >= give_up:
                 raise _unreachable(address, error) from None
         time.sleep(_PAUSE_S)
@@ -123,8 +125,7 @@ def _knock(address: Address, tls: Any) -> None:
                 raise EOFError("it hung up before it had said a word")
 
 
-def _not_trusted(address: Address, error: Exception) -> Unauthenticated:
-    why = getattr(error, "verify_message", "") or str(error)
+def _not_trusted(address: Address, why: str) -> Unauthenticated:
     if "mismatch" in why:
         advice = "Use a name that its certificate has"
     else:
@@ -137,7 +138,7 @@ def _not_trusted(address: Address, error: Exception) -> Unauthenticated:
 
 def _unreachable(address: Address, error: Exception) -> Unavailable:
     why = str(getattr(error, "strerror", None) or error)
-    hung_up = isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)) or "EOF" in why
+    hung_up = has_hung_up(error)
     if hung_up and address.secure:
         advice = (
             "So do servers that ask for a client's certificate, and get none that they trust: name one with "

@@ -11,7 +11,7 @@ import typer
 
 from holdfast.broker.layout import check_name
 from holdfast.cli import profiles
-from holdfast.cli.options import AsJson
+from holdfast.cli.options import AsJson, TlsKey
 from holdfast.cli.output import OK, command, print_json, stderr, stdout
 from holdfast.cli.placed import PLACE
 from holdfast.cli.section import Section
@@ -60,9 +60,7 @@ def add_command(
         str | None,
         typer.Option("--tls-cert", metavar="FILE", help="A certificate of your own, where one is asked for."),
     ] = None,
-    tls_key: Annotated[
-        str | None, typer.Option("--tls-key", metavar="FILE", help="Its key, where that is not in the same file.")
-    ] = None,
+    tls_key: TlsKey = None,
     queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue that is meant.")] = None,
     use: Annotated[bool, typer.Option("--use", help="It is the one that is meant where nobody names a place.")] = False,
     as_json: AsJson = False,

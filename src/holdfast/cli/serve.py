@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from holdfast.cli.options import TlsKey
 from holdfast.cli.output import DAMAGED, OK, command
 from holdfast.embedded.effective import Effective
 from holdfast.embedded.settings_file import read_settings
@@ -34,9 +35,6 @@ _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
 TlsCert: TypeAlias = Annotated[
     str | None, typer.Option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
-]
-TlsKey: TypeAlias = Annotated[
-    str | None, typer.Option("--tls-key", metavar="FILE", help="Its key, where that is not in the same file.")
 ]
 TlsClientCa: TypeAlias = Annotated[
     str | None,

@@ -13,7 +13,7 @@ from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
 from holdfast.client.lanes import Lanes
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import Drafter, NewMessage
+from holdfast.embedded.drafts import Drafter, NewMessage, has_only_a_body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, UnknownTopic
@@ -119,7 +119,7 @@ class Publishing:
         messages, drafts = [], []
         for each in given:
             new = each if isinstance(each, NewMessage) else NewMessage(body=each)
-            if _has_only_a_body(new):
+            if has_only_a_body(new):
                 value = bodies.encode(new.body)
                 drafts.append(Draft(value))
                 messages.append(wire.NewMessage(body=value))
@@ -213,10 +213,6 @@ def check_places(topic: str, known: Known, partition: int | None) -> None:
     """Refuse a partition that the topic does not have."""
     if partition is not None and known.count is not None:
         check_partition(partition, topic, known.count)
-
-
-def _has_only_a_body(new: NewMessage) -> bool:
-    return new.body is not None and new == NewMessage(body=new.body) and type(new.priority) is int
 
 
 def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:

@@ -18,10 +18,19 @@ _SHOW_ONE: Final = f"set {CERTIFICATE}, or give tls= an ssl.SSLContext with one"
 def told(address: Address, error: BaseException, *, fresh: bool) -> str:
     """What an error says; and what it may mean where a server hangs up before it has said a word."""
     text = str(error) or type(error).__name__
-    hung_up = isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)) or "EOF" in str(_reason(error))
-    if address.secure and fresh and hung_up:
+    if address.secure and fresh and has_hung_up(error):
         text += f" (as servers do that ask for a client's certificate, and get none that they trust: {_SHOW_ONE})"
     return text
+
+
+def has_hung_up(error: BaseException) -> bool:
+    """Whether the other end closed the connection, and did not say why."""
+    return isinstance(error, (ConnectionResetError, BrokenPipeError, EOFError)) or "EOF" in str(_reason(error))
+
+
+def distrust(error: BaseException) -> str:
+    """What is wrong with the certificate that a server showed; nothing where that is not what the error tells."""
+    return (getattr(error, "verify_message", "") or str(error)) if _reason(error) == _UNTRUSTED else ""
 
 
 def _reason(error: BaseException) -> object:
@@ -33,8 +42,8 @@ def tls_refusal(address: Address, error: BaseException) -> Unauthenticated | Non
     reason = _reason(error)
     if not address.secure or not isinstance(reason, str):
         return None
-    if reason == _UNTRUSTED:
-        why = getattr(error, "verify_message", "") or str(error)
+    why = distrust(error)
+    if why:
         return Unauthenticated(
             f"the server at {address.text} has not proved who it is: {why}. Nothing was sent. Use the name that its "
             "certificate has, and give tls= the certificate of its issuer, unless this is not your server"

@@ -70,6 +70,12 @@ def message_of(
     )
 
 
+def has_only_a_body(message: NewMessage) -> bool:
+    """Whether nothing but a body is said of it: such messages go shorter ways."""
+    plain = message.body is not None and message == NewMessage(body=message.body)
+    return plain and type(message.priority) is int
+
+
 class Drafter:
     """Checks messages by a queue's settings and the type of its bodies."""
 

@@ -120,8 +120,7 @@ class Publisher:
     def plain_many(self, number: int, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
         """The answers for messages that went the short way."""
         self._put_seconds.observe_ns(self._mono_ns() - began_ns)
-        self._published.add(len(bodies))
-        self._published_bytes.add(sum(map(len, bodies)))
+        self.count(bodies)
         if appended.durability != "fsync":
             self._partitions[number].wake(len(bodies))
         topic, durability = self.topic.name, appended.durability

@@ -38,9 +38,8 @@ class SystemClock:
 
     async def wait_async(self, event: asyncio.Event, timeout_s: float | None) -> bool:
         try:
-            async with asyncio.timeout(
-                _short(timeout_s)
-            ):  # `wait_for` may lose a cancel that comes as the event is set
+            # Not `wait_for`, which may lose a cancel that comes as the event is set.
+            async with asyncio.timeout(_short(timeout_s)):
                 await event.wait()
         except TimeoutError:
             return False

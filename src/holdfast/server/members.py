@@ -15,6 +15,7 @@ from holdfast.errors import BadSettings, Closed, Fenced, HoldfastError, InvalidR
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
+from holdfast.server.payload import ANSWER_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,6 @@ Polling: TypeAlias = tuple[Found, list[TopicPartition]]
 Waiting: TypeAlias = Callable[[Awaitable[list[StreamMessage[bytes]]]], Awaitable[list[StreamMessage[bytes]]]]
 
 _DAY_MS: Final = 24 * 3600 * 1000
-_MOST_BYTES: Final = 16 * 1024 * 1024
 _NO_SETTINGS: Final = frozenset(
     {"self", "engine", "topics", "group", "body_type", "settings", "instance_id", "holder"}
     | {"on_assigned", "on_revoked", "auto_commit", "auto_commit_ms", "max_poll_ms"}
@@ -36,7 +36,7 @@ class Member:
     def __init__(self, consumer: AsyncConsumer[bytes], heard_at: float) -> None:
         self.id = consumer.member_id or ""
         self.consumer = consumer
-        consumer.most_bytes = _MOST_BYTES
+        consumer.most_bytes = ANSWER_BYTES
         self.heard_at = heard_at
         self.changed = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -135,7 +135,7 @@ class Member:
         size = 0
         for i, message in enumerate(found):
             size += len(message._record.value)
-            if i and size > _MOST_BYTES:
+            if i and size > ANSWER_BYTES:
                 for left in reversed(found[i:]):
                     self.consumer.seek(left.topic, left.partition, left.offset)
                 return found[:i]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Final
 
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.protocol.media import RAW
 from holdfast.server.http.messages import Response, StreamResponse
+
+ANSWER_BYTES: Final = 16 * 1024 * 1024  # of bodies, in one answer, unless a single message is larger
 
 
 def payload(

@@ -22,11 +22,11 @@ from holdfast.embedded.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Record
 from holdfast.protocol.messages import Delivery, Header, Said, State
+from holdfast.server.payload import ANSWER_BYTES
 
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 
 _AT_ONCE: Final = 100
-_MOST_BYTES: Final = 16 * 1024 * 1024
 _NO_STATE: Final = State()
 
 
@@ -46,7 +46,7 @@ class ServedGroup(AsyncGroup[bytes]):
         if wanted.count <= _AT_ONCE:
             return super()._take(wanted, waiter)
         found: Taken = []
-        left, room, count = wanted.count, _MOST_BYTES, _AT_ONCE
+        left, room, count = wanted.count, ANSWER_BYTES, _AT_ONCE
         while left and count:
             try:
                 some = super()._take(msgspec.structs.replace(wanted, count=count), waiter)

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta
 
 from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.embedded.drafts import NewMessage as Draft
+from holdfast.embedded.drafts import has_only_a_body
 from holdfast.embedded.publisher import Stored as Written
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW, UNSAID, Unframer, decode
@@ -289,7 +290,7 @@ def _body(message: NewMessage) -> bytes | None:
 
 
 def _is_plain(message: Draft) -> bool:
-    return type(message.body) is bytes and message == Draft(body=message.body)
+    return type(message.body) is bytes and has_only_a_body(message)
 
 
 def _traced(call: Call, message: Draft) -> Draft:

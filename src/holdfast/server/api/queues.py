@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -51,13 +51,12 @@ from holdfast.protocol.queues import (
 from holdfast.server.api.topics import changes_of
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response, StreamResponse
-from holdfast.server.payload import payload
+from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup, Taken, _said, said
 
 routes = Routes("queues")
 
-_MOST_BYTES: Final = 16 * 1024 * 1024
 _Told = TypeVar("_Told", bound=Said)
 
 
@@ -263,7 +262,7 @@ async def peek(call: Call) -> Messages:
     """The messages that would come next, without taking them."""
     query: PeekQuery = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(group._peek, query.count, _MOST_BYTES)
+    found = await group._aside(group._peek, query.count, ANSWER_BYTES)
     return Messages(messages=[said(each._home, each._record) for each in found])
 
 
@@ -299,7 +298,7 @@ class Room:
     """How many bytes of bodies one answer should still hold; what comes then is told without its body."""
 
     def __init__(self, *, bodies: bool) -> None:
-        self.left = _MOST_BYTES if bodies else 0
+        self.left = ANSWER_BYTES if bodies else 0
 
     def use(self, message: _Told) -> _Told:
         """The message, which takes some of it."""

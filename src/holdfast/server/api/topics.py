@@ -29,6 +29,7 @@ from holdfast.protocol.topics import (
 from holdfast.server.api.enqueue import Placing, drafts, publish
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
+from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
 from holdfast.settings import TopicSettings
@@ -36,7 +37,6 @@ from holdfast.storage.compaction import KeysCompacted
 
 routes = Routes("topics")
 
-_MOST_BYTES: Final = 16 * 1024 * 1024  # in one answer, unless a single message is larger
 _NO_SETTINGS: Final = frozenset({"self", "name", "topic", "exist_ok", "start", "body_type", "group"})
 
 
@@ -195,7 +195,7 @@ async def read_messages(call: Call) -> ReadMessages:
 
 async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
     broker, topic = call.service.broker, call.path["topic"]
-    return await asyncio.to_thread(broker._read, topic, partition_of(call), offset, limit, _MOST_BYTES)
+    return await asyncio.to_thread(broker._read, topic, partition_of(call), offset, limit, ANSWER_BYTES)
 
 
 async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:
@@ -236,7 +236,7 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> list[Said]:
         if not bodies:
             message.body, message.omitted = b"", True
         size += len(message.body)
-        if messages and size > _MOST_BYTES:
+        if messages and size > ANSWER_BYTES:
             break
         messages.append(message)
     return messages
