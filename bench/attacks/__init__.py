@@ -1,0 +1,1 @@
+"""One hostile caller against a server, and what everyone else notices."""
