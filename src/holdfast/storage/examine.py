@@ -21,7 +21,7 @@ from holdfast.codec.frame import FrameHeader
 from holdfast.env import World
 from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
 from holdfast.storage.files import join, segment_bases, segment_name
-from holdfast.storage.index import SegmentIndex, times_rewritten
+from holdfast.storage.index import SegmentIndex
 from holdfast.storage.segment import Segment
 from holdfast.storage.state import Identity, State
 from holdfast.storage.walk import Damage, Wanted, first_log_id, used_end, walk
@@ -216,7 +216,7 @@ def _trust_index(world: World, folder: str, findings: Findings, index_bytes: int
     if index is None or index.next_offset != findings.synced_end:
         return False
     data = segment.data()
-    if index.rewritten != times_rewritten(data) or len(data) < index.end or used_end(data, index.end) != index.end:
+    if not index.fits(data) or len(data) < index.end or used_end(data, index.end) != index.end:
         return False
     findings.indexes[base] = index
     findings.active_base, findings.active_position = base, index.end

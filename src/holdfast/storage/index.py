@@ -88,6 +88,12 @@ class SegmentIndex:
             self.rewritten = header.flags & KNOWN_FLAGS
         self.add(header.position, header.end, header.base_offset, header.next_offset, header.max_time_ns)
 
+    def fits(self, data: memoryview) -> bool:
+        """Whether it can be of a segment with these bytes, and not of one that stood in its place before."""
+        if not self.end:  # no frame yet; zeros may stand where the first will, for a torn one was there
+            return not any(data[:HEADER_BYTES])
+        return self.rewritten == times_rewritten(data)
+
     @property
     def first_time_ns(self) -> int:
         """About when the segment was begun."""

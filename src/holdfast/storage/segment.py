@@ -11,7 +11,7 @@ from holdfast.codec.frame import FrameHeader
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
 from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully, write_zeros
-from holdfast.storage.index import SegmentIndex, parse_index, times_rewritten
+from holdfast.storage.index import SegmentIndex, parse_index
 from holdfast.storage.walk import Wanted, walk
 
 logger = logging.getLogger(__name__)
@@ -79,11 +79,10 @@ class Segment:
 
     def _index_of(self, data: memoryview) -> SegmentIndex:
         """The index that we have, or the one beside the segment, if it is of these bytes; else an empty one."""
-        rewritten = times_rewritten(data)
-        if self._index is not None and self._index.rewritten == rewritten:
+        if self._index is not None and self._index.fits(data):
             return self._index
         index = self.load_index()
-        if index is not None and index.rewritten == rewritten:
+        if index is not None and index.fits(data):
             return index
         return SegmentIndex(self.base_offset, self._index_bytes)
 
