@@ -92,6 +92,7 @@ def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
         page.keyboard.type("json.order == 30")
         page.keyboard.press("Enter")
         expect(page).to_have_url(re.compile("where=json.order"))
+        expect(page.locator("a.row").first).to_be_visible()
         page.keyboard.press("j")
         expect(page.locator("a.row").first).to_be_focused()
         page.keyboard.press("Enter")
@@ -99,6 +100,7 @@ def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
         page.keyboard.press("g")
         page.keyboard.press("o")
         expect(page).to_have_url(f"{day.url}/ui")
+        expect(page.locator("a.row").first).to_be_visible()
         page.keyboard.press("j")
         page.keyboard.press("j")
         expect(page.locator("a.row").nth(1)).to_be_focused()
@@ -108,6 +110,53 @@ def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
         expect(page.locator("#keys")).to_be_visible()
         page.keyboard.press("Escape")
         expect(page.locator("#keys")).not_to_be_visible()
+
+
+def test_keys_that_are_pressed_before_the_page_listens_are_not_lost(browser: Browser, day: Serving):
+    with visiting(browser, f"{day.url}/ui/groups") as visit:
+        page, held = visit.page, []
+        page.route("**/console.js", lambda route: held.append(route))
+
+        def seen(path: str) -> None:
+            """The page is there to be seen, and its script is still on its way."""
+            page.goto(f"{day.url}{path}", wait_until="commit")
+            expect(page.locator("a.row").first).to_be_visible()
+            assert len(held) == 1
+
+        def bring() -> None:
+            held.pop().continue_()
+
+        seen("/ui/queues/orders")
+        page.keyboard.press("/")
+        page.keyboard.type("json.order == 30")
+        bring()
+        expect(page.locator("#filter")).to_be_focused()
+        expect(page.locator("#filter")).to_have_value("json.order == 30")
+
+        seen("/ui")
+        for key in ("j", "j", "k"):
+            page.keyboard.press(key)
+        bring()
+        expect(page.locator("a.row").first).to_be_focused()
+        page.keyboard.press("j")
+        expect(page.locator("a.row").nth(1)).to_be_focused()
+
+        seen("/ui")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        bring()
+        expect(page).to_have_url(re.compile("/ui/queues/"))
+
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        while held:
+            bring()
+        seen("/ui")
+        page.keyboard.press("g")
+        page.keyboard.press("w")
+        bring()
+        expect(page).to_have_url(f"{day.url}/ui/workers")
+        while held:
+            bring()
 
 
 def test_the_theme_follows_the_system_until_somebody_chooses(browser: Browser, day: Serving):

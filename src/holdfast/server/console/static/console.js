@@ -257,7 +257,7 @@ find("#new-queue")?.addEventListener("submit", async (event) => {
 const PLACES = { o: "/ui", g: "/ui/groups", w: "/ui/workers", h: "/ui/health", l: "/ui/locks", a: "/ui/audit" };
 const keys = find("#keys");
 find("#help").addEventListener("click", () => keys.showModal());
-let going = 0;
+let going = -Infinity;
 
 function move(step) {
   const rows = [...document.querySelectorAll("a.row")].filter((row) => row.offsetParent);
@@ -267,24 +267,25 @@ function move(step) {
   rows[next].focus();
 }
 
-document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input, textarea, select");
-  if (typing && event.key === "Escape") return typing.blur();
-  if (typing || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return undefined;
-  if (Date.now() - going < 1500 && PLACES[event.key]) {
-    event.preventDefault();
-    return location.assign(PLACES[event.key]);
+// What a key means that nobody types; answers whether it was one of ours.
+function press(key, at) {
+  if (document.querySelector("dialog[open]")) return false;
+  if (at - going < 1500 && PLACES[key]) {
+    location.assign(PLACES[key]);
+    return true;
   }
-  going = 0;
-  switch (event.key) {
-    case "g": going = Date.now(); break;
+  going = -Infinity;
+  switch (key) {
+    case "g": going = at; break;
     case "j": move(1); break;
     case "k": move(-1); break;
     case "?": keys.showModal(); break;
     case "/": {
       const filter = find("#filter");
-      if (filter) { event.preventDefault(); filter.focus(); filter.select(); }
-      break;
+      if (!filter) return false;
+      filter.focus();
+      filter.select();
+      return true;
     }
     case "p": {
       const button = find("#pause");
@@ -296,5 +297,20 @@ document.addEventListener("keydown", (event) => {
       break;
     }
   }
-  return undefined;
+  return false;
+}
+
+// When the scripts of the page are all there: first the keys that came before them.
+document.addEventListener("DOMContentLoaded", () => {
+  for (const { key, at } of window.takeKeptKeys()) {
+    if (key === "Enter" && document.activeElement.matches("a.row")) document.activeElement.click();
+    else press(key, at);
+  }
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, textarea, select");
+    if (typing && event.key === "Escape") return typing.blur();
+    if (typing || event.ctrlKey || event.metaKey || event.altKey) return undefined;
+    if (press(event.key, event.timeStamp)) event.preventDefault();
+    return undefined;
+  });
 });

@@ -5,3 +5,27 @@ try {
 } catch (error) {
   // No storage: the system's choice stays.
 }
+
+// Whoever sees the page may use it. Keys that are pressed before its own script listens are kept for that.
+const keptKeys = [];
+
+function keepKey(event) {
+  const typing = event.target.closest?.("input, textarea, select");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return undefined;
+  if (event.key === "Enter" && event.target !== document.body) return undefined; // what has the focus does that by itself
+  if (event.key === "/") {
+    event.preventDefault();
+    const filter = document.getElementById("filter");
+    if (filter) {
+      filter.focus(); // now: what is typed next is for the filter
+      return filter.select();
+    }
+  }
+  return keptKeys.push({ key: event.key, at: event.timeStamp });
+}
+
+document.addEventListener("keydown", keepKey);
+window.takeKeptKeys = () => {
+  document.removeEventListener("keydown", keepKey);
+  return keptKeys;
+};
