@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from tests.browser.browsing import NARROW, WIDE, visiting
 from tests.integration.console_day import failed, order
@@ -114,8 +114,9 @@ def test_the_keyboard_leads_everywhere(browser: Browser, day: Serving):
 
 def test_keys_that_are_pressed_before_the_page_listens_are_not_lost(browser: Browser, day: Serving):
     with visiting(browser, f"{day.url}/ui/groups") as visit:
-        page, held = visit.page, []
-        page.route("**/console.js", lambda route: held.append(route))
+        page = visit.page
+        held: list[Route] = []
+        page.route("**/console.js", held.append)
 
         def seen(path: str) -> None:
             """The page is there to be seen, and its script is still on its way."""

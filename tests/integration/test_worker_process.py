@@ -268,9 +268,11 @@ def test_async_handlers_run_as_tasks(place: Place):
     assert sorted(place.seen()) == [(number, 1) for number in range(20)]
 
 
+@pytest.mark.slow
 def test_one_that_cannot_ask_for_messages_ends_with_a_code_of_its_own(place: Place):
     place.put(1)
-    worker = place.worker("blocks_the_loop", "--exit-after-silence", "500ms", "--drain", "100ms")
+    # Long enough to open the queue first, however busy the machine is: until then it is silent, too.
+    worker = place.worker("blocks_the_loop", "--exit-after-silence", "5s", "--drain", "100ms")
     code, log = ended(worker)
     assert code == 4, log
     assert "it could not ask for messages for" in log
