@@ -5,26 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from os import PathLike, fspath
 from typing import Any, Final
 
 import msgspec
 
+from holdfast.broker.altering import change_topic, grow_topic
 from holdfast.broker.catalog import Catalog, TopicFacts
 from holdfast.broker.cleaner import Cleaner
 from holdfast.broker.layout import (
     OWNER_SOCKET,
     TOPICS,
     check_topic_name,
-    message_id,
-    parse_message_id,
     topic_folder,
     topic_for,
-    topic_of_id,
 )
 from holdfast.broker.locks import Locks
-from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import keep_settings, settings_for
 from holdfast.broker.producers import Producers
@@ -32,8 +29,9 @@ from holdfast.broker.query_pins import Queries
 from holdfast.broker.stream_groups import StreamGroups
 from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic import Topic
+from holdfast.broker.topic_locks import LOCKS, PRODUCERS, TopicLocks
 from holdfast.broker.traces import TraceStep
-from holdfast.broker.tracing import Traces
+from holdfast.broker.tracing import Traces, traced_as
 from holdfast.broker.using import Using
 from holdfast.env import World, close_in_children, real_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
@@ -65,7 +63,8 @@ class BrokerEngine:
         self.on_topic: list[Callable[[Topic], None]] = []  # told of each topic that was opened
         note = world.ids.process_note()
         self.holder = f"{settings.id or note['host']}:{note['pid']}"
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # around the map of topics, for moments only; what takes time: `_locks_of`
+        self._locks_of = TopicLocks()
         self._topics: dict[str, Topic] = {}
         self._kept = False
         self._cleaner: Cleaner | None = None
@@ -117,14 +116,18 @@ class BrokerEngine:
         Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
         with self._lock:
             self._kept = True
-            for topic in self._topics.values():
-                self._clean(topic)
+            topics = list(self._topics.values())
+        # On a thread of its own: to open a topic may take long, and leases in others must end in time meanwhile.
+        Keeper(self._sweep).start()
+        for topic in topics:
+            self._clean(topic)
 
     def _clean(self, topic: Topic) -> None:
         """Begin to look after topics that are compacted, with the first one."""
-        if self._kept and self._cleaner is None and topic.settings.cleanup != "delete":
-            self._cleaner = Cleaner(self)
-            Keeper(self._cleaner).start()
+        with self._lock:
+            if self._kept and self._cleaner is None and topic.settings.cleanup != "delete":
+                self._cleaner = Cleaner(self)
+                Keeper(self._cleaner).start()
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Have it called when the topics are closed, before the rest is."""
@@ -146,7 +149,7 @@ class BrokerEngine:
         """The producers that have a name."""
         if self._producers is not None and not self.closed:  # without the lock, as in `hold`
             return self._producers
-        with self._lock, self._translated(""):
+        with self._locks_of.of(PRODUCERS), self._translated(""):
             self.check_open()
             if self._producers is None:
                 # A folder that holds nothing but their names would not be taken for one of ours.
@@ -158,7 +161,7 @@ class BrokerEngine:
         """The locks and state documents, opened by whoever needs them first."""
         if self._locks is not None and not self.closed:  # without the lock, as in `hold`
             return self._locks
-        with self._lock, self._translated(""):
+        with self._locks_of.of(LOCKS), self._translated(""):
             self.check_open()
             if self._locks is None:
                 self.world.disk.make_folder(join(self.folder, TOPICS))  # as for the producers
@@ -194,16 +197,19 @@ class BrokerEngine:
         """The topic, which stays open for as long as the holder lives, or until it is taken from its holders."""
         known = self._topics.get(name) if type(name) is str else None
         if known is not None:
-            # Without the lock, under which others may be opening topics: a task must not wait for that.
+            # Without the lock, under which it may be growing: a task must not wait for that.
             known.holders.add(holder)
             if not (known.leaving or known.closed or self.closed):
                 known.used_ns = self.world.clock.monotonic_ns()
                 return known
             known.holders.discard(holder)
-        with self._lock:
-            topic = self.topic(name)
+        name = check_topic_name(name)
+        with self._locks_of.of(name):
+            topic = self._open_topic(name)
             topic.holders.add(holder)
-            return topic
+            topic.used_ns = self.world.clock.monotonic_ns()
+        self.let_go_idle(topic)
+        return topic
 
     def queue_topic(
         self, name: str | None, given: QueueSettings | None, changes: Mapping[str, Any], *, create: bool
@@ -229,42 +235,27 @@ class BrokerEngine:
     ) -> TopicFacts:
         """Make a topic; TopicExists where there is one."""
         name = check_topic_name(name)
-        with self._lock, self._translated(name):
+        with self.alone(name):
             self.check_open()
             base, changes = self.settings.topic, changes or {}
-            settings = settings_for(self.world, "", given, {**self._filed(name), **changes}, base)
+            settings = settings_for(self.world, "", given, {**self.filed(name), **changes}, base)
             kept = settings_for(self.world, "", given, {**changes, "partitions": settings.partitions}, base)
             return self.catalog.create(name, kept, base)
 
-    def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
+    def alter_topic(self, name: str, changes: Mapping[str, Any]) -> None:
         """Change settings of a topic, open or not; they count at once and are kept."""
-        with self._lock, self._translated(name), self.using(name) as topic:
-            changes = dict(changes)
-            wanted = changes.pop("partitions", len(topic.partitions))
-            if type(wanted) is not int or wanted < len(topic.partitions):
-                raise BadSettings(
-                    f"partitions={wanted!r} cannot be used: {name} has {len(topic.partitions)}, and a partition is "
-                    "never taken away"
-                )
-            folder, base = topic_folder(self.folder, name), self.settings.topic
-            changes["partitions"] = wanted
-            kept = settings_for(self.world, folder, None, changes, base)
-            settings = settings_for(self.world, folder, None, {**self._filed(name), **changes}, base)
-            keep_settings(self.world, folder, kept, base)
-            if wanted > len(topic.partitions):
-                self.catalog.grow(name, wanted)
-                topic.grow(wanted)
-            topic.alter(settings)
-            self._tell(topic)
-            return topic
+        wanted = change_topic(self, name, changes)
+        while grow_topic(self, name, wanted):
+            pass
 
     def delete_topic(self, name: str) -> None:
         """Take a topic away with all its messages, groups and dead letters."""
         name = check_topic_name(name)
-        with self._lock, self._translated(name):
+        with self.alone(name):
             self.check_open()
             self.catalog.facts(name)
-            topic = self._topics.pop(name, None)
+            with self._lock:
+                topic = self._topics.pop(name, None)
             if topic is not None:
                 topic.close()
             self.catalog.delete(name)
@@ -273,7 +264,14 @@ class BrokerEngine:
         self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
     ) -> Topic:
         """Open a topic that is there; `changes` of its settings are kept once it is open."""
-        with self._lock, self._translated(name):
+        topic = self._open_topic(name, given, changes)
+        self.let_go_idle(topic)
+        return topic
+
+    def _open_topic(
+        self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Topic:
+        with self.alone(name):
             self.check_open()
             known = self._topics.get(name)
             if known is not None and not known.closed and given is None and not changes:
@@ -287,7 +285,7 @@ class BrokerEngine:
                 raise BadSettings(
                     f"{name} has {facts.partitions} partitions, not {grown}; add some with add_partitions"
                 )
-            settings = settings_for(self.world, folder, given, {**self._filed(name), **changes}, base)
+            settings = settings_for(self.world, folder, given, {**self.filed(name), **changes}, base)
             settings = msgspec.structs.replace(settings, partitions=facts.partitions)
             topic = Topic(
                 self.world,
@@ -305,20 +303,27 @@ class BrokerEngine:
             try:
                 if changes or given is not None:
                     keep_settings(self.world, folder, kept, base)
-                self._tell(topic)  # before a keeper finds it: its retention would not know what others still need
+                self.tell(topic)  # before a keeper finds it: its retention would not know what others still need
             except BaseException:
                 topic.close()
                 raise
-            self._topics[name] = topic
-            self._let_go_idle(topic)
+            with self._lock:
+                self._topics[name] = topic
             return topic
 
-    def _tell(self, topic: Topic) -> None:
+    def tell(self, topic: Topic) -> None:
+        """It was opened, or changed."""
         for told in self.on_topic:
             told(topic)
         self._clean(topic)
 
-    def _filed(self, name: str) -> Mapping[str, Any]:
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Nobody else opens, changes or deletes the topic meanwhile; other topics are not held up."""
+        with self._locks_of.of(name), self._translated(name):
+            yield
+
+    def filed(self, name: str) -> Mapping[str, Any]:
         """What the settings file says of this topic."""
         return self.settings.topics.get(name, {})
 
@@ -341,7 +346,8 @@ class BrokerEngine:
         for topic in list(self._topics.values()):
             if not topic.closed:
                 due.append(self._tick_topic(topic, now_ns, everything=everything))
-        due.append(self._sweep.tick(now_ns))
+        if not self._kept:
+            due.append(self._sweep.tick())
         return soonest(*due)
 
     def _tick_topic(self, topic: Topic, now_ns: int, *, everything: bool) -> int | None:
@@ -365,37 +371,24 @@ class BrokerEngine:
 
     def let_go_idle(self, but: Topic | None = None) -> None:
         """Close the topics that were not used for longest, as far as there are too many open."""
-        with self._lock:
-            self._let_go_idle(but)
+        self._sweep.let_go(but)
 
-    def _let_go_idle(self, but: Topic | None) -> None:
-        extra = sum(len(topic.partitions) for topic in self._topics.values()) - self.settings.open_partitions
-        for topic in sorted(self._topics.values(), key=lambda topic: topic.used_ns):
-            if extra <= 0:
+    def let_go(self, topic: Topic) -> None:
+        """Close it, unless somebody uses it, or is at work on it."""
+        with self._locks_of.if_free(topic.name) as ours:
+            if not ours or self._topics.get(topic.name) is not topic or not topic.may_leave():
                 return
-            if topic is not but and topic.may_leave():
+            with self._lock:
                 del self._topics[topic.name]
-                extra -= len(topic.partitions)
-                try:
-                    topic.close()
-                except (HoldfastError, OSError) as error:  # no trouble of whoever opens another one
-                    logger.error("a topic failed to close", extra={"topic": topic.name, "error": str(error)})
+            try:
+                topic.close()
+            except (HoldfastError, OSError) as error:  # no trouble of whoever opens another one
+                logger.error("a topic failed to close", extra={"topic": topic.name, "error": str(error)})
 
     def trace(self, message: object) -> list[TraceStep]:
         """The life of a message, as far as it was sampled; it may be long gone."""
         self.check_open()
-        name = topic_of_id(message)
-        place = parse_message_id(message, name)
-        known, published_ns = message_id(name, place.partition, place.offset, place.delayed_id), 0
-        if place.offset is not None:
-            with suppress(HoldfastError), self.using(name) as topic:
-                record = next(topic.partition(place.partition).log.records(place.offset, whole=False), None)
-                delayed_id = None if record is None else mark(record, DELAYED_ID)
-                if delayed_id is not None:
-                    known = message_id(name, place.partition, None, int(delayed_id))
-                elif record is not None:
-                    published_ns = record.timestamp_ns  # no step of it is older
-        return self.traces.trace(known, published_ns)
+        return self.traces.trace(*traced_as(self, message))
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
@@ -434,13 +427,23 @@ class BrokerEngine:
                 return
             self.closed = True
         with self._closing:  # all of it, also where something fails on the way, or somebody loses patience
-            if self._cleaner is not None:
-                self._closing.callback(self._cleaner.before_close)  # behind the logs: then it leaves at once
-            if self._locks is not None:
-                self._closing.callback(self._locks.close)
-            for topic in list(self._topics.values()):
-                self._closing.callback(topic.close)
+            self._closing.callback(self._stop_threads)  # behind the logs: then they leave at once
+            self._closing.callback(self._close_parts)
+            # Whoever opens, grows or deletes a topic finds the folder closed, and leaves.
+            self._closing.callback(self._locks_of.wait_until_free)
             self._closing.callback(self.before_close)
+
+    def _close_parts(self) -> None:
+        with ExitStack() as closing:
+            if self._locks is not None:
+                closing.callback(self._locks.close)
+            for topic in list(self._topics.values()):
+                closing.callback(topic.close)
+
+    def _stop_threads(self) -> None:
+        self._sweep.before_close()
+        if self._cleaner is not None:
+            self._cleaner.before_close()
 
     def _attention(self) -> None:
         self.on_attention()

@@ -82,7 +82,7 @@ class Catalog:
                 f"there is a topic {name} in {self._root} already; alter it, choose another name, or say exist_ok=True "
                 "where that is fine"
             )
-        self.tidy()  # or it would find the dead letters of an earlier one of its name
+        self.tidy(name)  # or it would find the dead letters of an earlier one of its name
         disk = self._world.disk
         fresh = join(self._folder, f"{_NEW}{name}-0")
         facts = TopicFacts(self._world.ids.random_u32(), self._world.clock.now_ns() // 1_000_000, settings.partitions)
@@ -107,14 +107,18 @@ class Catalog:
         self.facts(name)  # or UnknownTopic
         self._world.disk.rename(topic_folder(self._root, name), gone)
         self._world.disk.sync_folder(self._folder)
-        self.tidy()
+        self.tidy(name)
 
-    def tidy(self) -> None:
-        """Remove what was left half made or half deleted."""
+    def leftovers(self) -> set[str]:
+        """The names of topics of which something was left half made or half deleted, or is so at this moment."""
+        return {found[2] for left in names_in(self._world, self._folder) if (found := _LEFT.fullmatch(left))}
+
+    def tidy(self, name: str | None = None) -> None:
+        """Remove what was left half made or half deleted, of one name or of all. Nobody else is at work on them."""
         disk = self._world.disk
         for left in names_in(self._world, self._folder):
             found = _LEFT.fullmatch(left)
-            if found is None:
+            if found is None or name not in (None, found[2]):
                 continue
             letters = join(self._folder, found[2] + DEAD_SUFFIX)
             if found[1] == _GONE and found[2] not in self:

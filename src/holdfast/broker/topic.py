@@ -98,6 +98,7 @@ class Topic:
 
     def _open(self, count: int) -> None:
         for number in range(count):
+            self._check_owner()  # whoever closes the folder is not to wait until all of them are open
             self._open_partition(number)
         self._finish_deletions()
         for group in self._notes.names(count):
@@ -119,6 +120,7 @@ class Topic:
         group = QueueGroup(self, name, settings, self.metrics if name == DEFAULT_GROUP else self._new_metrics())
         try:
             for number in range(len(self.partitions)):
+                self._check_owner()
                 self._open_station(group, number, note.start(number))
         except BaseException:
             self._close_group(group)  # or the next try would find its journals in use
@@ -305,6 +307,7 @@ class Topic:
                     for group in self.groups.values():
                         self._open_station(group, number, 0)
                     unless_done.pop_all()
+                self.settings = msgspec.structs.replace(self.settings, partitions=number + 1)
 
     def _close_partition(self, number: int) -> None:
         """Take the last partition out of use: not all of it could be opened. What it holds stays for the next try."""

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.delayed import Delayed
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.drafts import Manner
 from holdfast.broker.group_tracer import GroupTracer
-from holdfast.broker.layout import partition_folder
+from holdfast.broker.layout import message_id, parse_message_id, partition_folder, topic_of_id
+from holdfast.broker.marks import DELAYED_ID, mark
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.trace_log import TRACES, Search, TraceLog, newest, search, trace
 from holdfast.broker.trace_stats import TraceStats, stats
@@ -25,6 +27,9 @@ from holdfast.env import World
 from holdfast.errors import HoldfastError
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, Producer, Record
 from holdfast.storage.files import join
+
+if TYPE_CHECKING:
+    from holdfast.broker.broker import BrokerEngine
 
 logger = logging.getLogger(__name__)
 
@@ -181,3 +186,19 @@ def _put_in(whose: Partition | Delivery, hooks: Sequence[Callable[..., object]])
 def _take_out(whose: Partition | Delivery, names: Sequence[str]) -> None:
     for name in names:
         vars(whose).pop(name, None)
+
+
+def traced_as(engine: BrokerEngine, message: object) -> tuple[str, int]:
+    """The id by which traces know a message, and the time before which it has no step."""
+    name = topic_of_id(message)
+    place = parse_message_id(message, name)
+    known, published_ns = message_id(name, place.partition, place.offset, place.delayed_id), 0
+    if place.offset is not None:
+        with suppress(HoldfastError), engine.using(name) as topic:
+            record = next(topic.partition(place.partition).log.records(place.offset, whole=False), None)
+            delayed_id = None if record is None else mark(record, DELAYED_ID)
+            if delayed_id is not None:
+                known = message_id(name, place.partition, None, int(delayed_id))
+            elif record is not None:
+                published_ns = record.timestamp_ns
+    return known, published_ns

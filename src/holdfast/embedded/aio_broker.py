@@ -10,6 +10,9 @@ from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
 
+from holdfast.broker.altering import grow_topic
+from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.layout import check_topic_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.embedded.aio import Opening
@@ -17,6 +20,7 @@ from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.aio_locks import AsyncDocuments, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer
+from holdfast.embedded.aio_topics import TopicThreads
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.message import Contents
@@ -37,22 +41,33 @@ _Served = TypeVar("_Served", bound=AsyncGroup[Any])
 class AsyncBroker(AsyncTraceFace, BrokerFace):
     """The topics of a data folder, for the tasks of any event loop."""
 
+    def __init__(self, engine: BrokerEngine, body_type: Any, *, with_threads: bool = True) -> None:
+        super().__init__(engine, body_type, with_threads=with_threads)
+        self._topic_threads = TopicThreads()
+
     async def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
     ) -> TopicInfo:
         """Make a topic. `changes` are its settings by name, such as retention_hours=168; TopicExists if it is there."""
-        return await _aside(partial(self._create_topic, exist_ok=exist_ok), name, partitions, changes)
+        return await self._at(name, partial(self._create_topic, exist_ok=exist_ok), name, partitions, changes)
 
     async def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; they count at once, and are kept. `partitions` can only grow."""
-        return await _aside(self._alter_topic, name, changes)
+        return await self._grown(name, await self._at(name, self._change_topic, name, changes))
 
     async def add_partitions(self, name: str, count: int) -> TopicInfo:
         """Give the topic so many more partitions. From now on keys may go to other partitions than before."""
-        return await _aside(self._add_partitions, name, count)
+        return await self._grown(name, await self._at(name, self._count_with, name, count))
+
+    async def _grown(self, name: str, wanted: int) -> TopicInfo:
+        """Add partitions, some at a time: a task that is cancelled stops between two steps."""
+        while await self._at(name, grow_topic, self._engine, name, wanted):
+            pass
+        return await self.describe_topic(name)
 
     async def describe_topic(self, name: str) -> TopicInfo:
         """What a topic is and holds."""
+        await self._opened(name)
         return await _aside(self._describe_topic, name)
 
     async def topics(self) -> list[str]:
@@ -61,7 +76,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
 
     async def delete_topic(self, name: str) -> None:
         """Take a topic away, with all its messages, groups and dead letters."""
-        await _aside(self._delete_topic, name)
+        await self._at(name, self._delete_topic, name)
 
     async def publish(
         self,
@@ -95,8 +110,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
     ) -> list[Stored]:
         """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
         began_ns = self._mono_ns()
-        if not self._engine.is_open(topic):
-            await _aside(self._engine.topic, topic)  # opening reads files
+        await self._opened(topic)
         with self._engine.using(topic) as used:
             publisher = self._publisher(used)
             if publisher.all_plain(messages, codec):
@@ -122,8 +136,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
         how many bytes will come.
         """
-        if not self._engine.is_open(topic):
-            await _aside(self._engine.topic, topic)  # opening reads files
+        await self._opened(topic)
         with self._engine.using(topic) as used:
             publisher = self._publisher(used)
             upload = Upload(self._engine.world, publisher, stream_options(options), partition, size_hint)
@@ -133,6 +146,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
     ) -> list[Contents[Any]]:
         """Messages of a partition from an offset on, whoever has them; nothing changes."""
+        await self._opened(topic)
         return await _aside(self._read, topic, partition, offset, limit)
 
     async def group(
@@ -142,11 +156,11 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return await _aside(self._group, AsyncGroup[Any], topic, name, start, body_type, changes)
+        return await self._at(topic, self._group, AsyncGroup[Any], topic, name, start, body_type, changes)
 
     async def _served_group(self, kind: type[_Served], topic: str, name: str) -> _Served:
         """The group in queue mode as another kind of face, for those who serve it to others."""
-        return await _aside(self._group, kind, topic, name, "earliest", None, {})
+        return await self._at(topic, self._group, kind, topic, name, "earliest", None, {})
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
@@ -216,9 +230,19 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         Messages in hand come back at the next opening.
         """
         async with AsyncExitStack() as closing:
+            closing.callback(self._topic_threads.close)
             closing.push_async_callback(_aside, self._close)
             for producer in list(self._sending):
                 closing.push_async_callback(producer.close)
+
+    async def _opened(self, topic: str) -> None:
+        """See to it that the topic is open: that reads files, and may take a while."""
+        if not self._engine.is_open(topic):
+            await self._at(topic, self._engine.topic, topic)
+
+    async def _at(self, topic: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
+        """What may take long for one topic, and must not hold up others."""
+        return await self._topic_threads.run(check_topic_name(topic), call, *arguments)
 
     async def __aenter__(self) -> AsyncBroker:
         return self

@@ -39,11 +39,11 @@ class Broker(TraceFace, BrokerFace):
 
     def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; they count at once, and are kept. `partitions` can only grow."""
-        return self._alter_topic(name, changes)
+        return self._grow_topic(name, self._change_topic(name, changes))
 
     def add_partitions(self, name: str, count: int) -> TopicInfo:
         """Give the topic so many more partitions. From now on keys may go to other partitions than before."""
-        return self._add_partitions(name, count)
+        return self._grow_topic(name, self._count_with(name, count))
 
     def describe_topic(self, name: str) -> TopicInfo:
         """What a topic is and holds."""

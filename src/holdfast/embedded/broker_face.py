@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.broker.altering import change_topic, grow_topic
 from holdfast.broker.broker import BrokerEngine, folder_path
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.layout import check_name
@@ -76,17 +77,21 @@ class BrokerFace:
                 raise
         return self._describe_topic(name)
 
-    def _alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+    def _change_topic(self, name: str, changes: Mapping[str, Any]) -> int:
         if not changes:
             raise BadSettings("alter_topic changes settings: give at least one, such as max_attempts=3")
-        self._engine.alter_topic(name, changes_of(changes))
-        return self._describe_topic(name)
+        return change_topic(self._engine, name, changes_of(changes))
 
-    def _add_partitions(self, name: str, count: int) -> TopicInfo:
+    def _count_with(self, name: str, count: int) -> int:
+        """How many partitions the topic will have with so many more."""
         if type(count) is not int or count < 1:
             raise InvalidRequest(f"count={count!r} cannot be used: give how many partitions to add, 1 or more")
         with self._engine.using(name) as topic:
-            self._engine.alter_topic(name, {"partitions": len(topic.partitions) + count})
+            return change_topic(self._engine, name, {"partitions": len(topic.partitions) + count})
+
+    def _grow_topic(self, name: str, wanted: int) -> TopicInfo:
+        while grow_topic(self._engine, name, wanted):
+            pass
         return self._describe_topic(name)
 
     def _describe_topic(self, name: str) -> TopicInfo:

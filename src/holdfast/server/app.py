@@ -6,10 +6,12 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
+from holdfast.broker.broker import BrokerEngine
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
 from holdfast.delivery.where import has_patterns
 from holdfast.errors import Closed, Forbidden, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
@@ -136,6 +138,7 @@ class App:
             call.begin_act = partial(self._auditor.begin, call)
             if route.act:
                 await call.begin_act()
+        await _open_topic(call)
         try:
             found = await route.handler(call)
         except Closed as error:
@@ -192,13 +195,28 @@ class App:
         return answer
 
 
+async def _open_topic(call: Call) -> None:
+    """Open what the path names, on the topic's own thread: handlers use the loop's few threads, or none."""
+    name = call.path.get("queue") or call.path.get("topic")
+    broker = call.service.broker
+    if name is None or call.request.method == "DELETE" or broker._engine.is_open(name):
+        return
+    with suppress(HoldfastError):  # the handler says what that means
+        await broker._at(name, _open_if_there, broker._engine, name)
+
+
+def _open_if_there(engine: BrokerEngine, name: str) -> None:
+    if name in engine.catalog:
+        engine.topic(name)
+
+
 async def _why_closed(call: Call, error: Closed) -> HoldfastError:
     """A topic that was deleted under a call is one that is not there; to one that came back a call goes again."""
     name = call.path.get("queue") or call.path.get("topic")
     if type(error) is not Closed or name is None or call.service.broker.closed or call.service.leaving:
         return error
     try:
-        await asyncio.to_thread(call.service.broker._engine.topic, name)  # waits for whoever is deleting it
+        await call.service.broker._at(name, call.service.broker._engine.topic, name)  # behind whoever deletes it
     except UnknownTopic as gone:
         return gone
     return Unavailable(f"{error}. It is there again: try again")

@@ -157,7 +157,11 @@ class Log:
 
     def segments(self) -> list[SegmentFacts]:
         """The segments, oldest first; the last one is the active one."""
-        return self._view.facts()
+        try:
+            return self._view.facts()
+        except FileNotFoundError:
+            self._open_view()  # or Closed: it may have been deleted meanwhile
+            raise
 
     def append(
         self,

@@ -59,8 +59,6 @@ async def append(call: Call) -> Response:
     _check_in_sequence(call, messages)
     producer = Producer(_number(query.producer), query.epoch, query.sequence)
     broker, engine = call.service.broker, call.service.broker._engine
-    if not engine.is_open(call.path["topic"]):
-        await asyncio.to_thread(engine.topic, call.path["topic"])
     with engine.using(call.path["topic"]) as topic:
         publisher, partition = broker._publisher(topic), topic.partition(partition_of(call))
         if partition.sequences is None:  # not in the loop's time: it may read much

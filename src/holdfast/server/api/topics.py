@@ -175,8 +175,6 @@ async def read_messages(call: Call) -> ReadMessages:
     query: ReadQuery = call.query
     service, engine = call.service, call.service.broker._engine
     topic, number = call.path["topic"], partition_of(call)
-    if not engine.is_open(topic):
-        await asyncio.to_thread(engine.topic, topic)
     with engine.using(topic) as opened:
         partition = opened.partition(number)
         log = partition.log
