@@ -51,6 +51,7 @@ from holdfast.env import Disk, World
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError
 from holdfast.storage.files import FULL_DISK, join
 from holdfast.storage.opening import open_error
+from holdfast.storage.shortage import ran_out, shortage
 
 logger = logging.getLogger(__name__)
 
@@ -266,6 +267,8 @@ class Saving:
         why = error.strerror or str(error)
         if error.errno in FULL_DISK:
             return DiskFull(f"no room to save dedup ids in {self.folder}: {why}. They stay in memory; free some space")
+        if ran_out(error):
+            return shortage(f"dedup ids could not be saved in {self.folder}", error, "They stay in memory")
         self.failure = DiskFailed(
             f"saving dedup ids in {self.folder} failed: {why}. They stay in memory, and the logs hold them; nothing "
             "more is saved. Look at the disk, then open anew"

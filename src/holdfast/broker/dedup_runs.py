@@ -40,7 +40,7 @@ from holdfast.checksum import crc32c
 from holdfast.env import Disk, File
 from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.model import LogPosition
-from holdfast.storage.files import join, write_fully
+from holdfast.storage.files import join, opened_folder, write_fully
 
 DIGEST_BYTES: Final = 16
 RECORD_BYTES: Final = 32
@@ -244,17 +244,18 @@ class RunWriter:
         if self._disk.exists(temporary):
             self._disk.remove(temporary)  # of a save that failed; what it wrote is not to be trusted
         self._bucket_bits = min(_PREFIX_BITS, (merge.at_most // _BUCKET_RECORDS).bit_length())
-        file = self._disk.open(temporary, write=True, create=True)
-        try:
-            for rows in merge.parts():
-                self._add(file, rows)
-            self._add_blocks(file, self._rest)
-            self._finish(file, facts)
-            file.sync()
-        finally:
-            file.close()
-        self._disk.rename(temporary, path)
-        self._disk.sync_folder(self._folder)
+        with opened_folder(self._disk, self._folder) as folder:
+            file = self._disk.open(temporary, write=True, create=True)
+            try:
+                for rows in merge.parts():
+                    self._add(file, rows)
+                self._add_blocks(file, self._rest)
+                self._finish(file, facts)
+                file.sync()
+            finally:
+                file.close()
+            self._disk.rename(temporary, path)
+            folder.sync()
         return open_run(self._disk, self._folder, facts.sequence)
 
     def _add(self, file: File, rows: list[bytes]) -> None:

@@ -17,6 +17,7 @@ from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, Unavailable
 from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file
+from holdfast.storage.shortage import advice
 
 logger = logging.getLogger(__name__)
 
@@ -70,4 +71,4 @@ class SnapshotFiles:
 def _not_written(folder: str, error: OSError) -> HoldfastError:
     """Without a new snapshot the journal only grows; nothing is lost."""
     kind = DiskFull if error.errno in FULL_DISK else Unavailable
-    return kind(f"no snapshot could be written in {folder}: {error.strerror or error}. The journal has everything")
+    return kind(f"no snapshot could be written in {folder}: {advice(error)}. The journal has everything")

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import HoldfastError
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
 
 logger = logging.getLogger(__name__)
+
+_AFTER_ERROR_NS: Final = 10_000_000_000
 
 
 class Sweep:
@@ -61,10 +63,15 @@ class Sweep:
 
     def _begin(self) -> None:
         engine = self._engine
-        for name in engine.catalog.leftovers():
-            with suppress(HoldfastError), engine.alone(name):  # otherwise the next round does it
-                engine.catalog.tidy(name)
-        self._round = [name for name in engine.catalog.names() if not engine.is_open(name)]
+        try:
+            for name in engine.catalog.leftovers():
+                with suppress(HoldfastError), engine.alone(name):  # otherwise the next round does it
+                    engine.catalog.tidy(name)
+            self._round = [name for name in engine.catalog.names() if not engine.is_open(name)]
+        except OSError as error:  # the topics that are open must have their ticks all the same
+            logger.warning("topics could not be listed", extra={"folder": engine.folder, "error": str(error)})
+            self._every_ns = _AFTER_ERROR_NS
+            return
         whole_ns = engine.settings.topic.retention_check_ms * 1_000_000
         self._every_ns = whole_ns // max(len(self._round), 1)
 

@@ -40,7 +40,7 @@ from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import open_error, translated
+from holdfast.storage.opening import translated
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +171,8 @@ class Topic:
 
     def _open_dead(self, number: int) -> DeadPartition:
         name, settings, metrics = self.name + DEAD_SUFFIX, dead_settings(self.settings), Metrics()
-        try:
+        with translated(topic_folder(self.root, name)), ExitStack() as opened:
             self._world.disk.make_folder(topic_folder(self.root, name))
-        except OSError as error:
-            raise open_error(topic_folder(self.root, name), error) from error
-        with ExitStack() as opened:
             target = Partition.open(self._world, partition_folder(self.root, name, number), settings, metrics)
             opened.callback(target.close)
             folder = group_folder(self.root, name, number, DEFAULT_GROUP)
@@ -215,7 +212,10 @@ class Topic:
             settings = self._group_settings(wanted)  # refused before anything is made
             kept = {field: value for field, value in wanted.items() if field not in NOT_KEPT}
             if known is None:
-                positions = [p.log.written_end for p in self.partitions] if start == "latest" else []
+                # Where there are some, a call that was refused has half made the group: journals may begin there.
+                positions = note.positions
+                if start == "latest" and not positions:
+                    positions = [partition.log.written_end for partition in self.partitions]
                 note = GroupNote(positions=positions, settings=kept)
                 self._notes.write(name, note, needed=bool(positions or kept))
                 return self._open_group(name, note, settings)

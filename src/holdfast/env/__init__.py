@@ -1,7 +1,7 @@
 """The only doors to the outside world: clock, disk, ids, watch. Everything else is given them."""
 
 from holdfast.env.clock import Clock, ManualClock, SystemClock
-from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, RealDisk
+from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, RealDisk
 from holdfast.env.exits import end_at_exit
 from holdfast.env.forks import close_in_children
 from holdfast.env.ids import Ids, SeededIds, SystemIds
@@ -18,6 +18,7 @@ __all__ = [
     "Ids",
     "InotifyWatch",
     "ManualClock",
+    "OpenFolder",
     "RealDisk",
     "SeededIds",
     "SystemClock",

@@ -23,6 +23,9 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 # The holder's note in a lock file: fixed, so that a new note always covers the old one.
 NOTE_BYTES = 512
 
+# What a call may run out of before any byte is at stake: descriptors of the process or of the machine, memory.
+RAN_OUT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 # Where a store into a map may need new blocks (and so fail as SIGBUS, not as an error).
 _COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "fuse.zfs"})
 
@@ -67,6 +70,15 @@ class File(Protocol):
         """Let go of it; views stay valid."""
 
 
+class OpenFolder(Protocol):
+    """A folder whose names will have to be synced: opened before anything changes, so that only the sync can fail."""
+
+    def sync(self) -> None:
+        """Return when the names in it are on stable storage. A failure is final: never retry."""
+
+    def close(self) -> None: ...
+
+
 class FolderLocked(Exception):
     """Somebody else holds the lock; `note` is what the holder wrote about itself."""
 
@@ -93,7 +105,8 @@ class Disk(Protocol):
     def names(self, folder: str) -> list[str]:
         """What the folder holds, sorted; FileNotFoundError where there is no such folder."""
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Whether there is such a name; OSError where that cannot be found out just now."""
 
     def make_folder(self, path: str) -> None:
         """Make it and those above it, durably; no error where it is there already."""
@@ -108,6 +121,9 @@ class Disk(Protocol):
 
     def remove_folder(self, path: str) -> None:
         """Remove an empty folder."""
+
+    def open_folder(self, folder: str) -> OpenFolder:
+        """For syncing its names later, without a descriptor that may be missing by then."""
 
     def sync_folder(self, folder: str) -> None:
         """Return when the names in it are on stable storage."""
@@ -212,6 +228,24 @@ class RealFolderLock:
             self._fd = -1
 
 
+class RealOpenFolder:
+    """A folder that is open, as the operating system wants it for syncing its names."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class RealDisk:
     """The disk of this machine."""
 
@@ -225,7 +259,13 @@ class RealDisk:
         return sorted(os.listdir(folder))
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno in RAN_OUT:  # "no" would be taken for the truth
+                raise
+            return False
+        return True
 
     def make_folder(self, path: str) -> None:
         # Each new name must reach the disk through the folder above it.
@@ -262,12 +302,15 @@ class RealDisk:
     def remove_folder(self, path: str) -> None:
         os.rmdir(path)
 
+    def open_folder(self, folder: str) -> OpenFolder:
+        return RealOpenFolder(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
     def sync_folder(self, folder: str) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened = self.open_folder(folder)
         try:
-            os.fsync(fd)
+            opened.sync()
         finally:
-            os.close(fd)
+            opened.close()
 
     def free_bytes(self, folder: str) -> int:
         facts = os.statvfs(folder)
@@ -293,7 +336,9 @@ def _file_system(folder: str) -> str:
     """The type of the mount that holds the folder, from the kernel's own list."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    except OSError as error:
+        if error.errno in RAN_OUT:  # "unknown" would be taken for a disk whose maps are safe to store into
+            raise
         return "unknown"
     target = os.path.realpath(folder)
     best, kind = "", "unknown"

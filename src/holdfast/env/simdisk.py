@@ -11,7 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
-from holdfast.env.disk import NOTE_BYTES, File, FolderLock, FolderLocked
+from holdfast.env.disk import NOTE_BYTES, File, FolderLock, FolderLocked, OpenFolder
 from holdfast.env.faults import FaultPlan
 from holdfast.env.simfile import SimulatedFile
 from holdfast.env.siminode import Fate, Inode
@@ -30,6 +30,20 @@ class SimulatedLock:
         if self._inode is not None:
             self._inode.locked = False
             self._inode = None
+
+
+class SimulatedOpenFolder:
+    """A folder of the simulated disk that is open; its names are those that it has when it is synced."""
+
+    def __init__(self, disk: SimulatedDisk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+
+    def sync(self) -> None:
+        self._disk.sync_names(self._folder)
+
+    def close(self) -> None:
+        """Nothing is kept open here."""
 
 
 class SimulatedDisk:
@@ -54,6 +68,10 @@ class SimulatedDisk:
         return sorted(self._tree.folder(folder).names)
 
     def exists(self, path: str) -> bool:
+        self.reach("exists")
+        return self._has(path)
+
+    def _has(self, path: str) -> bool:
         try:
             self._tree.node(path)
         except OSError:
@@ -66,7 +84,7 @@ class SimulatedDisk:
         made = False
         for name in path.split("/"):
             highest, above, current = above, current, f"{current}/{name}"
-            if self.exists(current):
+            if self._has(current):
                 if not isinstance(self._tree.node(current), Folder):
                     raise os_error(errno.EEXIST, path)
                 continue
@@ -81,7 +99,7 @@ class SimulatedDisk:
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         self.reach("open")
-        if create and not self.exists(path):
+        if create and not self._has(path):
             self._create(path)
             self.done("open")
         return SimulatedFile(self, self._tree.inode(path), write=write)
@@ -98,7 +116,7 @@ class SimulatedDisk:
         self.done("remove")
 
     def is_folder(self, path: str) -> bool:
-        return self.exists(path) and isinstance(self._tree.node(path), Folder)
+        return self._has(path) and isinstance(self._tree.node(path), Folder)
 
     def remove_folder(self, path: str) -> None:
         self.reach("remove_folder")
@@ -107,7 +125,16 @@ class SimulatedDisk:
         self._tree.link(*self._tree.place(path), None)
         self.done("remove_folder")
 
+    def open_folder(self, folder: str) -> OpenFolder:
+        self.reach("open_folder")
+        self._tree.folder(folder)
+        return SimulatedOpenFolder(self, folder)
+
     def sync_folder(self, folder: str) -> None:
+        self.open_folder(folder).sync()
+
+    def sync_names(self, folder: str) -> None:
+        """What `OpenFolder.sync` does."""
         self.reach("sync_folder")
         self._tree.sync(self._tree.folder(folder))
         self.done("sync_folder")
@@ -120,7 +147,7 @@ class SimulatedDisk:
 
     def lock(self, path: str, note: bytes) -> FolderLock:
         self.reach("lock")
-        inode = self._tree.inode(path) if self.exists(path) else self._create(path)
+        inode = self._tree.inode(path) if self._has(path) else self._create(path)
         if inode.locked:
             raise FolderLocked(bytes(inode.content[:NOTE_BYTES]).rstrip())
         inode.locked = True

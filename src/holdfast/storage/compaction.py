@@ -28,11 +28,12 @@ from holdfast.codec.rewrite import hole_body, same_body, without
 from holdfast.env import World
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, Unavailable
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, index_name, join, rewritten_name
+from holdfast.storage.files import FULL_DISK, index_name, join, opened_folder, rewritten_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.keys import MOST_KEYS, KeyFacts, Source, look_at_keys
 from holdfast.storage.rewriting import Output, messages_in
 from holdfast.storage.segment import Segment
+from holdfast.storage.shortage import advice
 from holdfast.storage.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -146,17 +147,19 @@ class _Compaction:
         """Put a new file in the segment's place and answer the bytes that this freed; None where it must stay."""
         segment = source.segment
         temporary = join(self._folder, rewritten_name(segment.base_offset))
-        with self._or_nothing(segment, temporary):
-            size = segment.size()
-            self._check_room(size)
-            index = self._write(source, gone, temporary)
-            if self._is_needed(source) or not self._put_in_place(segment, temporary, index):
-                self._world.disk.remove(temporary)
-                return None
-        try:
-            self._world.disk.sync_folder(self._folder)
-        except OSError as error:
-            raise self._writer.fail("compacting keys failed", error) from error
+        with contextlib.ExitStack() as opened:
+            with self._or_nothing(segment, temporary):
+                size = segment.size()
+                self._check_room(size)
+                folder = opened.enter_context(opened_folder(self._world.disk, self._folder))
+                index = self._write(source, gone, temporary)
+                if self._is_needed(source) or not self._put_in_place(segment, temporary, index):
+                    self._world.disk.remove(temporary)
+                    return None
+            try:
+                folder.sync()
+            except OSError as error:
+                raise self._writer.fail("compacting keys failed", error) from error
         segment.save_index()
         return size - index.end
 
@@ -250,7 +253,7 @@ class _Compaction:
                 raise
             kind: type[HoldfastError] = DiskFull if error.errno in FULL_DISK else Unavailable
             raise kind(
-                f"{segment.path} could not be compacted: {error.strerror or error}. It stays as it was; look at "
+                f"{segment.path} could not be compacted: {advice(error)}. It stays as it was; look at "
                 "the disk, and try again"
             ) from error
 

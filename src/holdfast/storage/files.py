@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
-from holdfast.env.disk import BytesLike, Disk, File
+from holdfast.env.disk import BytesLike, Disk, File, OpenFolder
 
 LOCK: Final = "lock"
 STATE: Final = "state"
@@ -93,15 +94,26 @@ def write_again(file: File, position: int, end: int) -> None:
 def durable_replace(disk: Disk, folder: str, name: str, content: BytesLike) -> None:
     """Put a file in place so that after a crash the old or the new one is there, whole."""
     temporary = join(folder, name + ".tmp")
-    file = disk.open(temporary, write=True, create=True)
+    with opened_folder(disk, folder) as opened:
+        file = disk.open(temporary, write=True, create=True)
+        try:
+            file.truncate(0)
+            write_fully(file, 0, [content])
+            file.sync()
+        finally:
+            file.close()
+        disk.rename(temporary, join(folder, name))
+        opened.sync()
+
+
+@contextmanager
+def opened_folder(disk: Disk, folder: str) -> Iterator[OpenFolder]:
+    """The folder, opened before anything in it changes: if no descriptor is left, nothing has happened yet."""
+    opened = disk.open_folder(folder)
     try:
-        file.truncate(0)
-        write_fully(file, 0, [content])
-        file.sync()
+        yield opened
     finally:
-        file.close()
-    disk.rename(temporary, join(folder, name))
-    disk.sync_folder(folder)
+        opened.close()
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:

@@ -30,6 +30,7 @@ from holdfast.storage.opening import is_log, open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, expired
+from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.state import Identity
 from holdfast.storage.view import LogView, OnDamage
 from holdfast.storage.writer import Writer
@@ -306,8 +307,7 @@ class Log:
     def roll(self) -> None:
         """Seal the active segment, so that it can be trimmed; the new one's name is durable then."""
         self._writer.roll()
-        with self._stopping_on_error("rolling failed"):
-            self._world.disk.sync_folder(self.folder)
+        self._writer.sync_names()
 
     def trim(self, before: int) -> Trimmed:
         """Drop whole segments that lie below `before`; what is pinned and the active segment stay."""
@@ -364,8 +364,13 @@ class Log:
                 end=end,
             )
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
-        with self._stopping_on_error("truncating failed"):
+        epoch = self._writer.epoch
+        try:
             truncate_tail(self._world, self._writer, self.folder, limits, offset)
+        except OSError as error:
+            if ran_out(error) and self._writer.epoch == epoch:
+                raise shortage(f"{self.folder} could not be truncated", error, "Nothing was changed") from error
+            raise self._writer.fail("truncating failed", error) from error
         self._gate.synced_end = self._writer.synced_end
 
     def tick(self) -> int | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
 from holdfast.storage.files import FULL_DISK, STATE, join, segment_bases
+from holdfast.storage.shortage import ran_out, shortage
 
 
 def require_log(world: World, folder: str) -> None:
@@ -32,6 +33,8 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     why = error.strerror or str(error)
     if error.errno in FULL_DISK:
         return DiskFull(f"cannot open {folder}: {why}. Free some space; it can still be read with LogReader")
+    if ran_out(error):
+        return shortage(f"cannot open {folder}", error, "Nothing was lost by trying")
     if isinstance(error, PermissionError):
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
     if isinstance(error, (NotADirectoryError, FileExistsError)):

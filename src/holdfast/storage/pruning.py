@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest, Unavailable
@@ -12,6 +12,7 @@ from holdfast.storage.files import durable_replace, index_name, join, segment_na
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import SegmentLimits, open_segment
 from holdfast.storage.segment import Segment
+from holdfast.storage.shortage import advice
 from holdfast.storage.state import Identity
 from holdfast.storage.walk import Damage, Wanted, walk
 from holdfast.storage.writer import Writer
@@ -31,16 +32,20 @@ def remove_head(world: World, writer: Writer, folder: str, bases: Iterable[int])
             if segment is writer.active or segment.base_offset != base:
                 continue
             size = segment.size()
+            with _or_left_alone(segment, removed):
+                opened = world.disk.open_folder(folder)
             writer.replace(writer.segments[1:], writer.active)
         try:
             _remove_index(world, folder, base)
             world.disk.remove(segment.path)
-            world.disk.sync_folder(folder)
+            opened.sync()
         except OSError as error:
             raise Unavailable(
                 f"{segment.path} could not be removed: {error.strerror or error}. {removed} segments before it "
                 "are gone; it is no longer used, and comes back if the log is opened anew"
             ) from error
+        finally:
+            opened.close()
         segment.let_go()
         removed, freed = removed + 1, freed + size
     start = writer.segments[0].base_offset if writer.segments else writer.end
@@ -101,6 +106,17 @@ def _index_up_to(segment: Segment, used_end: int, log_id: int, offset: int, inde
     if index.next_offset < offset:
         raise CorruptData(f"the messages before {offset} are damaged; run `holdfast repair` before truncating there")
     return index
+
+
+@contextlib.contextmanager
+def _or_left_alone(segment: Segment, removed: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"{segment.path} could not be removed: {advice(error)}. {removed} segments before it are gone; it stays "
+            "as it was, and goes with the next try"
+        ) from error
 
 
 def _remove_index(world: World, folder: str, base_offset: int) -> None:

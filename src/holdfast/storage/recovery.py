@@ -25,6 +25,7 @@ from holdfast.storage.files import index_bases, index_name, join, segment_name, 
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.quarantine import QuarantineNote, keep_bytes, move_segment
 from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.spool import LaidOut
 from holdfast.storage.state import Identity, State
 
 logger = logging.getLogger(__name__)
@@ -246,19 +247,31 @@ def _sealed(world: World, folder: str, limits: SegmentLimits, log_id: int, findi
     return segments
 
 
-def open_segment(world: World, folder: str, limits: SegmentLimits, log_id: int, index: SegmentIndex) -> ActiveSegment:
-    """The segment of this index, for appending; a new one's name is durable only after the folder's next sync."""
+def open_segment(
+    world: World,
+    folder: str,
+    limits: SegmentLimits,
+    log_id: int,
+    index: SegmentIndex,
+    laid_out: LaidOut | None = None,
+) -> ActiveSegment:
+    """The segment of this index, for appending; a new one's name is durable only after the folder's next sync.
+
+    Its file is the one that was laid out for it, or its own, made where it holds nothing yet.
+    """
     path = join(folder, segment_name(index.base_offset))
+    mapped = world.disk.can_map(folder)  # before there is a file: this may fail, and none must be left behind then
+    opened = laid_out.take(path) if laid_out else world.disk.open(path, write=True, create=not index.offsets)
     return ActiveSegment(
         world.disk,
         folder,
         index.base_offset,
         log_id=log_id,
         index_bytes=limits.index_bytes,
-        file=world.disk.open(path, write=True, create=not index.offsets),
+        file=opened,
         index=index,
         limit_bytes=limits.segment_bytes,
-        mapped=world.disk.can_map(folder),
+        mapped=mapped,
         created_ns=index.first_time_ns if index.offsets else world.clock.now_ns(),
     )
 

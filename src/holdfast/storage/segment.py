@@ -12,6 +12,7 @@ from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
 from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully, write_zeros
 from holdfast.storage.index import SegmentIndex, parse_index
+from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.walk import Wanted, walk
 
 logger = logging.getLogger(__name__)
@@ -140,6 +141,8 @@ class Segment:
         except FileNotFoundError:
             raise  # trimmed away: who reads must look again which segments there are
         except OSError as error:
+            if ran_out(error):
+                raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
             raise Unavailable(
                 f"cannot read {self.path}: {error.strerror or error}. Nothing was changed; look at the disk, try again"
             ) from error

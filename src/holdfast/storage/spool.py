@@ -23,6 +23,7 @@ from holdfast.errors import Closed, DiskFull, InvalidRequest, MessageTooLarge, U
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, join, write_fully
+from holdfast.storage.shortage import ran_out, shortage
 
 _LOOK_EVERY_BYTES: Final = 16 << 20
 _GIVEN_UP: Final = "a large message was given up while it was stored"
@@ -60,15 +61,15 @@ class LaidOut:
                 raise Closed(_GIVEN_UP)
             return self._file.view(position, length)
 
-    def take(self, path: str) -> None:
-        """Give it this name."""
+    def take(self, path: str) -> File:
+        """Give it this name; it is the caller's then, still open: to open it again might need what is not there."""
         with self._lock:
-            if self._closed:
+            if self._closed or self._file is None:
                 raise Closed(_GIVEN_UP)
             self._world.disk.rename(self._path, path)
             self._closed = True
-            if self._file is not None:
-                self._file.close()
+            file, self._file = self._file, None
+            return file
 
     def close(self) -> None:
         """Remove the file, unless it was taken; what is still read of it stays readable."""
@@ -184,6 +185,9 @@ class Spool(LaidOut):
         except OSError as error:
             if error.errno in FULL_DISK:
                 raise self._full(error.strerror or "no room") from error
+            if ran_out(error):
+                what = f"a large message could not be written in {self._folder}"
+                raise shortage(what, error, "Nothing of it was kept") from error
             raise Unavailable(
                 f"a large message could not be written in {self._folder}: {error.strerror or error}. Nothing of it "
                 "was kept; look at the disk, then try again"

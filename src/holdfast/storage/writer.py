@@ -19,7 +19,7 @@ from holdfast.checksum import crc32c
 from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Body, Place, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
-from holdfast.env import File, World
+from holdfast.env import File, OpenFolder, World
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
 from holdfast.model import Producer
 from holdfast.settings import LogSettings
@@ -28,6 +28,7 @@ from holdfast.storage.files import FULL_DISK, join, segment_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.spool import LaidOut, lay_out
 from holdfast.storage.state import ASKED, READABLE
 
@@ -84,7 +85,8 @@ class Writer:
         self._words = recovered.state.words
         # With the files that were written through: a segment may be let go, and a sync must see their errors.
         self._unsynced_sealed: list[tuple[Segment, File]] = []
-        self._names_changed = False
+        # Opened before a segment gets its name: once messages wait for a sync, it must not need a descriptor more.
+        self._changed_folder: OpenFolder | None = None
         self._held_from: int | None = None
         self._held_since_sync: int | None = None
         self._fast_until = 0  # position up to which a single message needs no more than a store
@@ -207,8 +209,7 @@ class Writer:
         index.add(0, body.frame_bytes, offset, offset + 1, body.max_time_ns)
         path = join(self._folder, segment_name(offset))
         try:
-            laid_out.take(path)
-            self._begin_segment(index)
+            self._begin_segment(index, laid_out)
             self.end = offset + 1
         except BaseException:  # also a signal: what nobody was told of must not stand where another will
             if self.end == offset and (self.active is None or self.active.base_offset < offset):
@@ -229,21 +230,23 @@ class Writer:
             epoch, sealed = self.epoch, list(self._unsynced_sealed)
             files = [file for _, file in sealed]
             files += [self.active.file] if self.active is not None else []
-            names_changed, self._names_changed = self._names_changed, False
+            changed, self._changed_folder = self._changed_folder, None
             self._held_since_sync = None
         began_ns = self._world.clock.monotonic_ns()
         try:
             for file in files:
                 file.sync()
-            if names_changed:
-                self._world.disk.sync_folder(self._folder)
+            if changed is not None:
+                changed.sync()
         except OSError as error:
             raise self.fail("a sync failed", error) from error
         except BaseException:  # interrupted: the next sync must do all of it
             with self.lock:
-                self._names_changed = self._names_changed or names_changed
+                self._note_changed(changed)
                 self._held_since_sync = self._held_from
             raise
+        if changed is not None:
+            changed.close()
         with self.lock:
             readable_end = self.readable_end
             if self.epoch == epoch:  # otherwise the tail was truncated meanwhile, and what we synced is not the log
@@ -263,6 +266,18 @@ class Writer:
                     self._begin_segment()
                 except OSError as error:
                     raise self._refusal("a segment could not be begun", error) from error
+
+    def sync_names(self) -> None:
+        """Make the names of the segments durable, though nothing that they hold may be."""
+        with self.lock:
+            changed, self._changed_folder = self._changed_folder, None
+        if changed is None:
+            return
+        try:
+            changed.sync()
+        except OSError as error:
+            raise self.fail("the names of segments could not be synced", error) from error
+        changed.close()
 
     def unsynced_segments(self) -> int:
         return len(self._unsynced_sealed)
@@ -301,6 +316,8 @@ class Writer:
             if self.active is not None:
                 self.active.release()
             self._unsynced_sealed = []
+            if self._changed_folder is not None:
+                self._changed_folder.close()
             self.state.close()
 
     def change(self, settings: LogSettings) -> None:
@@ -329,6 +346,10 @@ class Writer:
         self._publish(min(self.readable_end, end))
         self.end = self.synced_end = end
         self.state.set_synced(end)
+
+    def _note_changed(self, folder: OpenFolder | None) -> None:
+        if self._changed_folder is None:  # otherwise others have changed it since, and one sync is enough
+            self._changed_folder = folder
 
     def _note_synced(self, end: int, sealed: list[tuple[Segment, File]]) -> None:
         self._unsynced_sealed = [pair for pair in self._unsynced_sealed if pair not in sealed]
@@ -364,20 +385,30 @@ class Writer:
             or now_ns - segment.created_ns >= (self._settings.segment_ms or _NO_LIMIT) * 1_000_000
         )
 
-    def _begin_segment(self, index: SegmentIndex | None = None) -> ActiveSegment:
+    def _begin_segment(self, index: SegmentIndex | None = None, laid_out: LaidOut | None = None) -> ActiveSegment:
         index = SegmentIndex(self.end, self._limits.index_bytes) if index is None else index
-        segment = open_segment(self._world, self._folder, self._limits, self.log_id, index)
+        folder = self._changed_folder or self._world.disk.open_folder(self._folder)
+        try:
+            segment = open_segment(self._world, self._folder, self._limits, self.log_id, index, laid_out)
+        except BaseException:
+            if folder is not self._changed_folder:
+                folder.close()
+            raise
         if self.active is None:
             # Nothing else tells where a log begins: were this name lost, a later segment would seem to be the first.
-            self._world.disk.sync_folder(self._folder)
+            folder.sync()
+            folder.close()
             self.segments = (*self.segments, segment)
         else:
-            self._names_changed = True
+            self._changed_folder = folder
             sealed = self.active.sealed()
             self._unsynced_sealed.append((sealed, self.active.file))
             if len(self._unsynced_sealed) > _MOST_UNSYNCED:
                 # Nobody ticks this log: then whoever fills segments syncs them, lest files stay open without end.
-                self._unsynced_sealed[0][1].sync()
+                try:
+                    self._unsynced_sealed[0][1].sync()
+                except OSError as error:
+                    raise self.fail("a sync failed", error) from error
                 self._unsynced_sealed.pop(0)[0].let_go()
             self.segments = (*self.segments[:-1], sealed, segment)
         self.active = segment
@@ -433,9 +464,11 @@ class Writer:
             )
 
     def _refusal(self, what: str, error: OSError) -> HoldfastError:
-        """A full disk refuses one call; any other error ends the log."""
+        """A full disk, or something that ran out, refuses one call; any other error ends the log."""
         if error.errno in FULL_DISK:
             return self._disk_full(error.strerror or "no room")
+        if ran_out(error):
+            return shortage(f"{what} in {self._folder}", error, "Nothing of this call was kept, and the log goes on")
         return self.fail(what, error)
 
     def _disk_full(self, why: str) -> DiskFull:

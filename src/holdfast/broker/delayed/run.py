@@ -38,6 +38,7 @@ from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.large import LARGE_BYTES
 from holdfast.model import Record
 from holdfast.storage.files import join
+from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.walk import Wanted, first_log_id, walk
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,8 @@ class Run:
             finally:
                 file.close()
         except OSError as error:
+            if ran_out(error):  # its messages are as they were: read them when there is one again
+                raise shortage(f"cannot read {self.path}", error, "Nothing was changed") from error
             raise CorruptData(f"cannot be read: {error.strerror or error}") from error
 
     def _spoil(self, block: int, error: CorruptData) -> None:

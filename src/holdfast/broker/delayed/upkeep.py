@@ -22,6 +22,7 @@ from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, Unavailable
 from holdfast.storage.files import FULL_DISK
 from holdfast.storage.keeper import soonest
+from holdfast.storage.shortage import advice
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +176,6 @@ def _naming_errors(folder: str) -> Iterator[None]:
     except OSError as error:
         kind = DiskFull if error.errno in FULL_DISK else Unavailable
         raise kind(
-            f"the delayed messages in {folder} could not be put in order: {error.strerror or error}. "
+            f"the delayed messages in {folder} could not be put in order: {advice(error)}. "
             "Nothing is lost, all of them stay where they were; it is tried again later"
         ) from error
