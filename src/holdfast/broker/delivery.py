@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Final, Self
 
 from holdfast.broker.hands import Delivered, Dropped
+from holdfast.broker.lookahead import look_ahead
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.metrics import Metrics
@@ -147,8 +148,11 @@ class Delivery:
         """The next message by a short way, for the group's own lease; None where there is none."""
         return None
 
-    def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered]:
-        """Up to `count` messages that are ready now, leased to the holder."""
+    def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
+        """Up to `count` messages that are ready now, leased to the holder.
+
+        None where so many expired ones were passed over that others should have the lock: call again.
+        """
         with self.lock:
             session = NO_SESSION if detached else self.group.session
             one = self._receive_plain(lease_ms, holder, session) if count == 1 else None
@@ -160,7 +164,7 @@ class Delivery:
     def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
         return None
 
-    def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered]:
+    def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered] | None:
         out: list[Delivered] = []
         while len(out) < count:
             now = self._moment()
@@ -168,8 +172,10 @@ class Delivery:
             if not chosen.offsets:
                 break
             records = self._load(chosen.offsets, now)
-            if not records:
-                continue  # all of them were expired or lost, and are passed over by now
+            if not records:  # all of them were expired or lost, and are passed over by now
+                if not look_ahead(self, now):
+                    return out or None
+                continue
             whole = len(records) == len(chosen.offsets)
             offsets = chosen.offsets if whole else [record.offset for record in records]
             self._commit(Receive(offsets, chosen.cursor, lease_ms, holder, session), now=now)

@@ -110,9 +110,10 @@ class QueueGroup:
 
     def receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool, waiter: Waiter | None = None
-    ) -> list[tuple[Station, list[Delivered]]]:
+    ) -> list[tuple[Station, list[Delivered]]] | None:
         """Up to `count` messages that are ready now, from each partition in turn, leased to the holder.
 
+        None where there is more to look through: call again, after others had their turn.
         Those who wait come before everybody who came later: the others get what these leave.
         """
         waiters = self.waiters
@@ -167,14 +168,15 @@ class QueueGroup:
 
     def _receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool
-    ) -> list[tuple[Station, list[Delivered]]]:
+    ) -> list[tuple[Station, list[Delivered]]] | None:
         stations = self.stations
         if len(stations) == 1:
             taken = stations[0].delivery.receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
-            return [(stations[0], taken)] if taken else []
+            return [(stations[0], taken)] if taken else None if taken is None else []
         first = self.next_in_turn().number  # the next call begins with the next partition
         found: list[tuple[Station, list[Delivered]]] = []
         waiting = [*stations[first:], *stations[:first]]
+        unfinished = False
         while waiting and count > 0:
             share = -(-count // len(waiting))
             left = []
@@ -188,13 +190,16 @@ class QueueGroup:
                     if found:
                         return found  # these are leased: raised now, they would be in nobody's hands
                     raise
+                if taken is None:
+                    unfinished = True
+                    continue
                 if taken:
                     found.append((station, taken))
                     count -= len(taken)
                 if len(taken) == some:
                     left.append(station)  # it may have more
             waiting = left
-        return found
+        return found or (None if unfinished else [])
 
     def peek(self, count: int, most_bytes: int | None = None) -> Iterator[tuple[Station, Record]]:
         """The messages that would be handed out next, of one partition after the other, up to so many bytes or so."""

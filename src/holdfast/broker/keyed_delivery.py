@@ -72,13 +72,13 @@ class KeyedDelivery(Delivery):
                 self._look_at_keys(self._supply.keyed)
         return super().tick()
 
-    def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered]:
+    def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered] | None:
         keyed = self._supply.keyed
         if keyed is None:
             return super()._receive(count, lease_ms, holder, session)
         with keyed.lock:
             taken = super()._receive(count, lease_ms, holder, session)
-        if not taken:  # it may be that only time is missing
+        if taken == []:  # it may be that only time is missing
             mono_ms = self.mono_ms()
             self._expect_within(keyed.next_ms(mono_ms), mono_ms)
         return taken

@@ -15,6 +15,7 @@ from holdfast.broker.marks import MOVED, is_for
 from holdfast.codec.columns import PRIORITIES
 from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.decide import Moment
+from holdfast.delivery.events import Phase
 from holdfast.delivery.group import Group
 from holdfast.errors import DamagedRange, OffsetOutOfRange, Removed
 from holdfast.model import Record
@@ -23,8 +24,8 @@ from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-# How many expired messages are passed over at a time.
-_PASS_MOST: Final = 100_000
+# How many expired messages are passed over at a time: others wait for the group's lock meanwhile.
+_PASS_MOST: Final = 1_000
 _AGE_EVERY_MS: Final = 100
 
 
@@ -92,6 +93,19 @@ class Supply:
             else:
                 passed.append(offset)
         return Loaded(records, expired, lost, passed)
+
+    def coming(self, count: int, now: Moment) -> Sequence[int]:
+        """Up to `count` ready messages that come next, or, where keys decide, stand behind the next one in the log."""
+        if self.keyed is None:
+            return self.choose(count, now, look=True).offsets
+        # A key keeps back all but its first message, so a choice would show one of a long run at a time.
+        phase, first = self._group.phase, self.keyed.choose(1, now.mono_ms)
+        return [
+            offset
+            for start in first
+            for offset in range(start, min(start + count, self._log.end))
+            if phase(offset) is Phase.READY
+        ]
 
     def removed_from(self, offset: int) -> range:
         """How far everything was removed from there on."""

@@ -117,8 +117,21 @@ class _Picker:
         return offsets
 
     def _pass_ahead(self) -> None:
-        while self.cursor < self._end and self.cursor in self._ahead:
-            self.cursor += 1
+        if self.cursor in self._ahead:
+            self.cursor = _first_absent(self._ahead, self.cursor, self._end)
+
+
+def _first_absent(bitmap: BitMap64, start: int, end: int) -> int:
+    """The first offset from `start` on that is not in the bitmap, or `end`: by ever larger steps, not one by one."""
+    step = 1
+    while start < end and bitmap.range_cardinality(start, start + step) == step:
+        start += step
+        step *= 2
+    while step > 1 and start < end:
+        step //= 2
+        if bitmap.range_cardinality(start, start + step) == step:
+            start += step
+    return min(start, end)
 
 
 def _first_from(bitmap: BitMap64, start: int) -> int | None:

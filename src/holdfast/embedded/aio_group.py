@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
 from holdfast.broker.station import Pending, Station
-from holdfast.broker.waiters import TaskWaiter
+from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.embedded.dead import DeadGroup, DeadLetters, Redriven
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.face import Face, Wanted
@@ -146,7 +146,9 @@ class AsyncGroup(Face[Body], Generic[Body]):
     ) -> AsyncMessage[Body]:
         """The next message. Waits for one; Empty when the time is over."""
         wanted = self._wanted(1, timeout, lease, holder, renew=renew, detached=detached)
-        taken = self._take(wanted) or await self._await(wanted)
+        taken = self._take(wanted)
+        if not taken:
+            taken = await self._await(wanted, unfinished=taken is None)
         if not taken:
             raise self._empty(wanted)
         station, (delivered, *_) = taken[0]
@@ -168,7 +170,9 @@ class AsyncGroup(Face[Body], Generic[Body]):
     ) -> list[AsyncMessage[Body]]:
         """What is there, up to `count`; waits for at least one, and answers [] when the time is over."""
         wanted = self._wanted(count, timeout, lease, holder, renew=renew, detached=detached)
-        found = self._take(wanted) or await self._await(wanted)
+        found = self._take(wanted)
+        if not found:
+            found = await self._await(wanted, unfinished=found is None)
         return [AsyncMessage(self, station, delivered) for station, taken in found for delivered in taken]
 
     async def __aiter__(self) -> AsyncIterator[AsyncMessage[Body]]:
@@ -259,15 +263,25 @@ class AsyncGroup(Face[Body], Generic[Body]):
         """Something that may wait for the disk, on a thread."""
         return await asyncio.to_thread(call, *arguments)
 
-    async def _await(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
-        """Wait in line for a message."""
+    async def _go_on(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+        """What is ready now, where a first look has not come to its end: other tasks have their turn in between."""
+        taken = None
+        while taken is None:
+            await asyncio.sleep(0)
+            taken = self._take(wanted, waiter)
+        return taken
+
+    async def _await(self, wanted: Wanted, *, unfinished: bool = False) -> list[tuple[Station, list[Delivered]]]:
+        """Wait in line for a message; `unfinished`: a first look has not come to its end."""
         if wanted.timeout_s == 0:
-            return []
+            return await self._go_on(wanted) if unfinished else []
         deadline_ns = self._deadline_ns(wanted)
         group, waiter = self._group, TaskWaiter(self._engine.world.clock, wanted.count)
         with group.in_line(waiter):
             while True:
                 taken = self._take(wanted, waiter)  # what came before we stood in line would wake nobody
+                if taken is None:
+                    taken = await self._go_on(wanted, waiter)
                 left_s = self._left_s(deadline_ns)
                 if taken or (left_s is not None and left_s <= 0):
                     return taken

@@ -130,7 +130,8 @@ class Face(Generic[Body]):
             raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
         return Wanted(count, timeout_s, lease_ms, holder, switch(renew, "renew"), switch(detached, "detached"))
 
-    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]] | None:
+        """What is ready now; None where there is more to look through, and others should have a turn first."""
         if self.closed:
             self._check_open()
         try:
@@ -140,7 +141,7 @@ class Face(Generic[Body]):
         except HoldfastError:
             self._check_open()  # that it was closed meanwhile says more
             raise
-        if wanted.renew:
+        if found and wanted.renew:
             for station, taken in found:
                 for delivered in taken:
                     station.delivery.renew(delivered.receipt, wanted.lease_ms)

@@ -10,7 +10,8 @@ from typing import Any, Generic, Self
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
 from holdfast.broker.station import Pending, Station
-from holdfast.broker.waiters import ThreadWaiter
+from holdfast.broker.lookahead import give_way
+from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.face import Face, Wanted
@@ -119,7 +120,7 @@ class Group(Face[Body], Generic[Body]):
             if one is not None:
                 return Message(self, station, one)
         wanted = self._wanted(1, timeout, lease, holder, renew=renew, detached=detached)
-        taken = self._take(wanted) or self._await(wanted)
+        taken = self._take_now(wanted) or self._await(wanted)
         if not taken:
             raise self._empty(wanted)
         station, (delivered, *_) = taken[0]
@@ -141,7 +142,7 @@ class Group(Face[Body], Generic[Body]):
     ) -> list[Message[Body]]:
         """What is there, up to `count`; waits for at least one, and answers [] when the time is over."""
         wanted = self._wanted(count, timeout, lease, holder, renew=renew, detached=detached)
-        found = self._take(wanted) or self._await(wanted)
+        found = self._take_now(wanted) or self._await(wanted)
         return [Message(self, station, delivered) for station, taken in found for delivered in taken]
 
     def __iter__(self) -> Iterator[Message[Body]]:
@@ -224,6 +225,11 @@ class Group(Face[Body], Generic[Body]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _take_now(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+        while (taken := self._take(wanted, waiter)) is None:
+            give_way()
+        return taken
+
     def _await(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
         """Wait in line for a message."""
         if wanted.timeout_s == 0:
@@ -232,7 +238,7 @@ class Group(Face[Body], Generic[Body]):
         group, waiter = self._group, ThreadWaiter(self._engine.world.clock, wanted.count)
         with group.in_line(waiter):
             while True:
-                taken = self._take(wanted, waiter)  # what came before we stood in line would wake nobody
+                taken = self._take_now(wanted, waiter)  # what came before we stood in line would wake nobody
                 left_s = self._left_s(deadline_ns)
                 if taken or (left_s is not None and left_s <= 0):
                     return taken

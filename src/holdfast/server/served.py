@@ -33,15 +33,17 @@ _NO_STATE: Final = State()
 class ServedGroup(AsyncGroup[bytes]):
     """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
 
-    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
+    async def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
         """What is ready now, leased to the owner."""
-        return self._take(self._wanted(count, 0, lease_s, owner, renew=False, detached=True))
+        wanted = self._wanted(count, 0, lease_s, owner, renew=False, detached=True)
+        taken = self._take(wanted)
+        return taken if taken is not None else await self._go_on(wanted)
 
     async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
         """The same, after a wait in line."""
         return await self._await(self._wanted(count, wait_s, lease_s, owner, renew=False, detached=True))
 
-    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> Taken:
+    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> Taken | None:
         """No more than one answer should hold: the first of many tell how large they are."""
         if wanted.count <= _AT_ONCE:
             return super()._take(wanted, waiter)
@@ -54,6 +56,8 @@ class ServedGroup(AsyncGroup[bytes]):
                 if found:
                     break  # these are leased: raised now, they would be in nobody's hands
                 raise
+            if some is None:
+                return found or None
             taken = sum(len(each) for _, each in some)
             found += some
             if taken < count:

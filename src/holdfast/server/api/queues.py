@@ -108,7 +108,7 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
     service = call.service
     group = await group_of(call, wanted.group)
     owner = wanted.owner or call.principal.name
-    found: Taken = group.take_now(wanted.count, wanted.lease, owner)
+    found: Taken = await group.take_now(wanted.count, wanted.lease, owner)
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
         wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)

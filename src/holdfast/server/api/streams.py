@@ -50,7 +50,7 @@ async def _deliveries(
                     call.confirm()
                     yield framed({}, media)
                     continue
-                found = group.take_now(window.free, wanted.lease, owner)
+                found = await group.take_now(window.free, wanted.lease, owner)
                 if not found:
                     waiting = group.take(window.free, wanted.heartbeat, wanted.lease, owner)
                     found = await service.wait(waiting, [])
