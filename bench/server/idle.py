@@ -20,17 +20,11 @@ _SETTLE_S = 1.0
 _BODY = b'{"wait": 60}'
 
 
-class _Patient(HoldfastServer):
-    """Lets more wait than it does by itself on few cores."""
-
-    settings = "max_waiters = 4096"
-
-
 @contextmanager
 def idle_polls(scale: Scale, folder: Path) -> Iterator[Timed]:
     """The memory that the polls add to the server, and the CPU time that it takes while nothing happens."""
     keep_apart()
-    made = _Patient(scale.body_bytes)
+    made = HoldfastServer(scale.body_bytes)
     made.open(folder)
     assert made.server is not None
     process = made.server.process.pid

@@ -229,6 +229,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     console: bool = True
 
     max_connections: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_connections_per_address: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     max_header_bytes: Annotated[int, Meta(ge=1 * _KIB, le=1 * _MIB)] = 64 * _KIB
     max_request_bytes: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 64 * _MIB
     header_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 10_000
@@ -236,7 +237,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_body_bytes_per_s: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 16 * _KIB
     write_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 30_000
     idle_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 75_000
-    max_waiters: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    max_waiters: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_waiters_per_principal: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     max_wait_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 300_000
     drain_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 30_000
 
@@ -254,10 +256,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    def waiters(self, processors: int) -> int:
-        """How many calls may wait at the same time: as set, or 64 for each processor within 128 to 4096."""
-        return self.max_waiters or min(max(64 * processors, 128), 4_096)
 
 
 def check_fields(settings: msgspec.Struct) -> None:

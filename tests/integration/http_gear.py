@@ -127,7 +127,7 @@ def serving(
             if world is not None:
                 opened._engine.keep()
             if whole:
-                server = make_server(world or real_world(), opened, chosen, processors=1)
+                server = make_server(world or real_world(), opened, chosen)
             else:
                 server = Server(world or real_world(), opened, chosen, meter=meter, auditor=auditor, more=more())
             addresses = await server.listen(tls)

@@ -280,13 +280,20 @@ def test_the_trace_goes_on_in_the_answer(server: Serving):
 
 
 def test_more_connections_than_allowed_are_told_to_come_back(tmp_path: Path):
-    with serving(tmp_path, max_connections=2) as few, raw(few) as first, raw(few) as second:
-        for connection in (first, second):
-            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert answers(connection, 1)[0][0] == 200
-        with raw(few) as third:
-            assert answers(third, 1)[0][0] == 503
-            assert ended(third)
+    poll = b"POST /v1/queues/orders/dequeue HTTP/1.1\r\nhost: localhost\r\ncontent-length: 12\r\n\r\n"
+    with serving(tmp_path, max_connections=2) as few:
+        assert few.request("PUT", "/v1/queues/orders").status == 200
+        with raw(few) as first, raw(few) as second:
+            for connection in (first, second):  # at work: those that rest would make room
+                connection.sendall(poll + b'{"wait": 60}')
+            deadline = time.monotonic() + _WAIT_S
+            while few.server.service.waits.waiting < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            with raw(few) as third:
+                third.sendall(poll + b'{"wait": 60}')
+                assert answers(third, 1)[0][0] == 503
+                assert ended(third)
 
 
 def test_a_reader_that_stops_reading_is_cut_off(tmp_path: Path):

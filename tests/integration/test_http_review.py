@@ -18,6 +18,8 @@ import pytest
 
 from holdfast.protocol.groups import Join
 from holdfast.protocol.media import LINES, MSGPACK
+from holdfast.server.calls import Call
+from holdfast.server.http.messages import Request
 from holdfast.server.tokens import digest_of
 from holdfast.settings import BrokerSettings
 from tests.integration.faults_gear import head_of, raw, request_of, status_of, vanish
@@ -226,7 +228,8 @@ def test_nobody_begins_to_wait_at_a_server_that_goes(server: Serving):
 
     async def waited() -> str:
         service.leaving = True
-        return await service.wait(asyncio.sleep(60, "waited"), "nothing")
+        call = Call(service, Request(None, "local", None), None, {}, "")
+        return await service.wait(call, asyncio.sleep(60, "waited"), "nothing")
 
     assert server.run(waited()) == "nothing"
     service.leaving = False
@@ -324,12 +327,14 @@ def test_a_body_that_is_too_large_has_the_same_code_however_that_is_found_out(tm
 
 
 def test_a_connection_too_many_is_told_that_it_may_try_again(tmp_path: Path):
-    with serving(tmp_path / "data", max_connections=1) as server, raw(server.url) as first:
-        first.sendall(head_of("GET", "/healthz"))
-        assert status_of(first) == 200
-        answer = server.get("/healthz")
-        assert (answer.status, answer.code) == (503, "unavailable")
-        assert answer.body["error"]["retryable"] is True
+    with serving(tmp_path / "data", max_connections=1) as server:
+        assert server.request("PUT", QUEUE).status == 200
+        with raw(server.url) as first:
+            first.sendall(request_of("POST", f"{QUEUE}/dequeue", b'{"wait": 60}'))
+            until(lambda: server.server.service.waits.waiting == 1, "the only connection is at work")
+            answer = server.post(f"{QUEUE}/dequeue", {"wait": 60})
+            assert (answer.status, answer.code) == (503, "unavailable")
+            assert answer.body["error"]["retryable"] is True
 
 
 def test_a_queue_that_is_deleted_while_somebody_waits_for_it_is_not_there(server: Serving):

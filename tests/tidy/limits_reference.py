@@ -15,15 +15,19 @@ from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import messages, queues
-from holdfast.server import forms, payload
+from holdfast.server import flow, forms, payload
 from holdfast.server.api import enqueue
 from holdfast.server.http import connection
+from holdfast.server.http.limits import Limits
+from holdfast.server.principals import principal_of
+from holdfast.server.tokens import Entry
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from tests.tidy.repo import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "limits.md"
 BEGIN = "<!-- {name}: made by `python -m tests.tidy.limits_reference --write` from the code -->"
 END = "<!-- end of {name} -->"
+_TOKEN = principal_of(Entry(name="one", sha256="0" * 64, role="consumer"))
 
 
 class Limit(NamedTuple):
@@ -96,9 +100,14 @@ def _calls() -> list[Limit]:
 
 
 def _server() -> list[Limit]:
-    few, many = ServerSettings().waiters(1), ServerSettings().waiters(1_000)
     return [
         _setting("connections", ServerSettings, "max_connections", "server"),
+        Limit(
+            "connections from one address",
+            f"{Limits().per_address:,}",
+            _named("max_connections_per_address", "server"),
+        ),
+        Limit("connections beyond that, for health checks and admins", f"{Limits().reserve}"),
         _setting("the request line and all headers", ServerSettings, "max_header_bytes", "server"),
         _setting("the body of a request, also unpacked", ServerSettings, "max_request_bytes", "server"),
         _setting("time for the headers of a request", ServerSettings, "header_timeout_ms", "server"),
@@ -107,7 +116,13 @@ def _server() -> list[Limit]:
         _setting("a client that does not read its answer", ServerSettings, "write_timeout_ms", "server"),
         _setting("a connection without a request", ServerSettings, "idle_timeout_ms", "server"),
         _setting("how long one call may wait", ServerSettings, "max_wait_ms", "server"),
-        Limit("calls that wait", f"64 for each processor, {few:,} to {many:,}", _named("max_waiters", "server")),
+        _setting("calls that wait", ServerSettings, "max_waiters", "server"),
+        Limit(
+            "calls of one token that wait",
+            f"{flow.WaitLimit(ServerSettings().max_waiters).share(_TOKEN):,}",
+            _named("max_waiters_per_principal", "server"),
+        ),
+        Limit("calls of admins that wait beyond that", f"{flow.ADMIN_RESERVE}"),
         _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
         _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
         _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),

@@ -560,7 +560,7 @@ def test_the_server_has_a_section():
     server = load(text, HOLDFAST_SERVER_MAX_WAITERS="200", HOLDFAST_SERVER_ALLOW_ANONYMOUS_NETWORK="true").server
     assert (server.port, server.max_request_bytes, server.idle_timeout_ms) == (0, 1_000_000, 60_000)
     assert (server.safety_poll_ms, server.log_format, server.allow_anonymous_network) == (0, "json", True)
-    assert server.waiters(processors=2) == 200
+    assert server.max_waiters == 200
 
 
 def test_the_names_of_lockd_are_understood():
@@ -571,11 +571,6 @@ def test_the_names_of_lockd_are_understood():
     server = load(**{f"HOLDFAST_QUEUE_{name}": value for name, value in names.items()}).server
     found = (server.max_waiters, server.poll_interval_ms, server.poll_jitter_ms, server.safety_poll_ms)
     assert found == (300, 4_000, 0, 60_000)
-
-
-@pytest.mark.parametrize(("processors", "waiters"), [(1, 128), (2, 128), (4, 256), (64, 4096), (500, 4096)])
-def test_how_many_may_wait_follows_the_processors(processors: int, waiters: int):
-    assert ServerSettings().waiters(processors) == waiters
 
 
 def test_the_file_is_the_one_named_or_that_of_the_variable_or_none(tmp_path: Path):

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import ipaddress
 import logging
-import os
 import resource
 import signal
 import sys
@@ -154,7 +153,6 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
             folder,
             effective.broker,
             settings,
-            processors=os.cpu_count() or 1,
             ready=ready,
             told_to_go=loop.create_task(told_to_go.wait()),
             opened=share if shares else None,

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from holdfast.env import World
 from holdfast.errors import BadSettings, Unauthenticated
 from holdfast.server.origins import check_host, check_origin, is_loopback
-from holdfast.server.principals import Principal, principal_of
+from holdfast.server.principals import LOCAL, Principal, principal_of
 from holdfast.server.reloading import Reloaded
 from holdfast.server.tls import names_in
 from holdfast.server.tokens import Entry, Tokens, read_tokens
@@ -20,7 +20,6 @@ from holdfast.settings import ServerSettings
 # In headers of their own: browsers understand only the first challenge of one.
 CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
 
-LOCAL: Final = "local"
 _HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'
 
 
@@ -66,6 +65,8 @@ class Access:
         if settings.tokens_file is not None:
             path = settings.tokens_file
             self._tokens = Reloaded([path], lambda: read_tokens(world, path), world.clock, what="tokens")
+        self._confirmed_by: Tokens | None = None
+        self._confirmed: frozenset[Entry] = frozenset()
         self._local = Principal(name=LOCAL, read_only=settings.read_only)
 
     @property
@@ -97,9 +98,18 @@ class Access:
         """Unauthenticated, if the tokens file says something else by now; for answers that go on for long."""
         if principal.entry is None or self._tokens is None:
             return
-        if principal.entry not in self._tokens.current().entries:
-            raise Unauthenticated(f"the token of {principal.name} was changed or taken back since the call began")
-        self._of_entry(principal.entry)
+        tokens = self._tokens.current()
+        entry: Entry | None = principal.entry
+        if tokens is not self._confirmed_by:
+            self._confirmed_by, self._confirmed = tokens, frozenset(tokens.entries)
+        if entry not in self._confirmed:
+            entry = next((each for each in tokens.entries if _is_same_caller(each, principal.entry)), None)
+            if entry is None or not _allows_all_of(entry, principal.entry):
+                raise Unauthenticated(
+                    f"the token of {principal.name} was changed or taken back since the call began, so the call was "
+                    "ended; call again, with what the token still allows or with another one"
+                )
+        self._of_entry(entry)
 
     def _entry(self, tokens: Tokens, authorization: str, certificate_names: Sequence[str]) -> Entry:
         if authorization:
@@ -120,6 +130,23 @@ class Access:
         if entry.has_expired(self._clock.now_ns()):
             raise Unauthenticated(f"the token of {entry.name} expired at {entry.expires}; ask for a new one")
         return principal_of(entry, read_only=self._settings.read_only)
+
+
+def _is_same_caller(entry: Entry, other: Entry) -> bool:
+    return (entry.sha256, entry.certificate) == (other.sha256, other.certificate)
+
+
+def _allows_all_of(entry: Entry, before: Entry) -> bool:
+    """Whether a changed entry allows at least what it did; when it ends is looked at elsewhere."""
+    if not entry.actions >= before.actions:
+        return False
+    for field in Entry.__struct_fields__:
+        now, then = getattr(entry, field), getattr(before, field)
+        if now == then or field in ("name", "role", "expires"):
+            continue
+        if not (isinstance(now, tuple) and isinstance(then, tuple) and set(now) >= set(then)):
+            return False
+    return True
 
 
 def _token_in(authorization: str) -> str:

@@ -21,8 +21,9 @@ from holdfast.server.access import CHALLENGES, Access
 from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.messages import Request, Response, StreamResponse
-from holdfast.server.http.refused import Refused
+from holdfast.server.http.refused import Refused, no_room
 from holdfast.server.http.wire import header_text
+from holdfast.server.revocation import Revocation
 from holdfast.server.routing import Route, Router, Routes
 from holdfast.server.service import Service
 from holdfast.server.statuses import retry_after_of, status_of
@@ -30,6 +31,7 @@ from holdfast.server.statuses import retry_after_of, status_of
 logger = logging.getLogger(__name__)
 
 _ID: Final = re.compile(r"[!-~]{1,128}")  # what may come back as a header
+HEALTH: Final = frozenset({"/healthz", "/readyz"})
 _INTERNAL: Final = "something went wrong inside the server; its log says what, under this correlation id"
 
 
@@ -74,6 +76,7 @@ class App:
         self.error_page: ErrorPage | None = None
         self._prefix = f"{service.world.ids.random_u32():08x}"
         self._numbers = count(1)
+        self.revocation = Revocation(access.confirm)
 
     async def handle(self, request: Request) -> Answer:
         """The answer to a request, whatever happens."""
@@ -91,7 +94,7 @@ class App:
         try:
             route, path = self.router.find(request.method, request.path)
             call = Call(self.service, request, route, path, correlation_id)
-            answer = await self._called(call)
+            answer = await self._while_allowed(call)
         except HoldfastError as caught:
             error = caught
             answer = self._fault(request, caught, correlation_id)
@@ -106,8 +109,10 @@ class App:
             else:
                 await self._auditor.end(call, error, failed=failed)
         self._tell(answer, call, correlation_id)
-        if isinstance(answer, StreamResponse) and route is not None:
-            answer.chunks = self._meter.counted(route.pattern, answer.chunks)
+        if isinstance(answer, StreamResponse) and call is not None:
+            if call.task is not None:
+                answer.chunks = self._while_listed(call, answer.chunks)
+            answer.chunks = self._meter.counted(call.route.pattern, answer.chunks)
         self._meter.request_done(
             "" if route is None else route.pattern,
             request.method,
@@ -118,11 +123,47 @@ class App:
         )
         return answer
 
+    async def _while_allowed(self, call: Call) -> Answer:
+        """What the call is answered; an error as soon as its caller's token is none any more."""
+        if call.route.action != "open":
+            call.principal = principal = self.access.principal(call.request)
+            if principal.entry is not None:
+                call.confirm = partial(self.access.confirm, principal)
+                call.task = asyncio.current_task()
+                if not call.request.complete:  # what comes meanwhile has no effect where the token is gone by then
+                    call.request.on_end = call.confirm
+                self.revocation.add(call)
+        try:
+            if call.request.in_reserve:
+                _check_reserve(call)
+            answer = await self._called(call)
+        except asyncio.CancelledError:
+            ended = call.why_ended()
+            if ended is None:
+                raise
+            raise ended from None
+        finally:
+            if call.task is not None:
+                self.revocation.remove(call)
+        ended = call.why_ended()
+        if ended is not None:  # what it was cancelled in went on all the same
+            await _withdrawn(answer)
+            raise ended
+        return answer
+
+    async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The pieces of an answer, which ends when its caller's token does."""
+        self.revocation.add(call)
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            self.revocation.remove(call)
+            await _closed(chunks)
+
     async def _called(self, call: Call) -> Answer:
         route, request = call.route, call.request
         if route.action != "open":
-            call.principal = principal = self.access.principal(request)
-            call.confirm = partial(self.access.confirm, principal)
             if route.named is not None:
                 call.principal.check(route.action, call.path[route.named])
             elif route.scope == "any":
@@ -210,6 +251,17 @@ def _open_if_there(engine: BrokerEngine, name: str) -> None:
         engine.topic(name)
 
 
+def _check_reserve(call: Call) -> None:
+    """The last connections are for those who look after the server; and nobody may wait on one."""
+    route = call.route
+    if route.action == "open":
+        allowed = route.pattern in HEALTH
+    else:
+        allowed = call.principal.may("admin") and "too_many_waiters" not in route.errors
+    if not allowed:
+        raise no_room()
+
+
 async def _why_closed(call: Call, error: Closed) -> HoldfastError:
     """A topic that was deleted under a call is one that is not there; to one that came back a call goes again."""
     name = call.path.get("queue") or call.path.get("topic")
@@ -230,11 +282,23 @@ async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> 
             yield chunk
         whole = True
     finally:
-        close = getattr(chunks, "aclose", None)
-        if close is not None:
-            await close()
+        await _closed(chunks)
         gone = None if whole else Unavailable("the caller went away before the end")
-        await auditor.end(call, call.error or gone)
+        await auditor.end(call, call.error or call.ended or gone)
+
+
+async def _closed(chunks: AsyncIterator[bytes]) -> None:
+    close = getattr(chunks, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _withdrawn(answer: Answer) -> None:
+    """An answer that nobody is to have: what it would have handed out is given back."""
+    if isinstance(answer, StreamResponse):
+        await _closed(answer.chunks)
+    elif answer.undelivered is not None:
+        await answer.undelivered()
 
 
 def _check_condition(call: Call) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl
@@ -34,6 +35,7 @@ class Call:
         "confirm",
         "correlation_id",
         "count",
+        "ended",
         "error",
         "path",
         "principal",
@@ -42,6 +44,7 @@ class Call:
         "route",
         "service",
         "target",
+        "task",
         "trace",
     )
 
@@ -63,6 +66,20 @@ class Call:
         self.count: int | None = None  # and how many messages, or other things, it concerned
         self.error: HoldfastError | None = None  # what went wrong when the answer had begun
         self.act: Act | None = None  # as it was noted before it was done
+        self.task: asyncio.Task[Any] | None = None  # what answers it, if the server may want to end it
+        self.ended: HoldfastError | None = None  # why the server did
+
+    def end(self, why: HoldfastError) -> None:
+        """End the call: the caller may not go on with it."""
+        if self.ended is None and self.task is not None:
+            self.ended = why
+            self.task.cancel()
+
+    def why_ended(self) -> HoldfastError | None:
+        """What a cancelled call is told; None where its client went away, or the server goes."""
+        if self.ended is not None and self.task is not None and self.task.cancelling():
+            self.task.uncancel()
+        return self.ended
 
     @property
     def media(self) -> str:

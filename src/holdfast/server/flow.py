@@ -5,38 +5,75 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from holdfast.broker.layout import parse_receipt
 from holdfast.broker.station import Station
 from holdfast.delivery.commands import Receipt
 from holdfast.errors import InvalidRequest, TooManyWaiters
+from holdfast.server.principals import LOCAL, Principal
 from holdfast.server.served import ServedGroup
+
+ADMIN_RESERVE: Final = 64  # calls of admins that may wait beyond what others may
 
 
 class WaitLimit:
-    """So many calls may wait for something at a time."""
+    """So many calls may wait for something at a time, and so many of them may be one caller's.
 
-    def __init__(self, most: int) -> None:
+    Where a caller's share is not set it is half of all, so that no caller can keep all others from waiting; those of
+    whom nobody asked who they are have no share, for they are all one caller.
+    """
+
+    def __init__(self, most: int, most_each: int | None = None) -> None:
         self.most = most
         self.waiting = 0
+        self._most_each = most_each
+        self._by_caller: dict[tuple[str, bool], int] = {}
 
-    def check(self) -> None:
+    def share(self, principal: Principal) -> int:
+        """How many calls of this caller may wait."""
+        if self._most_each is not None:
+            return self._most_each
+        return self.most if principal.name == LOCAL and principal.entry is None else max(self.most // 2, 1)
+
+    def of(self, principal: Principal) -> int:
+        """How many calls of this caller wait."""
+        return self._by_caller.get(_caller(principal), 0)
+
+    def check(self, principal: Principal) -> None:
         """Refuse one more, where there is no room for it."""
-        if self.waiting >= self.most:
+        own = self.of(principal)
+        if own >= self.share(principal):
+            raise TooManyWaiters(
+                f"{own} calls of {principal.name} wait already, which is the limit for one caller "
+                "(max_waiters_per_principal); nothing was taken. Try again in a second, or wait with fewer calls at a "
+                "time"
+            )
+        if self.waiting >= self.most + (ADMIN_RESERVE if principal.may("admin") else 0):
             raise TooManyWaiters(
                 f"{self.waiting} calls wait already, which is the limit (max_waiters); nothing was taken. Try again "
                 "in a second, or wait with fewer calls at a time"
             )
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def one_more(self, principal: Principal) -> Iterator[None]:
         """Stand in line, if there is room for one more."""
-        self.check()
+        self.check(principal)
+        caller = _caller(principal)
         self.waiting += 1
+        self._by_caller[caller] = self._by_caller.get(caller, 0) + 1
         try:
             yield
         finally:
             self.waiting -= 1
+            self._by_caller[caller] -= 1
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
+
+
+def _caller(principal: Principal) -> tuple[str, bool]:
+    """A token may be called as one who needs none is."""
+    return principal.name, principal.entry is None
 
 
 class Window:

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.feeds import Feed, StreamMessage
-from holdfast.errors import BadSettings, Closed, Fenced, HoldfastError, InvalidRequest
+from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 Found: TypeAlias = Sequence[StreamMessage[bytes]]
 Polling: TypeAlias = tuple[Found, list[TopicPartition]]
-Waiting: TypeAlias = Callable[[Awaitable[list[StreamMessage[bytes]]]], Awaitable[list[StreamMessage[bytes]]]]
+Messages: TypeAlias = Awaitable[list[StreamMessage[bytes]]]
+Waiting: TypeAlias = Callable[[Callable[[], Messages]], Messages]
 
 _DAY_MS: Final = 24 * 3600 * 1000
 _NO_SETTINGS: Final = frozenset(
@@ -100,7 +102,12 @@ class Member:
         try:
             found = await self._next(0, wanted.max_records)
             if not found and wait_s and before == self.consumer.assignment():
-                found = await waiting(self._next(wait_s, wanted.max_records))
+                given = self._given()
+                try:
+                    found = await waiting(partial(self._next, wait_s, wanted.max_records))
+                except (Unauthenticated, Forbidden):
+                    _give_back(given)  # the caller may have none of it any more
+                    raise
         except Closed:
             if not self.is_out:
                 raise
@@ -111,7 +118,7 @@ class Member:
 
     async def _next(self, wait_s: float, count: int | None) -> list[StreamMessage[bytes]]:
         """What comes in time, unless something changes; whatever does not reach the caller comes again."""
-        given = [(feed, feed.given) for feed in self.consumer._feeds.values()]
+        given = self._given()
         self.changed.clear()
         polling = asyncio.ensure_future(self.consumer.poll(0 if self._in_line else wait_s, count))
         changed = asyncio.ensure_future(self.changed.wait())
@@ -129,6 +136,10 @@ class Member:
             raise
         finally:
             changed.cancel()
+
+    def _given(self) -> list[tuple[Feed[bytes], int]]:
+        """How far each partition was handed out."""
+        return [(feed, feed.given) for feed in self.consumer._feeds.values()]
 
     def _cut(self, found: list[StreamMessage[bytes]]) -> list[StreamMessage[bytes]]:
         """As many messages as one answer should hold; the others come with the next."""

@@ -13,6 +13,8 @@ from holdfast.server.patterns import EVERYTHING, Patterns
 from holdfast.server.routing import Action as RouteAction
 from holdfast.server.tokens import ACTIONS, Action, Entry
 
+LOCAL: Final = "local"  # whoever needs no token, all of them
+
 _ALL: Final = Patterns([EVERYTHING])
 _NONE: Final = Patterns([])
 

@@ -32,7 +32,6 @@ async def serve(
     broker_settings: BrokerSettings,
     settings: ServerSettings,
     *,
-    processors: int,
     ready: Callable[[Sequence[str]], None],
     told_to_go: Awaitable[object],
     opened: Callable[[BrokerEngine, Audit], None] | None = None,
@@ -45,7 +44,7 @@ async def serve(
     broker = await open_broker(folder, settings=broker_settings)
     try:
         audit = open_audit(world, broker.folder, settings)
-        server = make_server(world, broker, settings, processors=processors, audit=audit)
+        server = make_server(world, broker, settings, audit=audit)
         server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
@@ -67,9 +66,7 @@ async def serve(
     return finished
 
 
-def make_server(
-    world: World, broker: AsyncBroker, settings: ServerSettings, *, processors: int, audit: Audit | None = None
-) -> Server:
+def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, audit: Audit | None = None) -> Server:
     """A server with everything: the API, the metrics, the pages."""
     metrics = ServerMetrics(broker._engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(broker._engine, settings.otlp_endpoint, environment())
@@ -81,7 +78,6 @@ def make_server(
         world,
         broker,
         settings,
-        processors=processors,
         meter=metrics,
         auditor=CallAuditor(audit),
         more=more,

@@ -40,14 +40,13 @@ class Server:
         broker: AsyncBroker,
         settings: ServerSettings,
         *,
-        processors: int = 1,
         meter: MeterAndCounts | None = None,
         auditor: Auditor | None = None,
         more: Sequence[Routes] = (),
     ) -> None:
         self.settings = settings
         self.broker = broker
-        self.service = Service(world, broker, settings, processors=processors)
+        self.service = Service(world, broker, settings)
         self.access = Access(settings, world)
         self._meter = meter or NoMeter()
         described = description_routes(lambda: self.app.router.routes)
@@ -106,6 +105,7 @@ def limits_of(settings: ServerSettings) -> Limits:
         idle_s=settings.idle_timeout_ms / 1000,
         write_s=settings.write_timeout_ms / 1000,
         connections=settings.max_connections,
+        connections_per_address=settings.max_connections_per_address,
     )
 
 

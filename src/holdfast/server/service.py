@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.aio_broker import AsyncBroker
@@ -16,17 +16,20 @@ from holdfast.server.members import ServedMembers
 from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
 
+if TYPE_CHECKING:
+    from holdfast.server.calls import Call
+
 _Found = TypeVar("_Found")
 
 
 class Service:
     """One data folder, served."""
 
-    def __init__(self, world: World, broker: AsyncBroker, settings: ServerSettings, *, processors: int) -> None:
+    def __init__(self, world: World, broker: AsyncBroker, settings: ServerSettings) -> None:
         self.world = world
         self.broker = broker
         self.settings = settings
-        self.waits = WaitLimit(settings.waiters(processors))
+        self.waits = WaitLimit(settings.max_waiters, settings.max_waiters_per_principal)
         self.windows = Windows()
         self.members = ServedMembers(broker)
         self.leaving = False
@@ -81,8 +84,11 @@ class Service:
                 del self._groups[place]
                 await group.close()
 
-    async def wait(self, waiting: Awaitable[_Found], nothing: _Found) -> _Found:
-        """What a call waits for; nothing, as soon as the server goes."""
+    async def wait(self, call: Call, waiting: Awaitable[_Found], nothing: _Found) -> _Found:
+        """What a call waits for; nothing, as soon as the server goes; an error, when the caller may not go on.
+
+        Whoever hands out what was found confirms the caller before, and gives it back where that fails.
+        """
         if self.leaving:  # since the call began
             if isinstance(waiting, Coroutine):
                 waiting.close()
@@ -93,6 +99,9 @@ class Service:
         try:
             return await waiting
         except asyncio.CancelledError:
+            ended = call.why_ended()
+            if ended is not None:
+                raise ended from None
             if task in self._waiting:
                 raise  # the client went away
             task.uncancel()

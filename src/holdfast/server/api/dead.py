@@ -162,7 +162,10 @@ async def _lines(call: Call, letters: list[ChosenLetter]) -> AsyncIterator[bytes
             call.count = done
             call.confirm()
             yield framed(RedriveTold(matched=len(letters), done=done, ended=False), LINES)
-    except HoldfastError as error:
+    except (HoldfastError, asyncio.CancelledError) as caught:
+        error = caught if isinstance(caught, HoldfastError) else call.why_ended()
+        if error is None:
+            raise
         call.error = error
         yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), LINES)
     else:

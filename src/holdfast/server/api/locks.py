@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from holdfast.embedded.locking import Document, Lock, LockInfo, proof_of
@@ -38,12 +39,7 @@ _ETAG: Final = re.compile(r'"([0-9]{1,16})"')
 async def acquire(call: Call) -> Response:
     """Take a lock for a time, after a wait in line where that is asked for; 409 where it is not free by then."""
     lock = await _acquired(call, call.body)
-
-    async def undelivered() -> None:
-        with suppress(HoldfastError):
-            await call.service.broker.locks.release(lock)
-
-    return call.answer(lock, undelivered=undelivered)
+    return call.answer(lock, undelivered=partial(_given_back, call, lock))
 
 
 async def _acquired(call: Call, wanted: AcquireLock) -> Lock:
@@ -53,11 +49,23 @@ async def _acquired(call: Call, wanted: AcquireLock) -> Lock:
         return await locks.acquire(name, owner=owner, lease=wanted.lease, wait=0, if_not_exists=wanted.if_not_exists)
     most_s = service.settings.max_wait_ms / 1000
     wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
-    with service.waits.one_more():
-        lock = await service.wait(_waited(call, name, owner, wanted.lease, wait_s), None)
+    with service.waits.one_more(call.principal):
+        lock = await service.wait(call, _waited(call, name, owner, wanted.lease, wait_s), None)
+    try:
+        call.confirm()
+    except HoldfastError:
+        if lock is not None:
+            await _given_back(call, lock)
+        raise
     if lock is None:
         raise LockHeld(f"lock {name} was not free before the server had to stop; try again")
     return lock
+
+
+async def _given_back(call: Call, lock: Lock) -> None:
+    """It did not reach the one who asked for it: the next one has it."""
+    with suppress(HoldfastError):
+        await call.service.broker.locks.release(lock)
 
 
 async def _waited(call: Call, name: str, owner: str, lease: float, wait_s: float) -> Lock | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Callable
 
 from holdfast.embedded.feeds import StreamMessage
 from holdfast.protocol.groups import (
@@ -17,10 +17,9 @@ from holdfast.protocol.groups import (
     Polled,
 )
 from holdfast.server.calls import Call
-from holdfast.server.members import Member, Waiting
+from holdfast.server.members import Member, Messages, Waiting
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
-from holdfast.server.service import Service
 
 routes = Routes("groups")
 
@@ -68,12 +67,15 @@ async def heartbeat(call: Call) -> Beat:
     return Beat(assignment=member.assignment(), epoch=member.epoch)
 
 
-def _waiting(service: Service) -> Waiting:
-    """How a poll waits: within the limit of all who do, and not when the server goes."""
+def _waiting(call: Call) -> Waiting:
+    """How a poll waits: within the limits of all who do, not when the server goes, nor when its token does."""
+    service = call.service
 
-    async def wait(some: Awaitable[list[StreamMessage[bytes]]]) -> list[StreamMessage[bytes]]:
-        with service.waits.one_more():
-            return await service.wait(some, [])
+    async def wait(some: Callable[[], Messages]) -> list[StreamMessage[bytes]]:
+        with service.waits.one_more(call.principal):
+            found = await service.wait(call, some(), [])
+        call.confirm()
+        return found
 
     return wait
 
@@ -94,7 +96,7 @@ async def poll(call: Call) -> Polled:
     most_s = service.settings.max_wait_ms / 1000
     wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
     async with member.turn():
-        found, refused = await member.poll(wanted, 0 if service.leaving else wait_s, _waiting(service))
+        found, refused = await member.poll(wanted, 0 if service.leaving else wait_s, _waiting(call))
         service.members.heard(member)
         return Polled(
             messages=[said(each._home, each._record) for each in found],

@@ -109,13 +109,17 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
     group = await group_of(call, wanted.group)
     owner = wanted.owner or call.principal.name
     found: Taken = await group.take_now(wanted.count, wanted.lease, owner)
+    waited = False
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
         wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
-        with service.waits.one_more():
-            found = await service.wait(group.take(wanted.count, wait_s, wanted.lease, owner), [])
+        with service.waits.one_more(call.principal):
+            found = await service.wait(call, group.take(wanted.count, wait_s, wanted.lease, owner), [])
+        waited = True
     undelivered = partial(group.give_back, found) if found else None
     try:
+        if waited:
+            call.confirm()
         return _answer(call, group, found, undelivered, state=state)
     except Exception:
         await group.give_back(found)

@@ -29,7 +29,7 @@ _KEEP_ALIVE: Final = b": \n\n"
 async def _subscribed(call: Call, *, state: bool) -> StreamResponse:
     wanted: Subscribe = call.body
     group = await group_of(call, wanted.group)
-    call.service.waits.check()
+    call.service.waits.check(call.principal)
     accepted = call.request.headers.get("accept", "")
     media = FRAMES if FRAMES in accepted or MSGPACK in accepted else LINES
     return StreamResponse(_deliveries(call, group, wanted, media, state=state or wanted.state), media)
@@ -41,19 +41,19 @@ async def _deliveries(
     """Messages as there is room for them; now and then nothing, so that both ends know of each other."""
     service = call.service
     owner = wanted.owner or call.principal.name
-    with service.windows.one_more(group, wanted.prefetch) as window, service.waits.one_more():
+    with service.windows.one_more(group, wanted.prefetch) as window, service.waits.one_more(call.principal):
         yield framed({}, media)  # it has begun
         while not service.leaving and not group.closed:
             found: Taken = []
             try:
-                if not await service.wait(window.wait_for_room(wanted.heartbeat), nothing=False):
+                if not await service.wait(call, window.wait_for_room(wanted.heartbeat), nothing=False):
                     call.confirm()
                     yield framed({}, media)
                     continue
                 found = await group.take_now(window.free, wanted.lease, owner)
                 if not found:
                     waiting = group.take(window.free, wanted.heartbeat, wanted.lease, owner)
-                    found = await service.wait(waiting, [])
+                    found = await service.wait(call, waiting, [])
                 call.confirm()
             except HoldfastError as error:
                 await group.give_back(found)
@@ -111,13 +111,13 @@ async def watch(call: Call) -> StreamResponse:
     """Server-sent events of what comes into the queue, without taking it: `message`, and `stats` now and then."""
     query: WatchQuery = call.query
     group = await existing_group(call, query.group)
-    call.service.waits.check()
+    call.service.waits.check(call.principal)
     return StreamResponse(_events(call, group, query), EVENTS, headers=[("cache-control", "no-store")])
 
 
 async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIterator[bytes]:
     service = call.service
-    with _arrivals(group) as line, service.waits.one_more():
+    with _arrivals(group) as line, service.waits.one_more(call.principal):
         places = {station.number: station.partition.log.end for station in group._stations}
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.stats())
@@ -128,7 +128,7 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
                 with line.in_line(waiter):
                     fresh = await group._aside(_fresh, group, places, query.bodies)
                     if not fresh:
-                        await service.wait(waiter.wait(min(every_s or 15, 15)), None)
+                        await service.wait(call, waiter.wait(min(every_s or 15, 15)), None)
                 call.confirm()
                 due = every_s and loop.time() - told >= every_s
                 stats = await group.stats() if due else None

@@ -183,8 +183,9 @@ async def read_messages(call: Call) -> ReadMessages:
         if not found and query.wait and offset == log.end and not service.leaving:
             most_s = service.settings.max_wait_ms / 1000
             wait_s = most_s if query.wait < 0 else min(query.wait, most_s)
-            with service.waits.one_more():
-                found = await service.wait(_arrived(call, partition, offset, wait_s), [])
+            with service.waits.one_more(call.principal):
+                found = await service.wait(call, _arrived(call, partition, offset, wait_s), [])
+            call.confirm()
         messages = _within(found, bodies=query.bodies)
         # What was looked at and is gone, or damaged, is passed over.
         next_offset = messages[-1].offset + 1 if messages else max(offset, log.end)

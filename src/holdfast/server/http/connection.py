@@ -12,9 +12,10 @@ from urllib.parse import unquote
 import httptools
 
 from holdfast.errors import HoldfastError
+from holdfast.server.http.admission import Admitted
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
-from holdfast.server.http.refused import Refused, TooLarge, TooMany
+from holdfast.server.http.refused import Refused, TooLarge, no_room
 from holdfast.server.http.wire import CONTINUE, LAST_CHUNK, chunk, head
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,8 @@ class Hub(Protocol):
     refuse: Callable[[Refused], Response]
     connections: set[Connection]
 
-    def opened(self, connection: Connection) -> bool:
-        """Whether one more may be there."""
+    def opened(self, connection: Connection) -> None:
+        """Decide what becomes of one more."""
 
     def closed(self, connection: Connection) -> None: ...
 
@@ -86,11 +87,37 @@ class Connection(asyncio.Protocol):
         self._unread: Undelivered | None = None
         self.deadline: float | None = None
         self.why = ""
+        self.admitted = Admitted.NOT
 
     @property
     def task(self) -> asyncio.Task[None] | None:
         """What answers the request."""
         return self._task
+
+    @property
+    def address(self) -> str:
+        """Where the client is."""
+        return self._peer
+
+    @property
+    def rests_since(self) -> float | None:
+        """Since when it has no whole request with us; None while one is at work."""
+        if self._current is not None or self.deadline is None:
+            return None
+        match self.why:
+            case "idle":
+                return self.deadline - self._limits.idle_s
+            case "header":
+                return self.deadline - self._limits.header_s
+            case "body":
+                return self._body_began
+            case _:
+                return self.deadline - _LINGER_S
+
+    def shed(self) -> None:
+        """End it, to make room for others."""
+        self._hub.cut_off("no room")
+        self._transport.abort()
 
     @property
     def busy(self) -> bool:
@@ -107,10 +134,9 @@ class Connection(asyncio.Protocol):
         # So that we are told when the system has all of it. With TLS nothing would count as more than 0 bytes.
         self._transport.set_write_buffer_limits(high=1 if secure else 0, low=0)
         self._expect("header", self._limits.header_s)
-        if not self._hub.opened(self):
-            refused = TooMany("there are too many connections; try again later", status=503)
-            refused.headers = (("retry-after", "1"),)
-            self._refuse(refused)
+        self._hub.opened(self)
+        if self.admitted is Admitted.NOT:
+            self._refuse(no_room())
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -171,6 +197,7 @@ class Connection(asyncio.Protocol):
         self._begun = False
         self._header_bytes = self._header_size = 0
         self._incoming = Request(self, self._peer, self._certificate)
+        self._incoming.in_reserve = self.admitted is Admitted.IN_RESERVE
         if self._current is None:
             self._expect("header", self._limits.header_s)
 
@@ -196,7 +223,7 @@ class Connection(asyncio.Protocol):
         if len(request.target) > self._limits.header_bytes:
             raise _large_head(self._limits)
         request.method = self._parser.get_method().decode("latin-1")
-        request.keep_alive = self._parser.should_keep_alive()
+        request.keep_alive = self._parser.should_keep_alive() and not request.in_reserve
         path, _, query = request.target.decode("latin-1").partition("?")
         request.path, request.query = path, query.partition("#")[0]
         if "%" in path:
@@ -298,6 +325,9 @@ class Connection(asyncio.Protocol):
                 await self._stream(request, answer)
         except ConnectionError:
             return
+        except asyncio.CancelledError:  # by the server: half an answer must not look like a whole one
+            self._transport.abort()
+            raise
         except Exception:
             logger.exception("an answer could not be sent", extra={"path": request.path})
             self._transport.abort()

@@ -16,3 +16,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 75.0  # between two requests
     write_s: float = 30.0  # without reading what it is sent
     connections: int = 10_000
+    connections_per_address: int | None = None  # None: three quarters of all, so that others find room
+    reserve: int = 32  # more connections than that, for health checks and admins
+
+    @property
+    def per_address(self) -> int:
+        """How many connections one address may have."""
+        if self.connections_per_address is not None:
+            return self.connections_per_address
+        return self.connections - self.connections // 4

@@ -37,8 +37,10 @@ class Request:
         "error",
         "gone",
         "headers",
+        "in_reserve",
         "keep_alive",
         "method",
+        "on_end",
         "path",
         "peer",
         "query",
@@ -58,9 +60,11 @@ class Request:
         self.query = ""
         self.headers: dict[str, str] = {}
         self.keep_alive = True
+        self.in_reserve = False  # it came on a connection that is kept for health checks and admins
         self.complete = False
         self.gone = False
         self.error: Refused | None = None
+        self.on_end: Callable[[], None] | None = None  # who may still refuse a body that was long in coming
         self.received = 0
         self.buffered = 0
         self._chunks: deque[bytes] = deque()
@@ -124,6 +128,8 @@ class Request:
                     self.source.go_on()
                 yield chunk
             if self.complete:
+                if self.on_end is not None:
+                    self.on_end()
                 return
             if self.error is not None:
                 raise self.error
@@ -152,6 +158,8 @@ class Request:
         if self.complete and "content-encoding" not in self.headers:  # the usual case, without detours
             if self.buffered > most_bytes:
                 raise _too_large(most_bytes)
+            if self.on_end is not None:
+                self.on_end()
             content = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             self._chunks.clear()
             self.buffered = 0

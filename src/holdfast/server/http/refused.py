@@ -25,3 +25,14 @@ class TooMany(Refused):
 
     code = Unavailable.code
     retryable = True
+
+
+def no_room() -> TooMany:
+    """What to say to a client for which there is no connection."""
+    return TooMany(
+        "there are too many connections, in all (max_connections) or from one address (max_connections_per_address); "
+        "this one is closed. Try again in a second, keep connections and use them again, or close those that you "
+        "do not need",
+        status=503,
+        headers=(("retry-after", "1"),),
+    )

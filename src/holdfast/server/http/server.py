@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
+from holdfast.server.http.admission import Admission
 from holdfast.server.http.connection import Answer, Connection
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response
@@ -42,6 +43,7 @@ class HttpServer:
         self.refuse = refuse
         self.limits = limits
         self.connections: set[Connection] = set()
+        self._admission = Admission(limits)
         self._counts = counts
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
@@ -88,13 +90,14 @@ class HttpServer:
                 if connection.deadline is not None and connection.deadline < now:
                     connection.overdue()
 
-    def opened(self, connection: Connection) -> bool:
+    def opened(self, connection: Connection) -> None:
+        self._admission.admit(connection, self.connections)
         self.connections.add(connection)
         self._counts.connection_opened()
-        return len(self.connections) <= self.limits.connections
 
     def closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._admission.leave(connection)
         self._counts.connection_closed()
 
     def cut_off(self, why: str) -> None:
