@@ -44,8 +44,119 @@ MAY = {
     "only-read": {"read"},
     "only-admin": {"admin"},
     "only-lock": {"lock"},
-    "of-these": ALL,  # for the topic and the lock that the calls name, and no others
-    "of-others": ALL,  # for other topics and locks only
+    "of-these": ALL,  # for the topic that the calls name, and what is named like it: groups, producers, locks
+    "of-others": ALL,  # for other topics only, and what is named like them
+    "of-other-names": ALL,  # for this topic, but for other groups, producers and locks
+}
+
+# What the calls of each route must be allowed to touch, by hand: a route without a row is one that nobody thought of.
+# "any" is a list of what the caller may see; "all" concerns everything there is.
+GUARDS: dict[str, str] = {
+    "GET /": "any",
+    "GET /docs": "open",
+    "GET /healthz": "open",
+    "GET /metrics": "all",
+    "GET /openapi.json": "open",
+    "GET /readyz": "open",
+    "GET /ui": "any",
+    "GET /ui/audit": "all",
+    "GET /ui/groups": "any",
+    "GET /ui/groups/{group}": "stream",
+    "GET /ui/health": "all",
+    "GET /ui/locks": "any",
+    "GET /ui/queues/{queue}": "topic group",
+    "GET /ui/queues/{queue}/dead": "topic group",
+    "GET /ui/queues/{queue}/messages/{id}": "topic group",
+    "GET /ui/queues/{queue}/messages/{id}/body": "topic group",
+    "GET /ui/queues/{queue}/send": "topic group",
+    "GET /ui/queues/{queue}/tail": "topic group",
+    "GET /ui/static/{file}": "open",
+    "GET /ui/workers": "any",
+    "GET /v1/admin/audit": "all",
+    "GET /v1/admin/status": "all",
+    "POST /v1/admin/sync": "all",
+    "GET /v1/admin/waiters": "all",
+    "GET /v1/groups": "topic",
+    "GET /v1/groups/{group}": "stream",
+    "DELETE /v1/groups/{group}": "topic group",
+    "POST /v1/groups/{group}/members": "topic stream",
+    "DELETE /v1/groups/{group}/members/{member}": "stream",
+    "POST /v1/groups/{group}/members/{member}/commit": "stream",
+    "POST /v1/groups/{group}/members/{member}/heartbeat": "stream",
+    "POST /v1/groups/{group}/members/{member}/poll": "stream",
+    "POST /v1/groups/{group}/members/{member}/seek": "stream",
+    "GET /v1/groups/{group}/offsets": "topic stream",
+    "POST /v1/groups/{group}/reset": "topic stream",
+    "GET /v1/locks": "any",
+    "GET /v1/locks/{name}": "lock",
+    "POST /v1/locks/{name}/acquire": "lock",
+    "POST /v1/locks/{name}/keepalive": "lock",
+    "POST /v1/locks/{name}/release": "lock",
+    "POST /v1/producers": "producer",
+    "PUT /v1/queues/{queue}": "topic",
+    "POST /v1/queues/{queue}/ack": "topic group",
+    "POST /v1/queues/{queue}/batch": "topic",
+    "GET /v1/queues/{queue}/committed": "topic group",
+    "POST /v1/queues/{queue}/compact": "topic group",
+    "GET /v1/queues/{queue}/dead": "topic group",
+    "GET /v1/queues/{queue}/dead/groups": "topic group",
+    "POST /v1/queues/{queue}/dead/purge": "topic group",
+    "POST /v1/queues/{queue}/dead/redrive": "topic group",
+    "GET /v1/queues/{queue}/dead/{id}": "topic group",
+    "POST /v1/queues/{queue}/dequeue": "topic group",
+    "POST /v1/queues/{queue}/dequeueWithState": "topic group",
+    "POST /v1/queues/{queue}/enqueue": "topic",
+    "POST /v1/queues/{queue}/extend": "topic group",
+    "GET /v1/queues/{queue}/inHand": "topic group",
+    "GET /v1/queues/{queue}/lookup": "topic group",
+    "GET /v1/queues/{queue}/messages": "topic group",
+    "DELETE /v1/queues/{queue}/messages/{id}": "topic group",
+    "GET /v1/queues/{queue}/messages/{id}": "topic group",
+    "GET /v1/queues/{queue}/messages/{id}/payload": "topic group",
+    "POST /v1/queues/{queue}/nack": "topic group",
+    "GET /v1/queues/{queue}/payload": "topic group",
+    "GET /v1/queues/{queue}/peek": "topic group",
+    "POST /v1/queues/{queue}/reject": "topic group",
+    "POST /v1/queues/{queue}/seek": "topic group",
+    "GET /v1/queues/{queue}/state": "topic group",
+    "PUT /v1/queues/{queue}/state": "topic group",
+    "GET /v1/queues/{queue}/stats": "topic group",
+    "POST /v1/queues/{queue}/subscribe": "topic group",
+    "POST /v1/queues/{queue}/subscribeWithState": "topic group",
+    "GET /v1/queues/{queue}/watch": "topic group",
+    "GET /v1/settings": "all",
+    "GET /v1/standing": "topic",
+    "GET /v1/state": "any",
+    "DELETE /v1/state/{name}": "lock",
+    "GET /v1/state/{name}": "lock",
+    "PUT /v1/state/{name}": "lock",
+    "GET /v1/topics": "any",
+    "POST /v1/topics": "topic",
+    "DELETE /v1/topics/{topic}": "topic",
+    "GET /v1/topics/{topic}": "topic",
+    "PATCH /v1/topics/{topic}": "topic",
+    "POST /v1/topics/{topic}/compact": "topic",
+    "GET /v1/topics/{topic}/delayed": "topic",
+    "DELETE /v1/topics/{topic}/delayed/{id}": "topic",
+    "PUT /v1/topics/{topic}/groups/{group}": "topic group",
+    "POST /v1/topics/{topic}/messages": "topic",
+    "POST /v1/topics/{topic}/partitions": "topic",
+    "POST /v1/topics/{topic}/partitions/{partition}/append": "topic",
+    "GET /v1/topics/{topic}/partitions/{partition}/messages": "topic",
+    "GET /v1/topics/{topic}/partitions/{partition}/payload": "topic",
+    "GET /v1/topics/{topic}/partitions/{partition}/sequence": "topic producer",
+    "GET /v1/topics/{topic}/settings": "topic",
+    "PATCH /v1/topics/{topic}/settings": "topic",
+    "GET /v1/traces": "topic group",
+    "GET /v1/traces/stats": "topic",
+    "GET /v1/traces/{message_id}": "topic",
+}
+
+# What the tokens that are good for some names only may touch; all others may touch everything.
+TOUCHES: dict[str, set[str]] = {
+    "of-these": {"topic", "group", "stream", "producer", "lock"},
+    "of-others": set(),
+    "of-other-names": {"topic"},
 }
 
 # Open to everybody: whether the server lives, and how it is used.
@@ -71,9 +182,31 @@ ODD_PATHS = [
 ]
 
 
-# Calls whose path names no topic, but something else in them does: the handler looks at it.
+GROUP = "workers"  # one in queue mode on the topic
+STREAM = TOPIC  # one in stream mode, which is named like the topic
+RECEIPTS = {"receipts": ["x"], "group": GROUP}
+
+# What calls say besides their path, so that they name what they are about, or are understood at all.
 NAMING: dict[str, dict[str, Any]] = {
-    "GET /v1/traces": {"query": f"?topic={TOPIC}"},
+    "POST /v1/queues/{queue}/ack": {"body": RECEIPTS},
+    "POST /v1/queues/{queue}/nack": {"body": RECEIPTS},
+    "POST /v1/queues/{queue}/reject": {"body": RECEIPTS},
+    "POST /v1/queues/{queue}/extend": {"body": RECEIPTS},
+    "POST /v1/queues/{queue}/seek": {"body": {"to": "start", "group": GROUP}},
+    "POST /v1/queues/{queue}/dead/purge": {"body": {"ids": [], "group": GROUP}},
+    "POST /v1/queues/{queue}/dead/redrive": {"body": {"group": GROUP}},
+    "PUT /v1/queues/{queue}/state": {"body": {"receipt": "x", "version": 0, "value": 1, "group": GROUP}},
+    "GET /v1/queues/{queue}/state": {"query": f"?receipt=x&group={GROUP}"},
+    "GET /v1/queues/{queue}/inHand": {"query": f"?receipt=x&group={GROUP}"},
+    "GET /v1/queues/{queue}/payload": {"query": f"?receipt=x&group={GROUP}"},
+    "GET /v1/queues/{queue}/lookup": {"query": f"?id={MESSAGE}&group={GROUP}"},
+    "POST /v1/producers": {"body": {"name": TOPIC}},
+    "POST /v1/groups/{group}/members/{member}/poll": {"body": {"poll": 1}},
+    "POST /v1/groups/{group}/members/{member}/seek": {"body": {"to": "start"}},
+    "POST /v1/groups/{group}/members/{member}/commit": {
+        "body": {"offsets": [{"topic": TOPIC, "partition": 0, "offset": 0}]}
+    },
+    "GET /v1/traces": {"query": f"?topic={TOPIC}&group={GROUP}"},
     "GET /v1/traces/stats": {"query": f"?topic={TOPIC}"},
     "GET /v1/traces/{message_id}": {},
     "POST /v1/topics": {"body": {"name": TOPIC, "exist_ok": True}},
@@ -105,9 +238,19 @@ CALLERS = [
 def entries() -> Iterator[dict[str, Any]]:
     for name in MAY:
         role: Any = [name.removeprefix("only-")] if name.startswith("only-") else name
-        limited = {"of-these": [TOPIC], "of-others": ["other.*"]}.get(name)
-        more = {"topics": limited, "locks": limited} if limited else {}
-        yield {"name": name, "sha256": digest_of(f"token-of-{name}"), "role": "admin" if limited else role, **more}
+        others = ["other.*"]
+        more: dict[str, Any] = {
+            "of-these": {"role": "admin", "topics": [TOPIC]},
+            "of-others": {"role": "admin", "topics": others},
+            "of-other-names": {
+                "role": "admin",
+                "topics": [TOPIC],
+                "groups": others,
+                "producers": others,
+                "locks": others,
+            },
+        }.get(name, {"role": role})
+        yield {"name": name, "sha256": digest_of(f"token-of-{name}"), **more}
     yield {"name": "too-late", "sha256": digest_of("token-of-too-late"), "role": "admin", "expires": EXPIRED}
 
 
@@ -140,9 +283,18 @@ def path_of(route: Route) -> str:
         "message_id": MESSAGE,
         "partition": "0",
         "offset": "0",
+        "group": GROUP if route.named is not None else STREAM,
     }
     path = re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], "x"), route.pattern)
-    return path + NAMING.get(name_of(route), {}).get("query", "")
+    return path + NAMING.get(name_of(route), {}).get("query", _in_group(route.query, f"?group={GROUP}", ""))
+
+
+def body_of(route: Route) -> Any:
+    return NAMING.get(name_of(route), {}).get("body", _in_group(route.body, {"group": GROUP}, None))
+
+
+def _in_group(given: Any, group: Any, nothing: Any) -> Any:
+    return group if "group" in getattr(given, "__struct_fields__", ()) else nothing
 
 
 def name_of(route: Route) -> str:
@@ -169,11 +321,19 @@ def wanted(caller: Caller, route: Route) -> set[int] | None:
         return {401}
     if route.action not in MAY[caller.name]:
         return {403}
-    if caller.name in ("of-these", "of-others") and route.named is None:
-        if name_of(route) in NAMING:
-            return None if caller.name == "of-these" else {403}
-        return None if route.scope == "any" else {403}
-    return {403} if caller.name == "of-others" else None
+    touched = set(GUARDS[name_of(route)].split()) - {"any"}
+    return None if touched <= TOUCHES.get(caller.name, touched) else {403}
+
+
+def prepared(server: Serving) -> str:
+    """Make what the calls name: a topic, a group in each mode, and a named producer, whose id this is."""
+    token = "token-of-admin"
+    assert server.request("PUT", f"/v1/queues/{TOPIC}", {}, token=token).status == 200
+    assert server.request("PUT", f"/v1/topics/{TOPIC}/groups/{GROUP}", {}, token=token).status == 200
+    assert server.post(f"/v1/groups/{STREAM}/members", {"topics": [TOPIC]}, token=token).status == 201
+    begun = server.post("/v1/producers", {"name": TOPIC}, token=token)
+    assert begun.status == 201
+    return str(begun.body["id"])
 
 
 @pytest.mark.slow
@@ -181,14 +341,14 @@ def test_every_route_lets_in_whom_it_may_and_nobody_else(tmp_path: Path):
     wrong = []
     asked = 0
     with guarded(tmp_path) as server:
-        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
         for route in routes_of(server):
+            producer = prepared(server)  # anew: calls before may have taken something away
             methods = [route.method, *(["HEAD"] if route.method == "GET" else [])]
             for caller in CALLERS:
                 for method in methods:
                     asked += 1
-                    body = NAMING.get(name_of(route), {}).get("body")
-                    status = status_of(server, method, path_of(route), caller.token, body)
+                    path = path_of(route) + (f"?producer={producer}" if "/sequence" in route.pattern else "")
+                    status = status_of(server, method, path, caller.token, body_of(route))
                     refusal = wanted(caller, route)
                     fits = status in refusal if refusal else status not in (401, 403) and status < 500
                     if not fits:
@@ -220,6 +380,21 @@ def test_the_table_has_no_route_that_somebody_forgot_to_guard(tmp_path: Path):
     assert unaudited == [], "administrative acts must be audited"
 
 
+def test_every_route_has_a_row_that_says_what_guards_it(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        routes = routes_of(server)
+    assert sorted(map(name_of, routes)) == sorted(GUARDS)
+    for route in routes:
+        words = set(GUARDS[name_of(route)].split())
+        fields = {*getattr(route.body, "__struct_fields__", ()), *getattr(route.query, "__struct_fields__", ())}
+        assert ("open" in words) == (route.action == "open"), route.pattern
+        assert ("lock" in words) == (route.named == "name"), route.pattern
+        assert route.named not in ("queue", "topic") or "topic" in words, route.pattern
+        assert "group" not in fields or "group" in words, route.pattern
+        assert "{group}" not in route.pattern or words & {"group", "stream"}, route.pattern
+        assert ("all" in words) == (route.named is None and route.scope == "all" and "open" not in words), route.pattern
+
+
 def test_every_call_that_names_its_topic_elsewhere_than_in_the_path_is_looked_at(tmp_path: Path):
     with guarded(tmp_path) as server:
         routes = [route for route in routes_of(server) if route.scope == "any" and route.named is None]
@@ -235,9 +410,9 @@ def test_every_call_that_names_its_topic_elsewhere_than_in_the_path_is_looked_at
 def test_a_member_is_reached_only_by_those_who_may_read_all_that_it_reads(tmp_path: Path):
     with guarded(tmp_path) as server:
         server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
-        joined = server.post("/v1/groups/g/members", {"topics": [TOPIC]}, token="token-of-of-these")
+        joined = server.post(f"/v1/groups/{STREAM}/members", {"topics": [TOPIC]}, token="token-of-of-these")
         assert joined.status == 201
-        member = f"/v1/groups/g/members/{joined.body['member']}"
+        member = f"/v1/groups/{STREAM}/members/{joined.body['member']}"
         routes = [route for route in routes_of(server) if "{member}" in route.pattern]
         bodies: dict[str, Any] = {
             "poll": {"poll": 1},
@@ -245,11 +420,11 @@ def test_a_member_is_reached_only_by_those_who_may_read_all_that_it_reads(tmp_pa
             "seek": {"to": "start"},
         }
         for route in routes:
-            path = route.pattern.replace("{group}", "g").replace("{member}", joined.body["member"])
+            path = route.pattern.replace("{group}", STREAM).replace("{member}", joined.body["member"])
             body = bodies.get(path.rpartition("/")[2])
             assert status_of(server, route.method, path, "token-of-of-others", body) == 403, route.pattern
         assert len(routes) > 4
-        assert status_of(server, "DELETE", "/v1/groups/g", "token-of-of-others") == 403
+        assert status_of(server, "DELETE", f"/v1/groups/{STREAM}", "token-of-of-others") == 403
         assert server.post(f"{member}/heartbeat", token="token-of-of-these").status == 200
 
 

@@ -133,6 +133,63 @@ def test_locks_have_patterns_of_their_own():
             worker.check(action, name)
 
 
+def test_without_locks_the_patterns_for_topics_count():
+    admin = principal_of(Entry(name="a", sha256="0" * 64, role="admin", topics=("a.*",)))
+    admin.check("lock", "a.deploy")
+    for name in ("deploy", "b.deploy", None):
+        with pytest.raises(Forbidden):
+            admin.check("lock", name)
+    principal_of(Entry(name="a", sha256="0" * 64, role="admin")).check("lock")
+
+
+def test_groups_and_producers_are_those_of_the_topics_where_nothing_else_is_said():
+    team = principal_of(Entry(name="a", sha256="0" * 64, role="admin", topics=("a.*",)))
+    team.check_group("a.readers")
+    team.check_producer("a.writer")
+    with pytest.raises(
+        Forbidden, match=r"may not use the stream group 'b\.readers'; the token allows the groups a\.\*"
+    ):
+        team.check_group("b.readers")
+    with pytest.raises(Forbidden, match=r"may not be the producer 'b\.writer'; the token allows the producers a\.\*"):
+        team.check_producer("b.writer")
+    team.check_queue_group("anything")  # it stands inside a topic, which is guarded
+
+
+def test_listed_groups_and_producers_count_instead_of_the_topics():
+    entry = Entry(name="a", sha256="0" * 64, role="admin", topics=("a.*",), groups=("g",), producers=("p",))
+    team = principal_of(entry)
+    team.check_group("g")
+    team.check_producer("p")
+    for group in (None, "default", "g"):
+        team.check_queue_group(group)
+    for check, name in (
+        (team.check_group, "a.readers"),
+        (team.check_producer, "a.writer"),
+        (team.check_queue_group, "x"),
+    ):
+        with pytest.raises(Forbidden):
+            check(name)
+    assert team.allowed().endswith("use the groups g and be the producers p")
+
+
+def test_a_consumer_makes_groups_only_if_the_operator_says_so():
+    plain = principal_of(Entry(name="c", sha256="0" * 64, role="consumer"))
+    with pytest.raises(Forbidden) as refused:
+        plain.check_creates_group("new", "orders")
+    for words in (
+        "there is no group 'new' on the topic 'orders'",
+        "create_groups",
+        "--create-groups",
+        "PUT /v1/topics",
+    ):
+        assert words in str(refused.value)
+    maker = principal_of(Entry(name="c", sha256="0" * 64, role="consumer", create_groups=True))
+    maker.check_creates_group("new", "orders")
+    assert maker.allowed() == "consume, read on topics * and create groups"
+    principal_of(OPS).check_creates_group("new")
+    Principal(name="local").check_creates_group("new")
+
+
 def test_what_is_open_is_open_to_everybody():
     Principal(name="x", actions=frozenset()).check("open")
     principal_of(SHOP).check("open", "payments")

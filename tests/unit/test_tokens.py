@@ -158,6 +158,9 @@ expires = 2030-01-01T00:00:00Z
         (entry_with("topics = 'orders'"), "Expected `array`, got `str` - at `$.topics`"),
         (entry_with("topics = ['']"), "length >= 1"),
         (entry_with("locks = ['x']"), "locks has no effect without the action lock"),
+        (entry_with("role = 'producer'\ngroups = ['x']"), "groups has no effect"),
+        (entry_with("producers = ['x']"), "producers has no effect without the action publish"),
+        (entry_with("create_groups = true"), "create_groups has no effect without the action consume"),
         (entry_with("expires = 2030-01-01T00:00:00"), "expires has no time zone"),
         (entry_with("expire = 3"), "unknown field `expire`"),
         ("[[tokens]]\nrole = 'reader'", "token 1 cannot be used: Object missing required field `name`"),
@@ -244,6 +247,47 @@ def test_a_new_token_is_printed_once_and_kept_as_its_hash(run: Run, tmp_path: Pa
     left = entry.expires.timestamp() - real_world().clock.now_ns() / 1e9
     assert 89 * 86400 < left <= 90 * 86400
     assert run("token", "new", "x", "--role", "reader", "--file", path).out.strip() != token
+
+
+def test_names_and_the_right_to_make_groups_are_given_with_a_token(run: Run, tmp_path: Path):
+    path = tmp_path / "tokens.toml"
+    names = ("--groups", "a.*", "--groups", "shared", "--producers", "payments", "--create-groups")
+    done = run("token", "new", "team", "--role", "consume,publish", "--topics", "a.*", *names, "--file", path)
+    assert done.code == 0, done.err
+    assert "and use the groups a.*, shared and be the producers payments and create groups." in done.err
+    (entry,) = read_tokens(real_world(), str(path)).entries
+    assert (entry.groups, entry.producers, entry.create_groups) == (("a.*", "shared"), ("payments",), True)
+    (document,) = run("token", "ls", "--file", path, "--json").document
+    assert {name: document[name] for name in ("groups", "producers", "locks", "create_groups")} == {
+        "groups": ["a.*", "shared"],
+        "producers": ["payments"],
+        "locks": [],
+        "create_groups": True,
+    }
+
+
+def test_a_file_is_checked_as_a_server_would_read_it(run: Run, tmp_path: Path):
+    path = file_with(tmp_path, with_entry(with_entry("", SHOP, "t"), CERTIFIED, "t"))
+    good = run("token", "check", "--file", path)
+    assert good.code == 0
+    assert "publish on topics orders.*" in good.out
+    assert f"{path} can be used; it has 2 tokens" in good.err
+    document = run("token", "check", "--file", path, "--json").document
+    assert (document["file"], [each["name"] for each in document["tokens"]], document["expired"]) == (
+        path,
+        ["shop", "ops"],
+        [],
+    )
+    old = Entry(name="old", sha256="1" * 64, role="reader", expires=datetime(2020, 1, 1, tzinfo=UTC))
+    file_with(tmp_path, with_entry(with_entry("", SHOP, "t"), old, "t"))
+    assert "it has 2 tokens, of which 1 expired: old" in run("token", "check", "--file", path).err
+    file_with(tmp_path, entry_with("role = 'root'"))
+    bad = run("token", "check", "--file", path)
+    assert (bad.code, bad.out) == (2, "")
+    assert "token 'a' cannot be used: there is no role 'root'" in bad.err
+    Path(path).chmod(0o644)
+    assert "run chmod 600" in run("token", "check", "--file", path, "--json").error["message"]
+    assert run("token", "check", "--file", tmp_path / "none").code == 2
 
 
 def test_tokens_are_listed_without_what_they_could_be_told_by(run: Run, tmp_path: Path):

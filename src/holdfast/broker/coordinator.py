@@ -92,6 +92,12 @@ class StreamGroup:
         for event in remembered(before.statics, before.counts, offsets.epoch, self._now_ms()):
             self.members.apply(event)
 
+    def topics(self) -> set[str]:
+        """All that it has to do with: what its members read, and what was committed."""
+        with self.lock:
+            reading = {topic for member in self.members.members.values() for topic in member.topics}
+        return reading | {entry.topic for entry in self.offsets.entries()}
+
     def join(
         self,
         topics: Iterable[str],

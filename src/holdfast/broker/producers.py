@@ -47,6 +47,7 @@ class Producers:
         self._lock = threading.Lock()
         self._names = names
         self._epochs = {producer.id: producer.epoch for producer in names.values()}
+        self._by_id = {producer.id: name for name, producer in names.items()}
 
     @staticmethod
     def open(world: World, root: str) -> Producers:
@@ -91,6 +92,10 @@ class Producers:
     def names(self) -> dict[str, ProducerId]:
         return dict(self._names)
 
+    def name_of(self, producer_id: int) -> str | None:
+        """The name of a producer, if it has one."""
+        return self._by_id.get(producer_id)
+
     def check(self, producer_id: int, epoch: int) -> None:
         """Raise Fenced where a newer producer of the same name has begun."""
         newest = self._epochs.get(producer_id, epoch)
@@ -108,6 +113,7 @@ class Producers:
             raise open_error(join(self._root, NAME), error) from error
         self._names = names
         self._epochs = {producer.id: producer.epoch for producer in names.values()}
+        self._by_id = {producer.id: name for name, producer in names.items()}
 
     def _random_id(self) -> int:
         high, low = self._world.ids.random_u32(), self._world.ids.random_u32()

@@ -1,10 +1,11 @@
-"""`holdfast token`: make tokens for a server, list them, take them back. The server notices by itself."""
+"""`holdfast token`: make tokens for a server, list, check and take them back. The server notices by itself."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -53,8 +54,22 @@ def new_command(
         typer.Option("--topics", metavar="PATTERN", help="Only these, such as 'orders.*'. Repeatable."),
     ] = None,
     locks: Annotated[
-        list[str] | None, typer.Option("--locks", metavar="PATTERN", help="Only these locks. Repeatable.")
+        list[str] | None,
+        typer.Option("--locks", metavar="PATTERN", help="Only these locks; as --topics by default. Repeatable."),
     ] = None,
+    groups: Annotated[
+        list[str] | None,
+        typer.Option("--groups", metavar="PATTERN", help="Only these groups; as --topics by default. Repeatable."),
+    ] = None,
+    producers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--producers", metavar="PATTERN", help="Only these names of producers; as --topics by default. Repeatable."
+        ),
+    ] = None,
+    create_groups: Annotated[
+        bool, typer.Option("--create-groups", help="It may make groups by consuming; an admin may anyway.")
+    ] = False,
     expires: Annotated[
         str | None,
         typer.Option("--expires", metavar="TIME", help="In 90d, or at 2027-01-31T00:00:00Z; never by default."),
@@ -77,6 +92,9 @@ def new_command(
             "role": _role(role),
             "topics": topics or ["*"],
             "locks": locks or None,
+            "groups": groups or None,
+            "producers": producers or None,
+            "create_groups": create_groups,
             "expires": _moment(expires),
         }
     )
@@ -102,7 +120,31 @@ def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     entries = _tokens(_path(file)).entries
     if as_json:
         print_json([_document(entry) for entry in entries])
+    else:
+        _show(entries)
+    return OK
+
+
+@app.command("check")
+@command
+def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
+    """Read the tokens file as a server would: say what is wrong with it (exit code 2), or who may do what."""
+    path = _path(file)
+    entries = _tokens(path).entries
+    now_ns = real_world().clock.now_ns()
+    expired = [entry.name for entry in entries if entry.has_expired(now_ns)]
+    if as_json:
+        print_json({"file": path, "tokens": [_document(entry) for entry in entries], "expired": expired})
         return OK
+    if entries:
+        _show(entries)
+    count = f"{len(entries):,} token{'' if len(entries) == 1 else 's'}"
+    ended = f", of which {len(expired):,} expired: {', '.join(expired)}" if expired else ""
+    stderr().print(f"{safe(path)} can be used; it has {count}{safe(ended)}", soft_wrap=True)
+    return OK
+
+
+def _show(entries: Sequence[Entry]) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     for title in ("name", "known by", "may", "expires"):
         table.add_column(title, overflow="fold")
@@ -113,7 +155,6 @@ def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
         expires = f"{entry.expires.isoformat()}{expired}" if entry.expires else "never"
         table.add_row(safe(entry.name), safe(", ".join(ways)), safe(_allowed(entry)), expires)
     stdout().print(table)
-    return OK
 
 
 @app.command("rm")
@@ -178,12 +219,16 @@ def _allowed(entry: Entry) -> str:
 
 def _document(entry: Entry) -> dict[str, Any]:
     """An entry without what the token could be told by."""
+    principal = principal_of(entry)
     return {
         "name": entry.name,
         "role": entry.role,
         "actions": sorted(entry.actions),
         "topics": entry.topics,
-        "locks": principal_of(entry).locks.texts,
+        "locks": principal.locks.texts,
+        "groups": principal.groups.texts,
+        "producers": principal.producers.texts,
+        "create_groups": principal.creates_groups,
         "certificate": entry.certificate,
         "expires": entry.expires.isoformat() if entry.expires else None,
     }

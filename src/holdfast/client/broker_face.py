@@ -183,7 +183,7 @@ class RemoteBrokerFace:
             settings = made.settings
         except Forbidden:
             if changes or start != "earliest":
-                raise  # otherwise it is made as soon as somebody receives
+                raise  # otherwise it is made as soon as somebody receives who may make groups, or is there already
         return kind(self._client, topic, name, body_type, topic_settings(settings))
 
     async def _queue(

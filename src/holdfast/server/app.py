@@ -164,17 +164,16 @@ class App:
     async def _called(self, call: Call) -> Answer:
         route, request = call.route, call.request
         if route.action != "open":
-            if route.named is not None:
-                call.principal.check(route.action, call.path[route.named])
-            elif route.scope == "any":
-                call.principal.check_any(route.action)
-            else:
-                call.principal.check(route.action)
+            _check_right(call)
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
         if route.action != "open":
             _check_condition(call)
+            if call.principal.queue_groups is not None:
+                _check_group(call)
+            if route.allowed is not None:
+                await route.allowed(call)
         if self._auditor is not None:
             call.begin_act = partial(self._auditor.begin, call)
             if route.act:
@@ -299,6 +298,23 @@ async def _withdrawn(answer: Answer) -> None:
         await _closed(answer.chunks)
     elif answer.undelivered is not None:
         await answer.undelivered()
+
+
+def _check_right(call: Call) -> None:
+    """Whether the caller may do this to what the path names."""
+    route, principal = call.route, call.principal
+    if route.named is not None:
+        principal.check(route.action, call.path[route.named])
+    elif route.scope == "any":
+        principal.check_any(route.action)
+    else:
+        principal.check(route.action)
+
+
+def _check_group(call: Call) -> None:
+    """Whatever a call does with a group of a queue, the group must be one of those that the token lists."""
+    for given in (call.query, call.body):
+        call.principal.check_queue_group(getattr(given, "group", None))
 
 
 def _check_condition(call: Call) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Action: TypeAlias = Literal["open", "publish", "consume", "read", "admin", "lock"]
 Handler: TypeAlias = Callable[["Call"], Awaitable[Any]]
+Check: TypeAlias = Callable[["Call"], Awaitable[None]]
 
 Scope: TypeAlias = Literal["any", "all"]
 
@@ -27,7 +28,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     `body` and `query` are structs that the request is held to, `answers` the struct of the answer.
     `takes` and `gives` name other media types than JSON and MessagePack. An act is written to the audit log.
     The caller must be allowed the action on what the path names; or, where it names nothing, on `all` there is, or
-    on `any` of it: then the handler looks at each topic that it answers with.
+    on `any` of it: then the handler looks at each topic that it answers with. What else in the call must be theirs,
+    such as a topic or a group that the body names, `allowed` looks at, before an act is written down.
     """
 
     method: str
@@ -46,6 +48,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     errors: tuple[str, ...] = ()
     act: bool = False
     scope: Scope = "all"
+    allowed: Check | None = None
     tag: str = ""
     hidden: bool = False  # from OpenAPI: pages for people
     named: str | None = None  # which part of the path names what the caller must be allowed to touch

@@ -49,6 +49,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     role: str | tuple[Action, ...]
     topics: tuple[_Pattern, ...] = (EVERYTHING,)
     locks: tuple[_Pattern, ...] | None = None
+    groups: tuple[_Pattern, ...] | None = None
+    producers: tuple[_Pattern, ...] | None = None
+    create_groups: bool = False
     expires: datetime | None = None
 
     def __post_init__(self) -> None:
@@ -64,6 +67,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise BadSettings("sha256 must be 64 of the digits 0 to 9 and a to f; `holdfast token new` makes it")
         if self.locks is not None and "lock" not in self.actions:
             raise BadSettings('locks has no effect without the action lock; write role = ["lock", ...]')
+        if self.groups is not None and not self.actions & {"consume", "read", "admin"}:
+            raise BadSettings("groups has no effect: groups are for those who consume, read or admin")
+        if self.producers is not None and "publish" not in self.actions:
+            raise BadSettings("producers has no effect without the action publish")
+        if self.create_groups and "consume" not in self.actions:
+            raise BadSettings("create_groups has no effect without the action consume: groups are made by consuming")
         if self.expires is not None and self.expires.utcoffset() is None:
             raise BadSettings("expires has no time zone; write it as 2027-01-31T00:00:00Z")
 

@@ -55,6 +55,7 @@ async def waiters(call: Call) -> WaitersTold:
             streams=service.windows.of(group),
         )
         for group in service.groups()
+        if call.principal.may_use_queue_group(group.group)
     ]
     busy = sorted((line for line in lines if line.waiters or line.streams), key=lambda line: -line.waiters)
     return WaitersTold(waiting=service.waits.waiting, max_waiters=service.waits.most, lines=busy[: query.limit])

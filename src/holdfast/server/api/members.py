@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from holdfast.embedded.feeds import StreamMessage
@@ -27,11 +28,27 @@ _MEMBER = "/v1/groups/{group}/members/{member}"
 
 
 def _member(call: Call) -> Member:
-    """The member that the path names, if the caller may read all that it reads."""
+    """The member that the path names, if the group is the caller's to use, and all that the member reads, too."""
+    call.principal.check_group(call.path["group"])
     member = call.service.members.find(call.path["group"], call.path["member"])
     for topic in member.topics:
         call.principal.check("consume", topic)
     return member
+
+
+async def _may_join(call: Call) -> None:
+    """The group's name must be the caller's, and all that the group reads or has read: its members share that."""
+    wanted: Join = call.body
+    name, principal = call.path["group"], call.principal
+    principal.check_group(name)
+    for topic in wanted.topics:
+        principal.check("consume", topic)
+    streams = call.service.broker._engine.streams
+    if name not in streams.names():
+        principal.check_creates_group(name)
+    else:
+        for topic in sorted(await asyncio.to_thread(streams.group(name).topics)):
+            principal.check("consume", topic)
 
 
 @routes.add(
@@ -39,6 +56,7 @@ def _member(call: Call) -> Member:
     "/v1/groups/{group}/members",
     action="consume",
     scope="any",
+    allowed=_may_join,
     body=Join,
     answers=Joined,
     status=201,
@@ -47,8 +65,6 @@ def _member(call: Call) -> Member:
 async def join(call: Call) -> Joined:
     """Join a group in stream mode, which is made where there is none."""
     wanted: Join = call.body
-    for topic in wanted.topics:
-        call.principal.check("consume", topic)
     member = await call.service.members.join(call.path["group"], wanted, wanted.owner or call.principal.name)
     settings = member.consumer.settings
     return Joined(

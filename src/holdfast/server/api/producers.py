@@ -35,6 +35,8 @@ async def begin_producer(call: Call) -> ProducerBegun:
     given: BeginProducer = call.body
     if given.resume and given.name is None:
         raise InvalidRequest("resume needs a name: it goes on where the last producer of that name had got to")
+    if given.name is not None:
+        call.principal.check_producer(given.name)
     engine = call.service.broker._engine
     begun = await asyncio.to_thread(lambda: engine.producers().init(given.name, resume=given.resume))
     return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
@@ -64,6 +66,7 @@ async def append(call: Call) -> Response:
         if partition.sequences is None:  # not in the loop's time: it may read much
             await asyncio.to_thread(partition.open_sequences)
             await asyncio.to_thread(engine.producers)
+        _check_name(call, producer.id)
         engine.producers().check(producer.id, producer.epoch)
         batch = publisher.batch(messages, query.codec)
         appended, known = partition.append(batch, producer, durability=query.durability, codec=query.codec)
@@ -74,6 +77,13 @@ async def append(call: Call) -> Response:
             topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
     offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
     return call.answer(Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None))
+
+
+def _check_name(call: Call, producer_id: int) -> None:
+    """Whoever has the id of a named producer must be allowed its name, too."""
+    name = call.service.broker._engine.producers().name_of(producer_id)
+    if name is not None:
+        call.principal.check_producer(name)
 
 
 def _check_in_sequence(call: Call, messages: Drafts) -> None:
@@ -102,6 +112,7 @@ async def next_sequence(call: Call) -> NextSequence:
 
 
 def _next_sequence(call: Call, producer_id: int, since: int) -> int:
+    _check_name(call, producer_id)
     with call.service.broker._engine.using(call.path["topic"]) as topic:
         return topic.partition(partition_of(call)).open_sequences().next_sequence(producer_id, since)
 

@@ -48,7 +48,7 @@ from holdfast.protocol.queues import (
     Seek,
     Sought,
 )
-from holdfast.server.api.topics import changes_of
+from holdfast.server.api.topics import changes_of, told_topic
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.payload import ANSWER_BYTES, payload
@@ -67,10 +67,19 @@ class StateQuery(InGroup, kw_only=True):
 
 
 async def group_of(call: Call, name: str | None) -> ServedGroup:
-    """The group that a call is about, made where there is none."""
+    """The group that a call is about, made where there is none and the caller may make it.
+
+    The default group belongs to the queue: it is there for everybody who may consume.
+    """
     queue = call.path["queue"]
     known = call.service.known_group(queue, name or DEFAULT_GROUP)
-    return known if known is not None else await call.service.group(queue, name)
+    if known is not None:
+        return known
+    if name not in (None, DEFAULT_GROUP) and not call.principal.creates_groups:
+        info = await call.service.broker.describe_topic(queue)
+        if name not in info.groups:
+            call.principal.check_creates_group(name, queue)
+    return await call.service.group(queue, name)
 
 
 async def existing_group(call: Call, name: str | None) -> ServedGroup:
@@ -79,9 +88,8 @@ async def existing_group(call: Call, name: str | None) -> ServedGroup:
     if call.service.known_group(queue, group) is None:
         info = await call.service.broker.describe_topic(queue)
         if group not in info.groups:
-            raise UnknownGroup(
-                f"{queue} has no group {group} in queue mode; there are: {', '.join(info.groups) or 'none'}"
-            )
+            there = ", ".join(told_topic(call, info).groups) or "none"
+            raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
     return await call.service.group(queue, group)
 
 
@@ -99,7 +107,7 @@ async def create_queue(call: Call) -> TopicInfo:
     else:
         await broker.create_topic(name, exist_ok=True, **changes)
     await call.service.group(name)
-    return await broker.describe_topic(name)
+    return told_topic(call, await broker.describe_topic(name))
 
 
 async def take(call: Call, *, state: bool) -> Response | StreamResponse:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from holdfast.broker.delayed.reading import count_beside
 from holdfast.broker.layout import partition_folder
 from holdfast.broker.standing import Standing, TopicStanding
@@ -31,8 +33,14 @@ def _look(call: Call, name: str | None) -> Standings:
     service = call.service
     found = Standing(service.world, service.folder)
     chosen = list(found.topics()) if name is None else [found.topic(name)]
-    seen = [topic for topic in chosen if call.principal.sees(topic.name)]
+    seen = [_shown(call, topic) for topic in chosen if call.principal.sees(topic.name)]
     return Standings(topics=seen, delayed={topic.name: _delayed(call, topic) for topic in seen})
+
+
+def _shown(call: Call, topic: TopicStanding) -> TopicStanding:
+    """The topic with those of its groups that the caller may use."""
+    groups = [group for group in topic.groups if call.principal.may_use(group.mode, group.name)]
+    return msgspec.structs.replace(topic, groups=groups)
 
 
 def _delayed(call: Call, topic: TopicStanding) -> int:

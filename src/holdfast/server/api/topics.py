@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
+
 from holdfast.broker.partition import Partition
 from holdfast.broker.policy import differing_settings
 from holdfast.broker.waiters import TaskWaiter, Waiters
@@ -49,10 +51,26 @@ async def list_topics(call: Call) -> Topics:
     found = []
     for name in names[: query.limit]:
         try:
-            found.append(await broker.describe_topic(name))
+            found.append(told_topic(call, await broker.describe_topic(name)))
         except UnknownTopic:
             continue  # deleted meanwhile
     return Topics(topics=found, more=len(names) > query.limit)
+
+
+def told_topic(call: Call, info: TopicInfo) -> TopicInfo:
+    """A topic as it is told: with those of its groups that the caller may use."""
+    principal = call.principal
+    return msgspec.structs.replace(
+        info,
+        groups=[name for name in info.groups if principal.may_use_queue_group(name)],
+        stream_groups=[name for name in info.stream_groups if principal.may_use_group(name)],
+    )
+
+
+async def _may_create(call: Call) -> None:
+    wanted: CreateTopic = call.body
+    call.target = wanted.name
+    call.principal.check("admin", wanted.name)
 
 
 @routes.add(
@@ -60,6 +78,7 @@ async def list_topics(call: Call) -> Topics:
     "/v1/topics",
     action="admin",
     scope="any",
+    allowed=_may_create,
     body=CreateTopic,
     answers=TopicInfo,
     status=201,
@@ -69,18 +88,16 @@ async def list_topics(call: Call) -> Topics:
 async def create_topic(call: Call) -> TopicInfo:
     """Make a topic."""
     wanted: CreateTopic = call.body
-    call.target = wanted.name
-    call.principal.check("admin", wanted.name)
     changes = changes_of(wanted.settings)
     if wanted.partitions is not None:
         changes["partitions"] = wanted.partitions
-    return await call.service.broker.create_topic(wanted.name, exist_ok=wanted.exist_ok, **changes)
+    return told_topic(call, await call.service.broker.create_topic(wanted.name, exist_ok=wanted.exist_ok, **changes))
 
 
 @routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo, errors=("unknown_topic",))
 async def describe_topic(call: Call) -> TopicInfo:
     """What a topic is and holds."""
-    return await call.service.broker.describe_topic(call.path["topic"])
+    return told_topic(call, await call.service.broker.describe_topic(call.path["topic"]))
 
 
 @routes.add(
@@ -95,7 +112,7 @@ async def describe_topic(call: Call) -> TopicInfo:
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
-    return await call.service.broker.alter_topic(call.path["topic"], **changes_of(given.settings))
+    return told_topic(call, await call.service.broker.alter_topic(call.path["topic"], **changes_of(given.settings)))
 
 
 @routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True, errors=("unknown_topic",))
@@ -116,7 +133,7 @@ async def delete_topic(call: Call) -> None:
 async def add_partitions(call: Call) -> TopicInfo:
     """Give a topic more partitions. From now on keys may go to other partitions than before."""
     given: AddPartitions = call.body
-    return await call.service.broker.add_partitions(call.path["topic"], given.count)
+    return told_topic(call, await call.service.broker.add_partitions(call.path["topic"], given.count))
 
 
 @routes.add(
@@ -127,10 +144,15 @@ async def compact_topic(call: Call) -> KeysCompacted:
     return await call.service.broker.compact_topic(call.path["topic"])
 
 
+async def _may_create_group(call: Call) -> None:
+    call.principal.check_queue_group(call.path["group"])
+
+
 @routes.add(
     "PUT",
     "/v1/topics/{topic}/groups/{group}",
     action="admin",
+    allowed=_may_create_group,
     body=CreateGroup,
     answers=GroupSettings,
     act=True,

@@ -18,6 +18,7 @@ from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
 from holdfast.embedded.listing import chosen, listed
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.model import Record
+from holdfast.server.api.topics import told_topic
 from holdfast.server.calls import Call
 from holdfast.server.console.shown import plain, preview
 from holdfast.server.served import ServedGroup
@@ -63,7 +64,7 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
     """
     topic = call.path["queue"]
     if name is None or call.service.known_group(topic, name) is None:
-        groups = (await call.service.broker.describe_topic(topic)).groups
+        groups = told_topic(call, await call.service.broker.describe_topic(topic)).groups
         if name is None:
             name = DEFAULT_GROUP if DEFAULT_GROUP in groups or not groups else groups[0]
             if not groups:

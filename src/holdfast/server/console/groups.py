@@ -10,7 +10,7 @@ from msgspec import Meta
 from holdfast.broker.positions import GroupFacts
 from holdfast.embedded.topics import GroupInfo
 from holdfast.protocol.messages import Wire
-from holdfast.server.api.groups import _facts, _offsets
+from holdfast.server.api.groups import _facts, _offsets, is_shown
 from holdfast.server.calls import Call
 from holdfast.server.console.overview import OLD_S
 from holdfast.server.console.rendering import render
@@ -36,7 +36,7 @@ async def groups(call: Call) -> Response:
     found = [
         info
         for info in await call.service.broker.groups()
-        if call.principal.sees(info.topic) and (wanted in info.name.lower() or wanted in info.topic.lower())
+        if is_shown(call, info) and (wanted in info.name.lower() or wanted in info.topic.lower())
     ]
     found.sort(key=lambda info: (info.topic, info.name))
     return render(
@@ -55,7 +55,7 @@ async def group(call: Call) -> Response:
     """One group: its place in each partition, and in stream mode its members."""
     name = call.path["group"]
     infos: list[GroupInfo] = [
-        info for info in await call.service.broker.groups() if info.name == name and call.principal.sees(info.topic)
+        info for info in await call.service.broker.groups() if info.name == name and is_shown(call, info)
     ]
     facts: GroupFacts | None = await asyncio.to_thread(_facts, call)
     offsets = [lag for lag in await asyncio.to_thread(_offsets, call, None) if call.principal.sees(lag.topic)]

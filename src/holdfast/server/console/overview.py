@@ -104,7 +104,7 @@ def _rows(call: Call, rates: Rates, topics: list[str]) -> list[QueueRow]:
     for name in topics:
         try:
             with engine.using(name) as topic:
-                groups = list(topic.groups.values())
+                groups = [each for each in topic.groups.values() if call.principal.may_use_queue_group(each.name)]
                 messages = sum(partition.log.end - partition.log.start for partition in topic.partitions)
                 if not groups:
                     rows.append(QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name))))

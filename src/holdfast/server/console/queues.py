@@ -14,6 +14,7 @@ from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.messages import Name
 from holdfast.protocol.queues import InGroup
+from holdfast.server.api.topics import told_topic
 from holdfast.server.calls import Call
 from holdfast.server.console.finding import DONE_PLACES, MessageRow, Tab, group_for, rows
 from holdfast.server.console.overview import OLD_S, QueueRow, row_of, spark_of
@@ -55,7 +56,7 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[str, Any]:
     """What stands above every page of a queue."""
     rates.begin()
-    info = await call.service.broker.describe_topic(call.path["queue"])
+    info = told_topic(call, await call.service.broker.describe_topic(call.path["queue"]))
     name = call.path["queue"]
     if group is None:
         messages = info.messages

@@ -54,7 +54,7 @@ async def workers(call: Call) -> Response:
             streams=service.windows.of(group),
         )
         for group in service.groups()
-        if call.principal.sees(group.topic)
+        if call.principal.sees(group.topic) and call.principal.may_use_queue_group(group.group)
     ]
     return render(
         call,
@@ -69,12 +69,16 @@ async def workers(call: Call) -> Response:
 
 
 def _at_work(call: Call) -> tuple[list[Holder], list[Member]]:
-    engine, sees = call.service.broker._engine, call.principal.sees
-    holders = [holder for holder in _holders(call) if sees(holder.topic)]
+    engine, principal = call.service.broker._engine, call.principal
+    sees = principal.sees
+    holders = [
+        holder for holder in _holders(call) if sees(holder.topic) and principal.may_use_queue_group(holder.group)
+    ]
     holders.sort(key=lambda holder: holder.since_ms)
     members = [
         Member(group=group.name, facts=facts)
         for group in engine.streams.all()
+        if principal.may_use_group(group.name)
         for facts in group.describe().members
         if all(map(sees, facts.topics))
     ]
