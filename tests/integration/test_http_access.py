@@ -513,10 +513,19 @@ def test_acts_are_written_down_with_who_did_them(tmp_path: Path):
         assert made.status == 200
         server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-producer")
         server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-nobody")
-        acts = server.get("/v1/admin/audit", token="token-of-admin").body["acts"]
-        assert server.get("/v1/admin/audit", token="token-of-admin", query={"limit": 1}).body["acts"] == acts[:1]
-    refused, done = acts
-    assert (refused["principal"], refused["outcome"]) == ("producer", "forbidden")
+        told = server.get("/v1/admin/audit", token="token-of-admin").body
+        (done,) = told["acts"]
+        assert server.get("/v1/admin/audit", token="token-of-admin", query={"limit": 1}).body == {
+            "acts": [done],
+            "refused": told["refused"][:1],
+        }
+        page = server.get("/ui/audit", token="token-of-admin").body.decode()
+        assert "Refused" in page
+        assert "(unknown)" in page
+    assert [(each["principal"], each["outcome"]) for each in told["refused"]] == [
+        ("(unknown)", "unauthenticated"),
+        ("producer", "forbidden"),
+    ]
     assert {name: done[name] for name in done if name not in ("time", "id", "count")} == {
         "principal": "admin",
         "peer": "127.0.0.1",
@@ -527,6 +536,50 @@ def test_acts_are_written_down_with_who_did_them(tmp_path: Path):
         "correlation_id": "c-17",
         "outcome": "done",
     }
+
+
+def test_no_number_of_refused_calls_washes_the_audit_log_away(tmp_path: Path):
+    with guarded(tmp_path, audit_bytes=4_096, audit_files=1) as server:
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
+        before = (tmp_path / "data" / "audit.jsonl").read_bytes()
+        long = "x" * 8_000
+        for _ in range(10):
+            for token, method, path, body in (
+                ("token-of-reader", "DELETE", f"/v1/topics/{long}", None),
+                ("token-of-of-others", "POST", "/v1/topics", {"name": TOPIC, "settings": {"description": long}}),
+                ("token-of-of-others", "DELETE", f"/v1/groups/{STREAM}", None),
+                ("token-of-of-others", "POST", f"/v1/groups/{STREAM}/reset", {"topic": TOPIC, "to": "earliest"}),
+                ("token-of-of-other-names", "POST", f"/v1/queues/{TOPIC}/seek", {"to": "start", "group": GROUP}),
+                ("token-of-of-other-names", "PUT", f"/v1/topics/{TOPIC}/groups/{GROUP}", {}),
+                (None, "DELETE", f"/v1/topics/{TOPIC}", None),
+            ):
+                assert server.request(method, path, body, token=token).status in (401, 403), path
+            # Neither does one who may consume, by taking back what is not there.
+            for path in (f"/v1/queues/{TOPIC}/messages/{MESSAGE}", f"/v1/topics/{TOPIC}/delayed/{TOPIC}-0-d7"):
+                missing = server.request("DELETE", path, token="token-of-consumer")
+                assert missing.status in (200, 400), missing
+        assert (tmp_path / "data" / "audit.jsonl").read_bytes() == before
+        assert len((tmp_path / "data" / "audit-refused.jsonl").read_bytes()) <= 4_096
+        told = server.get("/v1/admin/audit", token="token-of-admin").body
+        assert [act["outcome"] for act in told["acts"]] == ["done"]
+        assert {each["principal"] for each in told["refused"]} >= {"of-other-names", "(unknown)"}
+
+
+def test_what_was_taken_back_is_written_down(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")
+        path = f"/v1/queues/{TOPIC}"
+        ready = server.post(f"{path}/enqueue", b"1", token="token-of-admin").body["id"]
+        late = server.post(f"{path}/enqueue", b"1", query={"delay": 60}, token="token-of-admin").body["id"]
+        taken = server.request("DELETE", f"{path}/messages/{ready}", token="token-of-consumer")
+        assert taken.body == {"cancelled": True}
+        taken = server.request("DELETE", f"/v1/topics/{TOPIC}/delayed/{late}", token="token-of-consumer")
+        assert taken.body == {"cancelled": True}
+        acts = server.get("/v1/admin/audit", token="token-of-admin", query={"limit": 2}).body["acts"]
+        assert [(act["principal"], act["route"], act["outcome"]) for act in acts] == [
+            ("consumer", "DELETE /v1/topics/{topic}/delayed/{id}", "done"),
+            ("consumer", "DELETE /v1/queues/{queue}/messages/{id}", "done"),
+        ]
 
 
 def test_an_act_that_cannot_be_written_down_is_not_done(tmp_path: Path):

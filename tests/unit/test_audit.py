@@ -16,10 +16,12 @@ from holdfast.env import ManualClock, World, real_world
 from holdfast.env.ids import SeededIds
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import BadSettings, DiskFull, Unavailable
-from holdfast.server.audit import BEGUN, DONE, Act, Audit, open_audit
+from holdfast.server.audit import BEGUN, DONE, Act, Audit, open_audit, refused_path
+from holdfast.server.refusals import LINES
 from holdfast.settings import ServerSettings
 
 PATH = "/data/audit.jsonl"
+REFUSED = "/data/audit-refused.jsonl"
 
 
 class Place:
@@ -90,10 +92,105 @@ def test_the_last_acts_come_newest_first_each_as_it_ended():
     assert Place().audit().last(5) == []
 
 
-def test_what_was_refused_is_recorded_too():
-    audit = Place().audit()
-    audit.record(principal="shop", peer="local", action="admin", route="POST /x", outcome="forbidden")
-    assert [(act.principal, act.outcome) for act in audit.last(1)] == [("shop", "forbidden")]
+def refuse(audit: Audit, principal: str = "shop", **facts: Any) -> bool:
+    words = {"principal": principal, "peer": "10.0.0.9", "action": "admin", "route": "POST /x", "target": "orders"}
+    if not audit.refusals.admit(principal):
+        return False
+    audit.refusals.write(outcome="forbidden", **(words | facts))
+    return True
+
+
+def test_what_was_refused_is_one_line_in_a_file_of_its_own_and_not_synced():
+    place = Place()
+    audit = place.audit()
+    record(audit, "a")
+    place.disk.faults.fail(1, errno.EIO, sticky=True, calls=frozenset({"sync"}))
+    assert refuse(audit)
+    (line,) = place.lines(REFUSED)
+    assert (line["principal"], line["outcome"], line["target"]) == ("shop", "forbidden", "orders")
+    assert [act.principal for act in audit.refusals.last(10)] == ["shop"]
+    assert [act.target for act in audit.last(10)] == ["a"]
+
+
+def test_refusals_never_put_acts_aside():
+    place = Place()
+    audit = place.audit(most_bytes=4096, files=2)
+    for number in range(3):
+        record(audit, f"t{number}")
+    for number in range(500):
+        refuse(audit, f"caller-{number}")
+    assert [act.target for act in audit.last(10)] == ["t2", "t1", "t0"]
+    names = place.disk.names("/data")
+    assert names == ["audit-refused.jsonl", "audit-refused.jsonl.1", "audit.jsonl"]
+    assert all(len(place.disk.contents(f"/data/{name}")) <= 4096 for name in names)
+
+
+def test_of_each_caller_some_refusals_a_minute_are_written_and_the_rest_is_counted():
+    place = Place()
+    audit = place.audit()
+    assert [refuse(audit) for _ in range(LINES + 1_234)].count(True) == LINES
+    assert refuse(audit, "somebody else")
+    assert len(place.lines(REFUSED)) == LINES + 1
+    assert audit.refusals.tell_rest() is True  # the minute is not over
+    place.clock.advance(seconds=60)
+    assert audit.refusals.tell_rest() is False
+    rest = audit.refusals.last(1)[0]
+    assert (rest.principal, rest.count, rest.route) == ("shop", 1_234, "and 1,234 more refused calls")
+    assert refuse(audit)  # a new minute
+    assert [refuse(audit) for _ in range(LINES)].count(False) == 1
+    audit.close()
+    assert [(act.principal, act.count) for act in place.audit().refusals.last(1)] == [("shop", 1)]
+
+
+def test_the_rest_is_told_though_the_calls_go_on():
+    place = Place()
+    audit = place.audit()
+    for _ in range(3):
+        for _ in range(LINES + 5):
+            refuse(audit)
+        place.clock.advance(seconds=60)
+    assert [act.count for act in audit.refusals.last(1_000) if act.count] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "\x01" * 100_000, "\U0001f600" * 100_000, '"\\' * 100_000])
+def test_a_refusal_is_short_whatever_the_caller_put_into_it(text: str):
+    place = Place()
+    audit = place.audit()
+    facts = dict.fromkeys(("principal", "peer", "target", "correlation_id"), text)
+    refuse(audit, **facts, parameters={f"{number}{text}": text for number in range(100)})
+    (line,) = place.disk.contents(REFUSED).splitlines()
+    assert len(line) < 2_048
+    assert audit.refusals.last(1)[0].outcome == "forbidden"
+
+
+def test_callers_without_number_take_a_bounded_room():
+    place = Place()
+    refusals = place.audit().refusals
+    for number in range(20_000):
+        refusals.admit(f"caller-{number}")
+    assert len(refusals._windows) <= 10_001
+
+
+def test_a_refusal_that_cannot_be_written_down_is_logged(caplog: pytest.LogCaptureFixture):
+    place = Place()
+    audit = place.audit()
+    place.disk.faults.fail(1, errno.ENOSPC, sticky=True, calls=frozenset({"write"}))
+    refuse(audit)
+    (logged,) = caplog.records
+    assert "a refusal cannot be written" in logged.message
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("/data/audit.jsonl", "/data/audit-refused.jsonl"),
+        ("/var/log.d/acts", "/var/log.d/acts-refused"),
+        ("acts.log", "acts-refused.log"),
+        ("/x/.acts", "/x/.acts-refused"),
+    ],
+)
+def test_refusals_stand_beside_the_acts(path: str, refused: str):
+    assert refused_path(path) == refused
 
 
 @pytest.mark.parametrize("seed", range(50))

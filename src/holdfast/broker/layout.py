@@ -3,6 +3,7 @@
 jobs/
   lock                             one owner for all of it
   audit.jsonl                      what administrators did through a server; audit.jsonl.1 and so on are older
+  audit-refused.jsonl              calls of a server that were refused; audit-refused.jsonl.1 are older
   topics/jobs/topic.json           its id and when it was made
   topics/jobs/settings.json        what differs from the defaults
   topics/jobs/groups/default.json  where a group began and what it does differently; made when needed

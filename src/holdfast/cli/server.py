@@ -79,30 +79,38 @@ def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as
 
 @command
 def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
-    """Who did what to which topic, and what became of it; the newest last. For administrators."""
-    found = list(reversed(_acts(folder, limit, wait)))
+    """Who did what to which topic, and what became of it; the newest last. For administrators.
+
+    Calls that were refused come behind: they are kept apart, so that they cannot push out what was done.
+    """
+    acts, refused = ([*reversed(newest)] for newest in _acts(folder, limit, wait))
     if as_json:
-        for act in found:
+        for act in (*acts, *refused):
             print_json_line(msgspec.to_builtins(act))
-    elif not found:
+        return OK
+    if not acts:
         stderr().print("nothing was done by an administrator yet")
     else:
-        _show(found)
+        _show(acts)
+    if refused:
+        stdout().print("\nrefused:")
+        _show(refused)
     return OK
 
 
-def _acts(place: str, limit: int, wait: str) -> list[Any]:
-    """The newest first: told by a server, or read from the file that a server of the folder writes."""
+def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
+    """Acts and refusals, the newest first: told by a server, or read from the files that one of the folder writes."""
     if is_address(place):
         from holdfast.server.api.audit import Acts
 
         told: Acts = _asked(place, wait, Acts, "admin", "audit", limit=limit)
-        return list(told.acts)
+        return told.acts, told.refused
     from holdfast.server.audit import FILE, Audit
 
     topics_of(place)
     settings = read_settings(real_world(), environment()).server
-    return list(Audit(real_world(), settings.audit_file or join(place, FILE)).last(limit))
+    audit = Audit(real_world(), settings.audit_file or join(place, FILE))
+    return audit.last(limit), audit.refusals.last(limit)
 
 
 def _show(acts: list[Any]) -> None:

@@ -176,7 +176,7 @@ class App:
                 await route.allowed(call)
         if self._auditor is not None:
             call.begin_act = partial(self._auditor.begin, call)
-            if route.act:
+            if route.act and not route.looks_first:
                 await call.begin_act()
         await _open_topic(call)
         try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import Forbidden, HoldfastError
+from holdfast.errors import Forbidden, HoldfastError, Unauthenticated
 from holdfast.server.audit import DONE, Audit
 from holdfast.server.calls import Call
+from holdfast.server.refusals import UNKNOWN, WINDOW_S
 
 
 class CallAuditor:
@@ -18,30 +18,44 @@ class CallAuditor:
 
     def __init__(self, audit: Audit) -> None:
         self.audit = audit
+        self._telling: asyncio.Task[None] | None = None
 
     async def begin(self, call: Call) -> None:
         """Before anything is done; an error here means that nothing may be."""
-        call.act = await asyncio.to_thread(self.audit.begin, **_facts(call))
+        facts = _facts(call)
+        facts["parameters"] |= _given(call.body)
+        call.act = await asyncio.to_thread(self.audit.begin, **facts)
 
     async def end(self, call: Call, error: HoldfastError | None, *, failed: bool = False) -> None:
-        """What became of it. A refusal is noted, too, if it is known whose: strangers could fill a disk."""
+        """What became of it. A refusal is noted, too, in another file and not without end."""
         outcome = "internal" if failed else DONE if error is None else error.code
         if call.act is not None:
             await asyncio.to_thread(self.audit.end, call.act, outcome, count=call.count, target=call.target)
-        elif isinstance(error, Forbidden) and call.principal is not None:
-            with suppress(HoldfastError):  # refused it is, whether or not that can be written down
-                await asyncio.to_thread(self.audit.record, outcome=outcome, **_facts(call))
+        elif isinstance(error, Forbidden | Unauthenticated):
+            facts = _facts(call)
+            if self.audit.refusals.admit(facts["principal"]):
+                await asyncio.to_thread(self.audit.refusals.write, outcome=outcome, **facts)
+            elif self._telling is None or self._telling.done():
+                self._telling = asyncio.get_running_loop().create_task(self._tell_rest())
+
+    async def _tell_rest(self) -> None:
+        """Say how many more there were, when the time is over in which so few are written down."""
+        left = True
+        while left:
+            await asyncio.sleep(WINDOW_S)
+            left = await asyncio.to_thread(self.audit.refusals.tell_rest)
 
 
 def _facts(call: Call) -> dict[str, Any]:
+    """What is known of a call before its body is read; of a refused one that is all that is written down."""
     route = call.route
     return {
-        "principal": call.principal.name,
+        "principal": getattr(call.principal, "name", UNKNOWN),
         "peer": call.request.peer,
         "action": route.action,
         "route": f"{route.method} {route.pattern}",
         "target": call.target or _target(call),
-        "parameters": {**call.path, **_given(call.query), **_given(call.body)},
+        "parameters": {**call.path, **_given(call.query)},
         "correlation_id": call.correlation_id,
     }
 

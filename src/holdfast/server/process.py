@@ -61,6 +61,7 @@ async def serve(
         finished = await server.drain()
     finally:
         await broker.close()
+        audit.close()
     if not finished:
         logger.warning("calls were cut off", extra={"drain_ms": settings.drain_ms})
     return finished

@@ -26,7 +26,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that can be asked.
 
     `body` and `query` are structs that the request is held to, `answers` the struct of the answer.
-    `takes` and `gives` name other media types than JSON and MessagePack. An act is written to the audit log.
+    `takes` and `gives` name other media types than JSON and MessagePack. An act is written to the audit log, before
+    the handler runs; with `looks_first` the handler begins it, when it has seen that there is something to do.
     The caller must be allowed the action on what the path names; or, where it names nothing, on `all` there is, or
     on `any` of it: then the handler looks at each topic that it answers with. What else in the call must be theirs,
     such as a topic or a group that the body names, `allowed` looks at, before an act is written down.
@@ -47,6 +48,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool = True  # it can answer with JSON and MessagePack
     errors: tuple[str, ...] = ()
     act: bool = False
+    looks_first: bool = False
     scope: Scope = "all"
     allowed: Check | None = None
     tag: str = ""

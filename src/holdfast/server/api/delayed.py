@@ -56,14 +56,18 @@ def _delayed(call: Call) -> list[Listed]:
     action="consume",
     answers=Cancelled,
     act=True,
+    looks_first=True,  # or everybody who consumes could fill the audit log with what never was
     errors=("unknown_topic", "not_found"),
 )
 async def cancel_delayed(call: Call) -> Cancelled:
     """Take a message back that waits for its time; false where it waits no more."""
+    if not await asyncio.to_thread(_cancel, call, only_look=True):
+        return Cancelled(cancelled=False)
+    await call.begin_act()
     return Cancelled(cancelled=await asyncio.to_thread(_cancel, call))
 
 
-def _cancel(call: Call) -> bool:
+def _cancel(call: Call, *, only_look: bool = False) -> bool:
     name = call.path["topic"]
     with call.service.broker._engine.using(name) as topic:
         try:
@@ -72,4 +76,7 @@ def _cancel(call: Call) -> bool:
             raise NotFound(str(error)) from None
         if place.delayed_id is None:
             raise NotFound(f"{call.path['id']} is no id of a delayed message; those are told when it is stored")
-        return topic.partition(place.partition).cancel_delayed(place.delayed_id)
+        partition = topic.partition(place.partition)
+        if only_look:
+            return partition.delayed is not None and partition.delayed.get(place.delayed_id) is not None
+        return partition.cancel_delayed(place.delayed_id)

@@ -57,6 +57,8 @@ from holdfast.server.served import ServedGroup, Taken, _said, said
 
 routes = Routes("queues")
 
+_CANCELLABLE = frozenset({"ready", "delayed"})
+
 _Told = TypeVar("_Told", bound=Said)
 
 
@@ -347,12 +349,34 @@ def _lease(found: Found[Any]) -> dict[str, Any]:
     return {"receipt": receipt_of(station, found.offset, lease), "lease_until_ms": until_ms(station, lease)}
 
 
-@routes.add("DELETE", "/v1/queues/{queue}/messages/{id}", action="consume", query=InGroup, answers=Cancelled, act=True)
+@routes.add(
+    "DELETE",
+    "/v1/queues/{queue}/messages/{id}",
+    action="consume",
+    query=InGroup,
+    answers=Cancelled,
+    act=True,
+    looks_first=True,  # or everybody who consumes could fill the audit log with what never was
+)
 async def cancel(call: Call) -> Cancelled:
     """Take back a message that nobody works on."""
     query: InGroup = call.query
     group = await existing_group(call, query.group)
+    found = await group._aside(find_message, group, call.path["id"])
+    if found is None:
+        _check_was_there(group, call.path["id"])
+    if found is None or found.phase not in _CANCELLABLE:
+        return Cancelled(cancelled=False)
+    await call.begin_act()
     return Cancelled(cancelled=await group.cancel(call.path["id"]))
+
+
+def _check_was_there(group: ServedGroup, message_id: str) -> None:
+    """InvalidRequest for a message that never was; one that is gone cannot be taken back any more."""
+    station, place = group._group.place(message_id)
+    was_delayed = place.delayed_id is not None and station.partition.was_delayed(place.delayed_id)
+    if not was_delayed and (place.offset is None or place.offset >= station.partition.log.written_end):
+        raise InvalidRequest(f"there is no message {message_id}")
 
 
 @routes.add(

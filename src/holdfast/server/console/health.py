@@ -94,7 +94,9 @@ def audit_page_routes(audit: Audit | None) -> Routes:
     @routes.add("GET", "/ui/audit", action="admin", query=AuditPageQuery, hidden=True)
     async def acts(call: Call) -> Response:
         """What administrators did."""
-        found = None if audit is None else await asyncio.to_thread(audit.last, call.query.limit)
-        return render(call, "audit.html", acts=found, query=call.query)
+        limit = call.query.limit
+        found = None if audit is None else await asyncio.to_thread(audit.last, limit)
+        refused = [] if audit is None else await asyncio.to_thread(audit.refusals.last, limit)
+        return render(call, "audit.html", acts=found, refused=refused, query=call.query)
 
     return routes
