@@ -18,7 +18,7 @@ import holdfast
 from holdfast import Queue
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
-from holdfast.errors import DiskFull, HoldfastError, TopicExists, Unavailable
+from holdfast.errors import DiskFull, HoldfastError, TopicExists, Unavailable, UnknownGroup
 from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.log import Log
 from tests.crash import test_disk_faults as log_faults
@@ -27,7 +27,7 @@ from tests.crash.broker_histories import BrokerHistory
 from tests.crash.histories import FOLDER, small_settings
 from tests.crash.queue_histories import WEIGHTS as QUEUE_WEIGHTS
 from tests.crash.queue_histories import QueueHistory
-from tests.crash.queue_promises import check_after_cut
+from tests.crash.queue_promises import check_after_cut, number_of
 from tests.crash.queue_stories import OPERATIONS
 from tests.crash.test_disk_faults import Run, check_after_kill, check_after_power_cut, check_still_reads, used_disk
 
@@ -215,10 +215,15 @@ def live_through_shortages(history: QueueHistory | BrokerHistory, rng: random.Ra
         except Unavailable as error:
             check_refused([error])
             history.disk.faults.clear()
-            if name in {"make_group", "add_partitions"}:  # or nobody knows where it begins, or how many there are
+            if name in {"make_group", "delete_group", "add_partitions"}:  # or nobody knows how far it came
                 history.rng.setstate(chance)
+                if name != "delete_group":
+                    forget_half_made(history)
+                with contextlib.suppress(UnknownGroup):  # it was deleted, but for its files
+                    history.step(name)
                 forget_half_made(history)
-                history.step(name)
+            elif name == "reject" and isinstance(history, QueueHistory):
+                expect_burials(history)
         finally:
             history.disk.faults.clear()
     history.step("kill")
@@ -230,6 +235,12 @@ def forget_half_made(history: BrokerHistory) -> None:
         topic.groups = {group: told for group, told in topic.groups.items() if told.there == {True}}
         if topic.there == {True}:
             topic.partitions = {len(history.broker.describe_topic(name).partitions)}
+
+
+def expect_burials(history: QueueHistory) -> None:
+    """A reject that was refused may have been noted: then the message is moved by the next tick."""
+    for offset in history.q._delivery.group.burials:
+        history.told.begin_replay({number_of(next(history.q._log.records(offset)).value)})
 
 
 _STARTS_ANEW = {"reopen", "kill", "power_cut"}

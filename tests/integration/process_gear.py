@@ -25,10 +25,11 @@ PATIENCE_S = 60  # only what hangs takes so long
 class ServerProcess(Caller):
     """A server in a process. Its port stays the same from one life to the next."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, descriptors: int | None = None) -> None:
         super().__init__("")
         self.folder = folder
         self.arguments = arguments
+        self.descriptors = descriptors
         self.port = 0
         self.said = ""
         self.log = folder.parent / f"{folder.name}.log"
@@ -45,7 +46,7 @@ class ServerProcess(Caller):
 
     def start(self) -> None:
         """Returns as soon as it says where it listens."""
-        command = [*COMMAND, "serve", str(self.folder), "--port", str(self.port)]
+        command = [*_limited(self.descriptors), *COMMAND, "serve", str(self.folder), "--port", str(self.port)]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 [*command, *self.arguments], stdout=subprocess.PIPE, stderr=log, text=True, env=plain_environment()
@@ -95,6 +96,11 @@ class ServerProcess(Caller):
         return (int(facts[11]) + int(facts[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def _limited(descriptors: int | None) -> list[str]:
+    """What stands before a command that may not have more files open than so many."""
+    return [] if descriptors is None else ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors)]
+
+
 def plain_environment() -> dict[str, str]:
     """The environment without settings that somebody may have there for himself.
 
@@ -115,9 +121,9 @@ def _compiled() -> str:
 
 
 @contextmanager
-def server_process(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
+def server_process(folder: Path, *arguments: str, descriptors: int | None = None) -> Iterator[ServerProcess]:
     """A server that runs, and is gone at the end."""
-    server = ServerProcess(folder, *arguments)
+    server = ServerProcess(folder, *arguments, descriptors=descriptors)
     try:
         server.start()
         yield server
@@ -125,10 +131,10 @@ def server_process(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
         server.end()
 
 
-def refused_start(*arguments: str) -> tuple[int, str]:
+def refused_start(*arguments: str, descriptors: int | None = None) -> tuple[int, str]:
     """The exit code of a server that must not start, and all that it says."""
     done = subprocess.run(
-        [*COMMAND, "serve", *arguments],
+        [*_limited(descriptors), *COMMAND, "serve", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

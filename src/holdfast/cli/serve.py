@@ -6,7 +6,6 @@ import asyncio
 import gc
 import ipaddress
 import logging
-import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -19,10 +18,11 @@ import typer
 
 from holdfast.cli.options import TlsKey
 from holdfast.cli.output import DAMAGED, OK, command
-from holdfast.embedded.effective import Effective
+from holdfast.embedded.effective import DEFAULT, Effective, Origin
 from holdfast.embedded.settings_file import read_settings
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
+from holdfast.env.descriptors import raise_descriptor_limit
 from holdfast.env.environ import environment
 from holdfast.errors import InvalidRequest, NotInstalled
 from holdfast.settings import ServerSettings
@@ -30,6 +30,8 @@ from holdfast.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_CONNECTIONS: Final = "server.max_connections"
+_PARTITIONS: Final = "broker.open_partitions"
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
 TlsCert: TypeAlias = Annotated[
@@ -137,7 +139,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
         ) from None
 
     start_logging(settings.log_format, sys.stderr)
-    _raise_file_limit()
+    effective, settings = _within_limits(effective, settings)
 
     def ready(addresses: Sequence[str]) -> None:
         gc.freeze()  # nor need it ever be searched for garbage, while all calls wait
@@ -205,9 +207,39 @@ def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> Non
     sys.stdout.flush()
 
 
-def _raise_file_limit() -> None:
-    """As many files as the system allows: each open queue takes about ten, each connection one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effective, ServerSettings]:
+    """The settings, lowered where nobody has set them and this process may not open so many files."""
+    from holdfast.server.descriptors import budget, read_segments
+    from holdfast.storage.kept_open import KEPT_OPEN
+
+    connections, partitions = settings.max_connections, effective.broker.open_partitions
+    given = {path for path, origin in effective.origins.items() if origin != DEFAULT}
+    found = budget(
+        raise_descriptor_limit(),
+        connections=connections,
+        open_partitions=partitions,
+        connections_set=_CONNECTIONS in given and connections == effective.server.max_connections,
+        open_partitions_set=_PARTITIONS in given,
+    )
+    KEPT_OPEN.most = read_segments(found.descriptors)
+    lowered = {}
+    if found.connections < connections:
+        lowered[_CONNECTIONS] = found.connections
+    if found.open_partitions < partitions:
+        lowered[_PARTITIONS] = found.open_partitions
+    if lowered:
+        logger.warning(
+            "limits lowered: this process may not open more files",
+            extra={"descriptors": found.descriptors, **{path.rpartition(".")[2]: n for path, n in lowered.items()}},
+        )
+    settings = msgspec.structs.replace(settings, max_connections=found.connections)
+    origin = Origin("limit", f"{found.descriptors:,} file descriptors")
+    return (
+        msgspec.structs.replace(
+            effective,
+            broker=msgspec.structs.replace(effective.broker, open_partitions=found.open_partitions),
+            server=settings,
+            origins={**effective.origins, **dict.fromkeys(lowered, origin)},
+        ),
+        settings,
+    )

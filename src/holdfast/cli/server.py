@@ -48,14 +48,19 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         ("folder", f"{safe(status.folder)}, {size(status.disk_free_bytes)} free"),
         ("since", f"{seconds_text(status.started_at)} UTC"),
         ("topics", f"{status.topics:,}"),
-        ("connections", f"{status.connections:,}"),
-        ("waiting", f"{status.waiters:,} of at most {status.max_waiters:,}"),
+        ("connections", _of_at_most(status.connections, status.max_connections)),
+        ("descriptors", _of_at_most(status.descriptors, status.max_descriptors)),
+        ("waiting", _of_at_most(status.waiters, status.max_waiters)),
         ("streams", f"{status.streams:,}"),
         ("members", f"{status.members:,}"),
     ):
         shown.add_row(title, text)
     show_table(stdout(), shown)
     return OK
+
+
+def _of_at_most(count: int, most: int) -> str:
+    return f"{count:,} of at most {most:,}" if most else f"{count:,}"  # a server of an older release says no limit
 
 
 @command

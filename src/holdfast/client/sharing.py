@@ -123,14 +123,20 @@ class _Serving:
 
         from holdfast.client.staged import routes
         from holdfast.embedded.aio_broker import AsyncBroker
+        from holdfast.env.descriptors import descriptor_limit
         from holdfast.server.auditing import CallAuditor
         from holdfast.server.console.pages import console_routes
         from holdfast.server.console.rendering import error_page
+        from holdfast.server.descriptors import owner_connections
         from holdfast.server.server import Server
         from holdfast.settings import ServerSettings
 
         self._ending = asyncio.Event()
-        settings = ServerSettings(drain_ms=_DRAIN_MS, max_request_bytes=1 << 30)
+        settings = ServerSettings(
+            drain_ms=_DRAIN_MS,
+            max_request_bytes=1 << 30,
+            max_connections=min(owner_connections(descriptor_limit()), ServerSettings().max_connections),
+        )
         auditor = None if self._audit is None else CallAuditor(self._audit)
         pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner
         self._server = server = Server(

@@ -13,15 +13,17 @@ from holdfast.settings import BrokerSettings, ServerSettings, TopicSettings
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a value comes from: for a file its path and line, for a variable its name."""
+    """Where a value comes from: for a file its path and line, for a variable its name, for a limit what it fits."""
 
-    kind: Literal["default", "file", "environment", "folder"]
+    kind: Literal["default", "file", "environment", "folder", "limit"]
     where: str = ""
     line: int | None = None
 
     def __str__(self) -> str:
         if self.kind == "default":
             return "default"
+        if self.kind == "limit":
+            return f"default, lowered to fit {self.where}"
         where = shown_name(self.where) if self.where else "the settings file"
         return where if self.line is None else f"{where}, line {self.line}"
 

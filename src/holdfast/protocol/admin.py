@@ -15,6 +15,9 @@ class Status(Told, kw_only=True):
     uptime_seconds: float
     disk_free_bytes: int
     connections: int
+    max_connections: int = 0
+    descriptors: int = 0
+    max_descriptors: int = 0
     waiters: int
     max_waiters: int
     streams: int

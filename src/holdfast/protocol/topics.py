@@ -138,12 +138,15 @@ class TopicSettingsQuery(Wire, kw_only=True):
 
 
 class SettingTold(Told, kw_only=True):
-    """A setting in force, and where it comes from: "default", a file, a variable, or the folder itself."""
+    """A setting in force, and where it comes from: "default", a file, a variable, or the folder itself.
+
+    Of kind "limit" is a default that was lowered: the process may not open as many files as it would take.
+    """
 
     name: str
     value: Any
     origin: str
-    kind: Literal["default", "file", "environment", "folder"] = "default"
+    kind: Literal["default", "file", "environment", "folder", "limit"] = "default"
 
 
 class SettingsTold(Told, kw_only=True):

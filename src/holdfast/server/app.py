@@ -27,6 +27,7 @@ from holdfast.server.revocation import Revocation
 from holdfast.server.routing import Route, Router, Routes
 from holdfast.server.service import Service
 from holdfast.server.statuses import retry_after_of, status_of
+from holdfast.storage.shortage import ran_out, shortage
 
 logger = logging.getLogger(__name__)
 
@@ -178,11 +179,7 @@ class App:
             call.begin_act = partial(self._auditor.begin, call)
             if route.act and not route.looks_first:
                 await call.begin_act()
-        await _open_topic(call)
-        try:
-            found = await route.handler(call)
-        except Closed as error:
-            raise await _why_closed(call, error) from error
+        found = await _handled(call)
         if isinstance(found, Response | StreamResponse):
             return found
         if found is None:
@@ -233,6 +230,18 @@ class App:
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
         return answer
+
+
+async def _handled(call: Call) -> Any:
+    try:
+        await _open_topic(call)
+        return await call.route.handler(call)
+    except Closed as error:
+        raise await _why_closed(call, error) from error
+    except OSError as error:
+        if ran_out(error):  # no fault of the server's: it goes on as soon as there is enough again
+            raise shortage("the call could not be finished", error, "Nothing else is changed by that") from error
+        raise
 
 
 async def _open_topic(call: Call) -> None:

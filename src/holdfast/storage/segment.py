@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 from holdfast.codec.frame import FrameHeader
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
@@ -30,6 +30,8 @@ _MOST_FILL: Final = 256 * 1024
 
 class Segment:
     """The read side: find a position, read a frame. File and index are opened when first needed."""
+
+    stays_open: ClassVar[bool] = False
 
     def __init__(self, disk: Disk, folder: str, base_offset: int, *, log_id: int, index_bytes: int) -> None:
         self._disk = disk
@@ -92,9 +94,16 @@ class Segment:
         return join(self.folder, index_name(self.base_offset))
 
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes on disk. A file that is not open is not kept open for this."""
         with self._reading():
-            return self.file.size()
+            file = self._file
+            if file is not None:
+                return file.size()
+            file = self._disk.open(self.path)
+            try:
+                return file.size()
+            finally:
+                file.close()
 
     def data(self) -> memoryview:
         """All its bytes."""
@@ -156,6 +165,8 @@ class Segment:
 
 class ActiveSegment(Segment):
     """The write side: the last segment, owned by one process."""
+
+    stays_open = True
 
     def __init__(
         self,

@@ -7,13 +7,11 @@ neither block the writer nor see half of a batch.
 from __future__ import annotations
 
 import contextlib
-import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from itertools import repeat
-from typing import Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,14 +19,12 @@ from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_b
 from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, Unavailable, UnknownFormat
 from holdfast.large import LargeValue
 from holdfast.model import Record
+from holdfast.storage.kept_open import KEPT_OPEN
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.segment import Segment
 from holdfast.storage.walk import Wanted, find_frame
 
 OnDamage: TypeAlias = Literal["raise", "skip"]
-
-# Each open segment costs a file descriptor, a map and its index.
-_MOST_OPEN: Final = 64
 
 _Given = ParamSpec("_Given")
 _Answer = TypeVar("_Answer")
@@ -65,8 +61,6 @@ class LogView:
         self._segments = segments
         self._readable_end = readable_end
         self._max_raw_bytes = max_raw_bytes
-        self._open: OrderedDict[int, Segment] = OrderedDict()
-        self._open_lock = threading.Lock()
 
     def start(self) -> int:
         """The first offset that is kept."""
@@ -135,7 +129,7 @@ class LogView:
         end = self._readable_end()
         segments = self._segments()
         return [
-            SegmentFacts(s.base_offset, next_offset, s.size(), self._touch(s).index_to(next_offset).max_time_ns)
+            SegmentFacts(s.base_offset, next_offset, s.size(), KEPT_OPEN.touch(s).index_to(next_offset).max_time_ns)
             for s, next_offset in zip(segments, _ends(segments, end), strict=True)
         ]
 
@@ -145,7 +139,7 @@ class LogView:
         end = self._readable_end()
         segments = self._segments()
         for segment, segment_end in zip(segments, _ends(segments, end), strict=True):
-            if self._touch(segment).index_to(segment_end).max_time_ns >= time_ns:
+            if KEPT_OPEN.touch(segment).index_to(segment_end).max_time_ns >= time_ns:
                 found = self._find_time_in(segment, time_ns, segment_end)
                 if found is not None:
                     return found
@@ -160,7 +154,7 @@ class LogView:
         """The messages [start, stop) by segment: where each part begins, and about how many bytes it takes."""
         found = []
         for segment, first, last in self._stretches(start, stop):
-            index = self._touch(segment).index_to(last)
+            index = KEPT_OPEN.touch(segment).index_to(last)
             i = bisect_left(index.offsets, last)
             above = index.positions[i] if i < len(index.positions) else index.end
             found.append((first, max(above - index.position_before(first), 0)))
@@ -171,7 +165,7 @@ class LogView:
         """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""
         begin, left = offset, max_bytes
         for segment, first, last in self._stretches(offset, self._readable_end()):
-            index = self._touch(segment).index_to(last)
+            index = KEPT_OPEN.touch(segment).index_to(last)
             here = index.position_before(first)
             if index.end - here > left:
                 i = bisect_right(index.positions, here + left) - 1
@@ -231,7 +225,7 @@ class LogView:
         self, segment: Segment, offset: int, end: int, on_damage: OnDamage
     ) -> Iterator[tuple[Frame, memoryview]]:
         """The frames, each with the bytes that it lies in."""
-        file, data, index = self._touch(segment).opened(end)
+        file, data, index = KEPT_OPEN.touch(segment).opened(end)
         position = index.position_before(offset)
         while offset < end:
             try:
@@ -310,15 +304,6 @@ class LogView:
                 start=start,
                 end=end,
             )
-
-    def _touch(self, segment: Segment) -> Segment:
-        """Remember that it is in use; the one not used for longest is let go."""
-        with self._open_lock:
-            self._open[segment.base_offset] = segment
-            self._open.move_to_end(segment.base_offset)
-            if len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)[1].let_go()
-        return segment
 
 
 def _ends(segments: Sequence[Segment], end: int) -> list[int]:

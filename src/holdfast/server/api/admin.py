@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import holdfast
+from holdfast.env.descriptors import descriptor_limit, open_descriptors
 from holdfast.protocol.admin import LimitQuery, Status, WaitersAt, WaitersTold
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
@@ -27,6 +28,9 @@ async def status(call: Call) -> Status:
         uptime_seconds=(clock.monotonic_ns() - service.began_monotonic_ns) / 1e9,
         disk_free_bytes=free,
         connections=service.connections(),
+        max_connections=service.settings.max_connections,
+        descriptors=open_descriptors(),
+        max_descriptors=descriptor_limit(),
         waiters=service.waits.waiting,
         max_waiters=service.waits.most,
         streams=len(service.windows),

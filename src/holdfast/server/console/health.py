@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.embedded.effective import DEFAULT, Effective, Origin, Setting
+from holdfast.env.descriptors import descriptor_limit, open_descriptors
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.settings import effective_of
 from holdfast.server.audit import Audit
@@ -54,6 +55,9 @@ async def health(call: Call) -> Response:
         began_ns=service.began_ns,
         uptime_s=(clock.monotonic_ns() - service.began_monotonic_ns) / 1e9,
         connections=service.connections(),
+        most_connections=service.settings.max_connections,
+        descriptors=open_descriptors(),
+        most_descriptors=descriptor_limit(),
         waiting=service.waits.waiting,
         most_waiting=service.waits.most,
         leaving=service.leaving,

@@ -1,0 +1,118 @@
+"""The sum of what a server may open: what fits, what is lowered, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.env.descriptors import descriptor_limit, open_descriptors
+from holdfast.errors import BadSettings
+from holdfast.server.descriptors import (
+    LEAST_CONNECTIONS,
+    OWN,
+    PER_PARTITION,
+    REFUSED,
+    RESERVE,
+    Budget,
+    budget,
+    needed,
+    owner_connections,
+    read_segments,
+)
+from holdfast.settings import BrokerSettings, ServerSettings
+from holdfast.storage.kept_open import DESCRIPTORS_EACH
+
+CONNECTIONS = ServerSettings().max_connections
+PARTITIONS = BrokerSettings().open_partitions
+
+
+def usual(descriptors: int, **more: bool | int) -> Budget:
+    return budget(descriptors, **{"connections": CONNECTIONS, "open_partitions": PARTITIONS} | more)
+
+
+def sum_of(found: Budget) -> int:
+    apart = OWN + RESERVE + REFUSED + owner_connections(found.descriptors)
+    apart += read_segments(found.descriptors) * DESCRIPTORS_EACH
+    return apart + found.connections + found.open_partitions * PER_PARTITION
+
+
+def test_what_fits_is_left_as_it_is():
+    assert usual(65_536) == Budget(65_536, CONNECTIONS, PARTITIONS)
+    assert usual(needed(CONNECTIONS, PARTITIONS)) == Budget(needed(CONNECTIONS, PARTITIONS), CONNECTIONS, PARTITIONS)
+
+
+def test_connections_that_nobody_has_set_are_lowered_until_they_fit():
+    found = usual(8_192)
+    assert found.open_partitions == PARTITIONS
+    assert LEAST_CONNECTIONS < found.connections < CONNECTIONS
+    assert sum_of(found) == 8_192
+
+
+def test_a_small_limit_is_shared_by_connections_and_partitions():
+    found = usual(1_024)
+    assert found.connections >= 300
+    assert found.open_partitions >= 20
+    assert sum_of(found) <= 1_024
+
+
+def test_connections_that_were_set_are_kept_or_refused_and_never_lowered():
+    assert usual(4_096, connections=2_000, connections_set=True).connections == 2_000
+    with pytest.raises(BadSettings, match=r"1,024 files open.*2,000 connections.*LimitNOFILE"):
+        usual(1_024, connections=2_000, connections_set=True)
+
+
+def test_partitions_that_were_set_are_kept_or_refused_and_never_lowered():
+    assert usual(4_096, open_partitions=200, open_partitions_set=True).open_partitions == 200
+    with pytest.raises(BadSettings, match=r"200 open partitions need .*open_partitions in \[broker\]"):
+        usual(1_024, open_partitions=200, open_partitions_set=True)
+
+
+def test_a_limit_that_leaves_nothing_sensible_is_refused_with_what_to_set():
+    with pytest.raises(BadSettings, match=r"64 connections and 8 open partitions need \d+") as caught:
+        usual(256)
+    least = int(str(caught.value).partition("need ")[2].partition(".")[0])
+    assert usual(least).connections >= LEAST_CONNECTIONS
+
+
+@given(
+    descriptors=st.integers(0, 200_000),
+    connections=st.integers(1, 100_000),
+    open_partitions=st.integers(1, 10_000),
+    connections_set=st.booleans(),
+    open_partitions_set=st.booleans(),
+)
+def test_whatever_is_allowed_fits_and_is_no_more_than_was_asked_for(
+    descriptors, connections, open_partitions, connections_set, open_partitions_set
+):
+    try:
+        found = budget(
+            descriptors,
+            connections=connections,
+            open_partitions=open_partitions,
+            connections_set=connections_set,
+            open_partitions_set=open_partitions_set,
+        )
+    except BadSettings:
+        return
+    assert sum_of(found) <= descriptors
+    assert 1 <= found.connections <= connections
+    assert 1 <= found.open_partitions <= open_partitions
+    assert found.connections == connections or not connections_set
+    assert found.open_partitions == open_partitions or not open_partitions_set
+
+
+@given(connections=st.integers(64, 100_000), open_partitions=st.integers(8, 10_000))
+def test_what_is_said_to_be_needed_is_enough_and_one_less_is_not(connections, open_partitions):
+    least = needed(connections, open_partitions)
+    wanted = {"connections": connections, "open_partitions": open_partitions}
+    assert budget(least, **wanted, connections_set=True, open_partitions_set=True).connections == connections
+    with pytest.raises(BadSettings):
+        budget(least - 1, **wanted, connections_set=True, open_partitions_set=True)
+
+
+def test_this_process_counts_what_it_has_open(tmp_path):
+    before = open_descriptors()
+    with (tmp_path / "a").open("w"), (tmp_path / "b").open("w"):
+        assert open_descriptors() == before + 2
+    assert open_descriptors() < descriptor_limit()
