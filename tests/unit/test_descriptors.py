@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,3 +118,10 @@ def test_this_process_counts_what_it_has_open(tmp_path):
     with (tmp_path / "a").open("w"), (tmp_path / "b").open("w"):
         assert open_descriptors() == before + 2
     assert open_descriptors() < descriptor_limit()
+
+
+def test_the_reference_tells_the_numbers_of_the_code():
+    few = usual(1_024)
+    told = (Path(__file__).parents[2] / "docs/reference/limits.md").read_text()
+    assert f"The defaults need {needed(CONNECTIONS, PARTITIONS):,}; with 1,024 there is room for " in told
+    assert f"{few.connections} connections and {few.open_partitions} open partitions." in told

@@ -30,7 +30,6 @@ from holdfast.storage.opening import is_log, open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, expired
-from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.state import Identity
 from holdfast.storage.view import LogView, OnDamage
 from holdfast.storage.writer import Writer
@@ -364,13 +363,7 @@ class Log:
                 end=end,
             )
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
-        epoch = self._writer.epoch
-        try:
-            truncate_tail(self._world, self._writer, self.folder, limits, offset)
-        except OSError as error:
-            if ran_out(error) and self._writer.epoch == epoch:
-                raise shortage(f"{self.folder} could not be truncated", error, "Nothing was changed") from error
-            raise self._writer.fail("truncating failed", error) from error
+        truncate_tail(self._world, self._writer, self.folder, limits, offset)
         self._gate.synced_end = self._writer.synced_end
 
     def tick(self) -> int | None:

@@ -12,7 +12,7 @@ from holdfast.storage.files import durable_replace, index_name, join, segment_na
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import SegmentLimits, open_segment
 from holdfast.storage.segment import Segment
-from holdfast.storage.shortage import advice
+from holdfast.storage.shortage import advice, ran_out, shortage
 from holdfast.storage.state import Identity
 from holdfast.storage.walk import Damage, Wanted, walk
 from holdfast.storage.writer import Writer
@@ -57,7 +57,18 @@ def truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimi
 
     The new epoch is in the table before a byte is destroyed: if we die on the way, the next opening
     finds the rest void and finishes. The caller has synced; what came since must not be taken for synced.
+    What runs out before that refuses the call; any error after it ends the log, which is half cut then.
     """
+    epoch = writer.epoch
+    try:
+        _truncate_tail(world, writer, folder, limits, offset)
+    except OSError as error:
+        if ran_out(error) and writer.epoch == epoch:
+            raise shortage(f"{folder} could not be truncated", error, "Nothing was changed") from error
+        raise writer.fail("truncating failed", error) from error
+
+
+def _truncate_tail(world: World, writer: Writer, folder: str, limits: SegmentLimits, offset: int) -> None:
     with writer.lock:
         if offset > writer.synced_end:
             raise Unavailable(f"others appended while the log was about to be truncated at {offset}; try again")
