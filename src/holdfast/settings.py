@@ -224,6 +224,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tls_client_ca_file: _Path | None = None
     tokens_file: _Path | None = None
     allow_anonymous_network: bool = False
+    allowed_hosts: tuple[Annotated[str, Meta(min_length=1, max_length=255)], ...] = ()
     metrics_auth: bool = True
     read_only: bool = False
     console: bool = True

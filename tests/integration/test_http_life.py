@@ -44,7 +44,8 @@ def test_a_port_that_is_taken_is_refused_with_a_sentence(tmp_path: Path):
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
 def test_a_host_that_is_not_this_machine_is_refused_with_a_sentence(tmp_path: Path, host: str):
-    code, said = refused_start(str(tmp_path / "data"), "--host", host, "--port", "0", "--allow-anonymous-network")
+    anybody = ("--allow-anonymous-network", "--allowed-host", "queue.example")
+    code, said = refused_start(str(tmp_path / "data"), "--host", host, "--port", "0", *anybody)
     assert code == 2
     assert f"error: the server cannot listen at {host}:0: " in said
     assert "Traceback" not in said
@@ -65,6 +66,8 @@ def test_a_server_for_others_says_which_options_it_wants(tmp_path: Path):
     code, said = refused_start(str(tmp_path / "data"), "--host", "0.0.0.0")
     assert code == 2
     assert all(option in said for option in ("--tokens", "--tls-client-ca", "--allow-anonymous-network"))
+    code, said = refused_start(str(tmp_path / "data"), "--host", "0.0.0.0", "--allow-anonymous-network")
+    assert (code, "allow_anonymous_network needs allowed_hosts (--allowed-host)" in said) == (2, True)
     code, said = refused_start(str(tmp_path / "data"), "--tls-key", "server.key")
     assert (code, "--tls-cert" in said) == (2, True)
 
@@ -73,7 +76,8 @@ def test_a_server_for_others_says_which_options_it_wants(tmp_path: Path):
 def test_a_server_on_all_addresses_prints_one_that_works(tmp_path: Path, host: str, local: str):
     if not socket.has_dualstack_ipv6() and ":" in host:
         pytest.skip("this machine has no IPv6")
-    with server_process(tmp_path / "data", "--host", host, "--allow-anonymous-network") as server:
+    anybody = ("--allow-anonymous-network", "--allowed-host", "queue.example")
+    with server_process(tmp_path / "data", "--host", host, *anybody) as server:
         assert server.said.startswith(f"Holdfast serves {tmp_path}/data at http://{local}:")
         assert server.get("/healthz").status == 200
 

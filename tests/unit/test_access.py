@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import logging
 import os
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from holdfast.env import ManualClock, World, real_world
 from holdfast.env.disk import RealDisk
 from holdfast.env.ids import SeededIds
 from holdfast.errors import BadSettings, Forbidden, Unauthenticated
+from holdfast.server import tokens as tokens_module
 from holdfast.server.access import Access, check_listening
 from holdfast.server.principals import Principal, principal_of
 from holdfast.server.tokens import ACTIONS, ROLES, Entry, digest_of
@@ -379,11 +381,18 @@ def test_an_open_server_answers_only_under_its_own_names(place: Place):
     for host in ("localhost:7700", "127.0.0.1:7700", "[::1]:7700", "127.8.8.8", "app.localhost", "LOCALHOST.", ""):
         assert access.principal(Asked(host=host)).name == "local"
     for host in ("evil.example:7700", "10.0.0.1", "127.0.0.1.evil.example", "localhost@evil.example", "["):
-        with pytest.raises(Forbidden, match="it answers only as localhost"):
+        with pytest.raises(Forbidden, match="this server answers only as localhost, 127"):
             access.principal(Asked(host=host))
     assert Access(ServerSettings(host="box"), place.world).principal(Asked(host="BOX:7700")).name == "local"
-    anybody = ServerSettings(host="0.0.0.0", allow_anonymous_network=True)
-    assert Access(anybody, place.world).principal(Asked(peer="10.0.0.9", host="queue.example")).name == "local"
+    anybody = ServerSettings(
+        host="0.0.0.0", allow_anonymous_network=True, allowed_hosts=("Queue.example", "10.0.0.5", "fd00::7")
+    )
+    access = Access(anybody, place.world)
+    for host in ("queue.example", "QUEUE.example.:7700", "10.0.0.5:7700", "[fd00::7]:7700", "localhost"):
+        assert access.principal(Asked(peer="10.0.0.9", host=host)).name == "local"
+    for host in ("evil.example", "10.0.0.6", "0.0.0.0", "queue.example.evil.example", "x@queue.example"):
+        with pytest.raises(Forbidden, match="add the name to allowed_hosts"):
+            access.principal(Asked(peer="10.0.0.9", host=host))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "LOCALHOST"])
@@ -401,8 +410,34 @@ def test_other_addresses_need_somebody_to_be_known(host: str):
     assert check_listening(ServerSettings(host=host, tls_cert_file="c", tls_client_ca_file="ca")) == []
     (warning,) = check_listening(ServerSettings(host=host, tokens_file="t"))
     assert "readable by others" in warning
-    (warning,) = check_listening(ServerSettings(host=host, allow_anonymous_network=True))
+    with pytest.raises(BadSettings, match="allow_anonymous_network needs allowed_hosts"):
+        check_listening(ServerSettings(host=host, allow_anonymous_network=True))
+    (warning,) = check_listening(ServerSettings(host=host, allow_anonymous_network=True, allowed_hosts=("q.example",)))
     assert "may do everything" in warning
+
+
+@pytest.mark.parametrize("name", ["queue.example:7700", "http://queue.example", "*", "a b", "x@y", "[::1"])
+def test_allowed_hosts_are_names_and_addresses(name: str):
+    with pytest.raises(BadSettings, match="no name of a host: write a name or an address without a port"):
+        check_listening(ServerSettings(allowed_hosts=("queue.example", name)))
+
+
+def test_a_file_that_could_not_be_read_for_a_moment_is_read_again(place: Place, monkeypatch: pytest.MonkeyPatch):
+    place.write(SHOP)
+    access = place.access()
+    place.write(OPS)
+
+    def too_many(*_: object) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(tokens_module, "read_file", too_many)
+        place.clock.advance(seconds=1)
+        assert access.identify("Bearer t1").name == "shop"
+        assert "Too many open files" in access.tokens_problem()
+    place.clock.advance(seconds=1)
+    assert access.identify("Bearer t2").name == "ops"
+    assert access.tokens_problem() == ""
 
 
 @pytest.mark.parametrize("name", ["tls_key_file", "tls_client_ca_file"])

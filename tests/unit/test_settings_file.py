@@ -90,7 +90,7 @@ def another(knob: Knob) -> Any:
         case inspect.LiteralType():
             return next(value for value in kind.values if value != knob.default)
         case inspect.VarTupleType():
-            return list(reversed(knob.default))
+            return list(reversed(knob.default)) or ["queue.example", "10.0.0.5"]
         case inspect.FloatType():
             return 1.0 if knob.default != 1.0 else 0.5
         case inspect.StrType():

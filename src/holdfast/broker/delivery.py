@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Final, Self
 
 from holdfast.broker.hands import Delivered, Dropped
-from holdfast.broker.lookahead import look_ahead
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.lookahead import look_ahead
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.renewals import Renewals
 from holdfast.broker.supply import Supply

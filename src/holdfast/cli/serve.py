@@ -42,6 +42,11 @@ TlsClientCa: TypeAlias = Annotated[
     typer.Option("--tls-client-ca", metavar="FILE", help="Every client must show a certificate of these issuers."),
 ]
 
+AllowedHosts: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", metavar="NAME", help="Answer only under this name, besides localhost. Repeatable."),
+]
+
 
 @command
 def serve_command(
@@ -68,6 +73,7 @@ def serve_command(
             "--allow-anonymous-network", help="Listen on other addresses than loopback, and ask nobody who they are."
         ),
     ] = False,
+    allowed_hosts: AllowedHosts = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Show, and change nothing.")] = False,
     no_console: Annotated[bool, typer.Option("--no-console", help="No pages at /ui.")] = False,
     drain: Annotated[
@@ -91,6 +97,7 @@ def serve_command(
         "tls_key_file": tls_key,
         "tls_client_ca_file": tls_client_ca,
         "allow_anonymous_network": True if allow_anonymous_network else None,
+        "allowed_hosts": tuple(allowed_hosts) if allowed_hosts else None,
         "read_only": True if read_only else None,
         "console": False if no_console else None,
         "drain_ms": None if drain is None else round(parse_duration(drain, "--drain") * 1000),

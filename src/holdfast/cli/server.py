@@ -55,6 +55,8 @@ def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = Fals
         ("members", f"{status.members:,}"),
     ):
         shown.add_row(title, text)
+    if status.tokens_problem:
+        shown.add_row("tokens", f"the file cannot be used, the last one holds: {safe(status.tokens_problem)}")
     show_table(stdout(), shown)
     return OK
 

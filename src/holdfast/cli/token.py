@@ -40,6 +40,28 @@ TokensFile: TypeAlias = Annotated[
     typer.Option("--file", metavar="FILE", help="The tokens file; that of the settings (tokens_file) by default."),
 ]
 
+Topics: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--topics", metavar="PATTERN", help="Only these, such as 'orders.*'. Repeatable."),
+]
+Locks: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--locks", metavar="PATTERN", help="Only these locks; as --topics by default. Repeatable."),
+]
+Groups: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--groups", metavar="PATTERN", help="Only these groups; as --topics by default. Repeatable."),
+]
+Producers: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--producers", metavar="PATTERN", help="Only these names of producers; as --topics by default. Repeatable."
+    ),
+]
+CreateGroups: TypeAlias = Annotated[
+    bool, typer.Option("--create-groups", help="It may make groups by consuming; an admin may anyway.")
+]
+
 
 @app.command("new")
 @command
@@ -49,27 +71,11 @@ def new_command(
         str,
         typer.Option("--role", metavar="ROLE", help=f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
     ],
-    topics: Annotated[
-        list[str] | None,
-        typer.Option("--topics", metavar="PATTERN", help="Only these, such as 'orders.*'. Repeatable."),
-    ] = None,
-    locks: Annotated[
-        list[str] | None,
-        typer.Option("--locks", metavar="PATTERN", help="Only these locks; as --topics by default. Repeatable."),
-    ] = None,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option("--groups", metavar="PATTERN", help="Only these groups; as --topics by default. Repeatable."),
-    ] = None,
-    producers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--producers", metavar="PATTERN", help="Only these names of producers; as --topics by default. Repeatable."
-        ),
-    ] = None,
-    create_groups: Annotated[
-        bool, typer.Option("--create-groups", help="It may make groups by consuming; an admin may anyway.")
-    ] = False,
+    topics: Topics = None,
+    locks: Locks = None,
+    groups: Groups = None,
+    producers: Producers = None,
+    create_groups: CreateGroups = False,
     expires: Annotated[
         str | None,
         typer.Option("--expires", metavar="TIME", help="In 90d, or at 2027-01-31T00:00:00Z; never by default."),

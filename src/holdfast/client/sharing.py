@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.broker.layout import OWNER_SOCKET
@@ -32,28 +33,30 @@ def socket_of(folder: str) -> str:
     return f"{folder}/{OWNER_SOCKET}"
 
 
-def share(engine: BrokerEngine, audit: Audit | None = None) -> None:
+def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Callable[[], str] = str) -> None:
     """Let others in, until the engine is closed. Where there can be no socket, there is none.
 
     What they do is written to the audit log of an owner that has one: a server. Others write nothing down, as they
-    do not when they do the same themselves.
+    do not when they do the same themselves. They are told of what is wrong with such a server's tokens file, too.
     """
     try:
         listening = listen_unix(socket_of(engine.folder))
     except OSError as error:
         logger.debug("folder is not shared", extra={"folder": engine.folder, "why": str(error)})
         return
-    sharing = Sharing(engine, listening, audit)
+    sharing = Sharing(engine, listening, audit, tokens_problem)
     engine.on_close = sharing.end
 
 
 class Sharing:
     """One socket, and the thread that waits there."""
 
-    def __init__(self, engine: BrokerEngine, listening: Any, audit: Audit | None) -> None:
+    def __init__(
+        self, engine: BrokerEngine, listening: Any, audit: Audit | None, tokens_problem: Callable[[], str] = str
+    ) -> None:
         self._path = absolute(socket_of(engine.folder))
         self._listening = listening
-        self._serving = _Serving(audit)
+        self._serving = _Serving(audit, tokens_problem)
         # Weakly: an owner that nobody holds any more must be able to go.
         reference = weakref.ref(engine, lambda _: hang_up(listening))
         self._thread = threading.Thread(
@@ -83,9 +86,10 @@ class Sharing:
 class _Serving:
     """The server of an owner, once somebody has come."""
 
-    def __init__(self, audit: Audit | None) -> None:
+    def __init__(self, audit: Audit | None, tokens_problem: Callable[[], str] = str) -> None:
         self.over = False
         self._audit = audit
+        self._tokens_problem = tokens_problem
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
         self._server: Server | None = None
@@ -142,6 +146,7 @@ class _Serving:
         self._server = server = Server(
             engine.world, AsyncBroker(engine, None), settings, auditor=auditor, more=[routes, *pages]
         )
+        server.service.tokens_problem = self._tokens_problem
         server.app.error_page = error_page
         await server.http.listen_on(listening)
         if not self.over:  # it may have ended before there was anything to tell

@@ -9,8 +9,8 @@ from typing import Any, Generic, Self
 
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
-from holdfast.broker.station import Pending, Station
 from holdfast.broker.lookahead import give_way
+from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import Seconds

@@ -141,7 +141,8 @@ def _range(knob: Knob) -> str:
     if isinstance(kind, inspect.LiteralType):
         return f"one of {', '.join(map(str, kind.values))}"
     if isinstance(kind, inspect.VarTupleType):
-        return f"a list, each of it {_numbers(kind.item_type)}"
+        each = "a text" if isinstance(kind.item_type, inspect.StrType) else _numbers(kind.item_type)
+        return f"a list, each of it {each}"
     if isinstance(kind, inspect.IntType | inspect.FloatType):
         return f"{_numbers(kind)}{none}"
     most = f" of at most {kind.max_length} characters" if getattr(kind, "max_length", None) else ""

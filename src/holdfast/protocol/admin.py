@@ -7,7 +7,7 @@ from holdfast.protocol.queues import Limit
 
 
 class Status(Told, kw_only=True):
-    """How the server does."""
+    """How the server does. `tokens_problem` says why a changed tokens file is not used; the old one holds then."""
 
     version: str
     folder: str
@@ -24,6 +24,7 @@ class Status(Told, kw_only=True):
     members: int
     topics: int
     leaving: bool = False
+    tokens_problem: str = ""
 
 
 class LimitQuery(Wire, kw_only=True):

@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol
 
 from holdfast.env import World
 from holdfast.errors import BadSettings, Unauthenticated
-from holdfast.server.origins import check_host, check_origin, is_loopback
+from holdfast.server.http.hosts import parse_host
+from holdfast.server.origins import check_host, check_origin, is_loopback, plain_name
 from holdfast.server.principals import LOCAL, Principal, principal_of
 from holdfast.server.reloading import Reloaded
 from holdfast.server.tls import names_in
@@ -20,6 +21,7 @@ from holdfast.settings import ServerSettings
 # In headers of their own: browsers understand only the first challenge of one.
 CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
 
+_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
 _HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'
 
 
@@ -38,6 +40,12 @@ def check_listening(settings: ServerSettings) -> list[str]:
         raise BadSettings(
             "tls_key_file and tls_client_ca_file need tls_cert_file (--tls-cert): without a certificate there is no TLS"
         )
+    for name in settings.allowed_hosts:
+        if _host_name(name) is None:
+            raise BadSettings(
+                f"allowed_hosts has {name!r}, which is no name of a host: write a name or an address without a port, "
+                'such as "queue.example" or "10.0.0.5"'
+            )
     if is_loopback(settings.host):
         return []
     asks = settings.tokens_file is not None or settings.tls_client_ca_file is not None
@@ -46,7 +54,13 @@ def check_listening(settings: ServerSettings) -> list[str]:
             f"the server would listen at {settings.host}, where others could reach it, and ask nobody who they are. "
             "Name a tokens_file (--tokens; `holdfast token new` makes one), or a tls_client_ca_file (--tls-client-ca); "
             "or listen at 127.0.0.1; or, to let everybody there do everything, set allow_anonymous_network "
-            "(--allow-anonymous-network)"
+            "(--allow-anonymous-network) and allowed_hosts (--allowed-host)"
+        )
+    if not asks and not settings.allowed_hosts:
+        raise BadSettings(
+            "allow_anonymous_network needs allowed_hosts (--allowed-host): the names and addresses by which callers "
+            'reach this server, such as "queue.internal" or "10.0.0.5". Without them any web page that one of them '
+            "looks at could use the server under a name of its own"
         )
     if not asks:
         return [f"everybody who reaches {settings.host} may do everything: allow_anonymous_network is set"]
@@ -68,6 +82,12 @@ class Access:
         self._confirmed_by: Tokens | None = None
         self._confirmed: frozenset[Entry] = frozenset()
         self._local = Principal(name=LOCAL, read_only=settings.read_only)
+        self._checks_host = self.is_open or bool(settings.allowed_hosts)
+        self._names = frozenset(
+            found
+            for found in map(_host_name, (settings.host, *settings.allowed_hosts))
+            if found is not None and found not in _EVERY_ADDRESS
+        )
 
     @property
     def is_open(self) -> bool:
@@ -80,8 +100,8 @@ class Access:
         check_origin(request.header("origin"), host)
         if request.peer == LOCAL:
             return self._local
-        if self.is_open and not self._settings.allow_anonymous_network:
-            check_host(host, self._settings.host)
+        if self._checks_host:
+            check_host(host, self._names)
         return self.identify(request.header("authorization"), names_in(request.certificate))
 
     def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
@@ -93,6 +113,13 @@ class Access:
                 raise Unauthenticated("the server asks for a client certificate that has a name; there was none")
             return Principal(name=certificate_names[0], read_only=self._settings.read_only)
         return self._of_entry(self._entry(self._tokens.current(), authorization, certificate_names))
+
+    def tokens_problem(self) -> str:
+        """Why the tokens file, as it is now, cannot be used, so that what it said before holds; else empty."""
+        if self._tokens is None:
+            return ""
+        self._tokens.current()
+        return self._tokens.problem
 
     def confirm(self, principal: Principal) -> None:
         """Unauthenticated, if the tokens file says something else by now; for answers that go on for long."""
@@ -147,6 +174,12 @@ def _allows_all_of(entry: Entry, before: Entry) -> bool:
         if not (isinstance(now, tuple) and isinstance(then, tuple) and set(now) >= set(then)):
             return False
     return True
+
+
+def _host_name(text: str) -> str | None:
+    """A name or an address as it is compared; None for anything else, such as one with a port."""
+    found = parse_host(f"[{text}]" if ":" in text and not text.startswith("[") else text)
+    return None if found is None or found[1] is not None else plain_name(found[0])
 
 
 def _token_in(authorization: str) -> str:

@@ -23,6 +23,7 @@ from holdfast.server.http.connection import Answer
 from holdfast.server.http.messages import Request, Response, StreamResponse
 from holdfast.server.http.refused import Refused, no_room
 from holdfast.server.http.wire import header_text
+from holdfast.server.origins import check_fetch
 from holdfast.server.revocation import Revocation
 from holdfast.server.routing import Route, Router, Routes
 from holdfast.server.service import Service
@@ -164,6 +165,8 @@ class App:
 
     async def _called(self, call: Call) -> Answer:
         route, request = call.route, call.request
+        if "sec-fetch-site" in request.headers:
+            check_fetch(request, page=route.hidden)
         if route.action != "open":
             _check_right(call)
         if "traceparent" in request.headers:

@@ -34,7 +34,7 @@ async def serve(
     *,
     ready: Callable[[Sequence[str]], None],
     told_to_go: Awaitable[object],
-    opened: Callable[[BrokerEngine, Audit], None] | None = None,
+    opened: Callable[[BrokerEngine, Audit, Callable[[], str]], None] | None = None,
     effective: Effective | None = None,
 ) -> bool:
     """Serve a folder until told to go; answers whether all that was under way then was finished."""
@@ -48,7 +48,7 @@ async def serve(
         server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
-            opened(broker._engine, audit)
+            opened(broker._engine, audit, server.access.tokens_problem)
     except BaseException:
         await broker.close()
         raise
@@ -91,5 +91,10 @@ def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, 
         "http_windows_unsettled",
         "Messages that streams have sent and nobody has settled.",
         lambda: len(service.windows),
+    )
+    metrics.gauge(
+        "tokens_file_unusable",
+        "1 while the tokens file, as it is now, cannot be used, and what it said before holds.",
+        lambda: float(bool(server.access.tokens_problem())),
     )
     return server

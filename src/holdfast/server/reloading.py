@@ -28,6 +28,7 @@ class Reloaded(Generic[_T]):
         self._facts = self._look()
         self._looked_ns = clock.monotonic_ns()
         self._value = load()
+        self.problem = ""  # why the files, as they are now, cannot be used
 
     def current(self) -> _T:
         """What holds now. Where the files have changed into something that cannot be used, what held before."""
@@ -35,7 +36,7 @@ class Reloaded(Generic[_T]):
         if now_ns - self._looked_ns >= LOOK_EVERY_MS * 1_000_000:
             self._looked_ns = now_ns
             facts = self._look()
-            if facts != self._facts:
+            if facts != self._facts or self.problem:  # what failed may have been of the moment: too many open files
                 self._facts = facts
                 self._reload()
         return self._value
@@ -48,6 +49,9 @@ class Reloaded(Generic[_T]):
         try:
             self._value = self._load()
         except HoldfastError as error:
-            _log.error("a changed file cannot be used; what it said before still holds: %s", error, extra=facts)
+            if str(error) != self.problem:  # told once
+                _log.error("a changed file cannot be used; what it said before still holds: %s", error, extra=facts)
+            self.problem = str(error)
         else:
+            self.problem = ""
             _log.info("%s were read again", self._what, extra=facts)

@@ -48,6 +48,7 @@ class Server:
         self.broker = broker
         self.service = Service(world, broker, settings)
         self.access = Access(settings, world)
+        self.service.tokens_problem = self.access.tokens_problem
         self._meter = meter or NoMeter()
         described = description_routes(lambda: self.app.router.routes)
         self.app = App(self.service, self.access, [*API, *more, described], self._meter, auditor)

@@ -36,6 +36,7 @@ class Service:
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()
         self.connections: Callable[[], int] = int  # how many there are; whoever listens knows
+        self.tokens_problem: Callable[[], str] = str  # why the tokens file cannot be used; whoever reads it knows
         self.effective: Effective | None = None  # where the settings come from, if whoever starts it says so
         self._waiting: set[asyncio.Task[Any]] = set()
         self._groups: OrderedDict[tuple[str, str], ServedGroup] = OrderedDict()

@@ -37,6 +37,7 @@ async def status(call: Call) -> Status:
         members=len(service.members),
         topics=len(topics),
         leaving=service.leaving,
+        tokens_problem=service.tokens_problem(),
     )
 
 

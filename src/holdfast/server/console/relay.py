@@ -21,6 +21,7 @@ from holdfast.server.http.connection import Answer
 from holdfast.server.http.messages import Request, Response, StreamResponse
 from holdfast.server.http.refused import Refused
 from holdfast.server.http.server import HttpServer
+from holdfast.server.http.wire import ALWAYS_SAID
 from holdfast.server.meters import NoMeter
 from holdfast.server.origins import check_host, check_origin
 from holdfast.server.server import limits_of
@@ -30,6 +31,7 @@ from holdfast.settings import ServerSettings
 _HOST: Final = "127.0.0.1"
 _CHUNK: Final = 64 * 1024
 _OURS: Final = frozenset({"connection", "content-length", "content-type", "transfer-encoding", "keep-alive"})
+_SAID_ANYWAY: Final = _OURS | ALWAYS_SAID
 _LOOKS: Final = frozenset({"GET", "HEAD"})
 
 
@@ -44,7 +46,7 @@ class Relay:
         """One request, there and back."""
         try:
             check_origin(request.header("origin"), request.header("host"))
-            check_host(request.header("host"), _HOST)
+            check_host(request.header("host"), (_HOST,))
             if self._settings.read_only and request.method not in _LOOKS:
                 raise Forbidden("this console only shows: it was started with --read-only")
             return await self._answer(request)
@@ -106,7 +108,7 @@ class _Told:
         self._ended = True
 
     def passed_on(self) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in self.headers if name not in _OURS]
+        return [(name, value) for name, value in self.headers if name not in _SAID_ANYWAY]
 
     async def read_head(self) -> None:
         while not self._whole_head:

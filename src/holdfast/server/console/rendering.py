@@ -31,7 +31,6 @@ _POLICY: Final = (
 )
 SAFE: Final = (
     ("content-security-policy", _POLICY),
-    ("x-content-type-options", "nosniff"),
     ("referrer-policy", "no-referrer"),
 )
 _PAGE_HEADERS: Final = (*SAFE, ("cache-control", "no-store"))
@@ -70,6 +69,8 @@ def render(call: Call, template: str, *, status: int = 200, **facts: Any) -> Res
     if call.request.header(ONLY_LOOKS):
         principal = msgspec.structs.replace(principal, read_only=True)
         facts |= {name: dict.fromkeys(facts[name], False) for name in ("may_here", "may_seek") if name in facts}
+    if principal.may("read"):
+        facts["tokens_problem"] = call.service.tokens_problem()
     text = page_text(principal, call.service.world.clock.now_ns(), call.request.path, template, facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
 
@@ -92,7 +93,7 @@ def page_text(principal: Principal | None, now_ns: int, path: str, template: str
             now_ns=now_ns,
             now=datetime.fromtimestamp(now_ns / 1e9, UTC),
             path=path,
-            **facts,
+            **{"tokens_problem": ""} | facts,
         )
     )
 

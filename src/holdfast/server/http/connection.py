@@ -13,6 +13,7 @@ import httptools
 
 from holdfast.errors import HoldfastError
 from holdfast.server.http.admission import Admitted
+from holdfast.server.http.hosts import parse_host
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
 from holdfast.server.http.refused import Refused, TooLarge, no_room
@@ -214,7 +215,11 @@ class Connection(asyncio.Protocol):
         if not self._in_headers:
             return  # behind the body: nothing there may change what was asked, and by whom
         headers = self._incoming.headers
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        if key in headers:
+            if key == "host":
+                raise Refused("the request has two Host headers: nobody could tell which one is meant", status=400)
+            text = f"{headers[key]}, {text}"
+        headers[key] = text
 
     def on_headers_complete(self) -> None:
         request = self._incoming
@@ -228,6 +233,7 @@ class Connection(asyncio.Protocol):
         request.path, request.query = path, query.partition("#")[0]
         if "%" in path:
             request.path = _unquoted(path)
+        self._check_head(request)
         length = request.headers.get("content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         if size > self._limits.body_bytes:
@@ -241,6 +247,24 @@ class Connection(asyncio.Protocol):
             self._expect("body", self._limits.body_grace_s)
         if size > _WAIT_FOR_BYTES or self._expects or "transfer-encoding" in request.headers:
             self._begin(request)
+
+    def _check_head(self, request: Request) -> None:
+        """What others on the way could read in another way than we do is refused."""
+        host = request.headers.get("host")
+        if host is None:
+            if self._parser.get_http_version() != "1.0":
+                raise Refused("the request has no Host header, which HTTP/1.1 asks for", status=400)
+        elif parse_host(host) is None:
+            raise Refused("the Host header is no name or address with a port", status=400)
+        if "transfer-encoding" not in request.headers:
+            return
+        if self._parser.get_http_version() == "1.0":
+            raise Refused("HTTP/1.0 knows no transfer-encoding: send a content-length", status=400)
+        codings = [coding.strip().lower() for coding in request.headers["transfer-encoding"].split(",")]
+        if codings[-1] != "chunked":
+            raise Refused("the last transfer-encoding must be chunked, or nobody knows where the body ends", status=400)
+        if len(codings) > 1:
+            raise Refused("the only transfer-encoding here is chunked; say gzip as content-encoding", status=501)
 
     def on_body(self, content: bytes) -> None:
         request = self._incoming

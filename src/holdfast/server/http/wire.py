@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
-_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
+# What every answer says to browsers: it is what it is called, and nothing of it is for pages of other sites.
+_ALWAYS: Final = "x-content-type-options: nosniff\r\ncross-origin-resource-policy: same-origin\r\n"
+ALWAYS_SAID: Final = frozenset({"x-content-type-options", "cross-origin-resource-policy"})
+_CACHING: Final = "cache-control"
+
+_SAYING_CACHING: Final = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n{_ALWAYS}" for status in HTTPStatus
+}
+_STATUS_LINES: Final = {status: f"{lines}{_CACHING}: no-store\r\n" for status, lines in _SAYING_CACHING.items()}
 _NO_BODY: Final = frozenset({204, 304})
 
 _MOST_TEXT: Final = 1024
@@ -22,7 +30,7 @@ def head(
     length: int | None,
     keep_alive: bool,
 ) -> bytes:
-    """Status line and headers; without a length the body comes in chunks."""
+    """Status line and headers; without a length the body comes in chunks. What does not say otherwise is not kept."""
     lines = [_STATUS_LINES[status]]
     if media:
         lines.append(f"content-type: {media}\r\n")
@@ -35,6 +43,8 @@ def head(
     for name, value in headers:
         if "\r" in value or "\n" in value:
             raise ValueError(f"the header {name} would have ended early: {value!r}")
+        if name == _CACHING:
+            lines[0] = _SAYING_CACHING[status]
         lines.append(f"{name}: {value}\r\n")
     lines.append("\r\n")
     return "".join(lines).encode("latin-1", "replace")
