@@ -197,6 +197,24 @@ def test_listed_groups_hold_in_queue_mode_too_and_the_default_group_is_the_topic
         assert there.post("plain", f"{path}/dequeue", {"group": "billing"}).status == 200  # guarded by its topic
 
 
+def test_the_life_of_a_message_leaves_out_groups_that_the_caller_may_not_use(tmp_path: Path):
+    with teams(tmp_path) as there:
+        settings = {"settings": {"trace_sample": 1.0}}
+        assert there.call("root", "PUT", "/v1/queues/b.x", settings).status == 200
+        assert there.call("root", "PUT", "/v1/topics/b.x/groups/billing", {}).status == 200
+        stored = there.post("root", "/v1/queues/b.x/enqueue", b"1").body["id"]
+        for group in ("default", "billing"):
+            there.post("root", "/v1/queues/b.x/dequeue", {"group": group})
+
+        def groups(who: str, path: str, **query: str) -> set[str]:
+            return {step.get("group", "") for step in there.get(who, path, query=query).body["steps"]}
+
+        for path, query in ((f"/v1/traces/{stored}", {}), ("/v1/traces", {"topic": "b.x"})):
+            assert groups("bcons", path, **query) == {"", "default", "billing"}
+            assert groups("named", path, **query) == {"", "default"}
+        refused(there.get("named", "/v1/traces", query={"topic": "b.x", "group": "billing"}))
+
+
 def test_locks_and_documents_are_those_of_the_topics_where_nothing_else_is_said(tmp_path: Path):
     with teams(tmp_path) as there:
         taken = there.post("root", "/v1/locks/b.deploy/acquire", {"owner": "b"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from holdfast.broker.layout import topic_of_id
 from holdfast.broker.trace_stats import TraceStats
+from holdfast.broker.traces import TraceStep
 from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
@@ -17,7 +18,12 @@ async def trace(call: Call) -> Steps:
     message_id = call.path["message_id"]
     call.principal.check("read", topic_of_id(message_id))
     found = await call.service.broker.trace(message_id)
-    return Steps(steps=[step for step in found if call.principal.sees(step.topic)])
+    return Steps(steps=[step for step in found if is_shown(call, step)])
+
+
+def is_shown(call: Call, step: TraceStep) -> bool:
+    """Whether a step is one of a topic that the caller may see, and of a group that they may use, if of any."""
+    return call.principal.sees(step.topic) and call.principal.may_use_queue_group(step.group or None)
 
 
 @routes.add("GET", "/v1/traces", action="read", scope="any", query=TracesQuery, answers=Steps)
@@ -36,7 +42,7 @@ async def search(call: Call) -> Steps:
         limit=query.limit,
         last=query.last,
     )
-    return Steps(steps=found)
+    return Steps(steps=[step for step in found if is_shown(call, step)])
 
 
 @routes.add("GET", "/v1/traces/stats", action="read", scope="any", query=StatsQuery, answers=TraceStats)

@@ -11,6 +11,7 @@ from holdfast.embedded.listed import DeadLetter, Listed
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
+from holdfast.server.api.traces import is_shown
 from holdfast.server.calls import Call
 from holdfast.server.console import recipes
 from holdfast.server.console.finding import MessageRow, find, group_for, letter_of, row_of
@@ -87,7 +88,7 @@ def _shown(call: Call, group: ServedGroup) -> MessageShown:
     traced = []
     with suppress(HoldfastError):
         own = found.original_id if isinstance(found, DeadLetter) else found.id
-        traced = [step for step in group._engine.trace(own) if call.principal.sees(step.topic)]
+        traced = [step for step in group._engine.trace(own) if is_shown(call, step)]
     scheme = "https" if call.request.encrypted else "http"
     base = f"{scheme}://{call.request.header('host') or 'localhost'}"
     query: MessageQuery = call.query
