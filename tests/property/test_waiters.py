@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.broker.waiters import ThreadWaiter, Waiters
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
@@ -165,3 +167,39 @@ def test_so_it_is_where_keys_hold_messages_back(plan: list[tuple[Any, ...]]):
 @given(plan=plans)
 def test_so_it_is_where_a_limit_holds_messages_back(plan: list[tuple[Any, ...]]):
     asyncio.run(Story(1, key_group_concurrency=1).run(plan))
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("stand"), st.integers(0, 9), st.integers(1, 3)),
+            st.tuples(st.just("leave"), st.integers(0, 9), st.just(0)),
+            st.tuples(st.just("wake"), st.integers(1, 4), st.just(0)),
+            st.tuples(st.just("pass"), st.integers(1, 1_500), st.just(0)),
+        ),
+        max_size=60,
+    )
+)
+def test_claims_are_those_of_all_before_who_are_not_late(steps: list[tuple[str, int, int]]):
+    clock, waiters = ManualClock(), Waiters()
+    places: dict[int, tuple[ExitStack, ThreadWaiter]] = {}
+    for verb, number, count in steps:
+        if verb == "stand" and number in places:
+            waiters.stand(places[number][1])
+        elif verb == "stand":
+            stack, waiter = ExitStack(), ThreadWaiter(clock, count)
+            stack.enter_context(waiters.in_line(waiter))
+            places[number] = stack, waiter
+        elif verb == "leave" and number in places:
+            places.pop(number)[0].close()
+        elif verb == "wake":
+            waiters.wake(number)
+        elif verb == "pass":
+            clock.advance(ms=number)
+        for waiter in [None, *waiters.standing]:
+            before = waiters.standing if waiter is None else waiters.standing[: waiters.standing.index(waiter)]
+            assert waiters.claims_before(waiter) == sum(each.count for each in before if not each.is_late())
+    for stack, _ in places.values():
+        stack.close()
+    assert not waiters._on_the_way
+    assert not waiters._late

@@ -24,6 +24,7 @@ class Noting:
     def __init__(self) -> None:
         self.woken = False
         self.ticket = 0
+        self.count = 1
 
     def wake(self) -> None:
         self.woken = True
@@ -367,3 +368,30 @@ def test_a_task_that_waits_is_served_before_one_that_comes_by():
         await message.ack()
 
     asyncio.run(story())
+
+
+def test_thousands_in_line_are_counted_and_not_looked_at_one_by_one():
+    clock, looks, line = ManualClock(), [0], []
+
+    class Looked(ThreadWaiter):
+        def is_late(self) -> bool:
+            looks[0] += 1
+            return super().is_late()
+
+    waiters = Waiters()
+    with ExitStack() as stack:
+        for _ in range(2_000):
+            line.append(Looked(clock))
+            stack.enter_context(waiters.in_line(line[-1]))
+        assert [waiters.claims_before(each) for each in line] == list(range(2_000))
+        waiters.wake(1_000)
+        assert [waiters.claims_before(each) for each in line] == list(range(2_000))
+        clock.advance(seconds=2)  # they do not come
+        assert [waiters.claims_before(each) for each in line[1_000:]] == list(range(1_000))
+        waiters.stand(line[0])  # one does after all
+        assert waiters.claims_before(line[1_000]) == 1
+        assert waiters.claims_before(None) == 1_001
+    assert looks[0] < 4 * 2_000
+    assert not waiters._on_the_way
+    assert not waiters._late
+    assert not waiters._greedy

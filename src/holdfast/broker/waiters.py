@@ -14,6 +14,7 @@ from typing import Final, Protocol
 from holdfast.env import Clock
 
 _TICKET: Final = attrgetter("ticket")
+_COUNT: Final = attrgetter("count")
 _LATE_NS: Final = 1_000_000_000
 
 
@@ -41,6 +42,9 @@ class Waiters:
         self._lock = threading.RLock()  # a task that is given up leaves the line, and that may be at any moment
         self._line: list[Waiter] = []  # those asleep
         self._tickets = count(1)
+        self._on_the_way: dict[Waiter, None] = {}  # woken and not come since, in the order of their waking
+        self._late: list[Waiter] = []  # those of them whose claims count for nothing any more
+        self._greedy = 0  # how many of those who stand ask for more than one message
         # These, and those who were woken and have not looked yet. It is always the same list: faces look at it.
         self.standing: list[Waiter] = []
         self.turn = threading.Lock()  # held by who looks whether something is left for it, and takes it
@@ -54,8 +58,10 @@ class Waiters:
     def wake(self, many: int = 1) -> None:
         """Wake the first ones in line; each leaves it."""
         with self._lock:
-            first, self._line = self._line[:many], self._line[many:]
+            first = self._line[:many]
+            del self._line[:many]
             for waiter in first:
+                self._on_the_way[waiter] = None
                 waiter.wake()
 
     def wake_all(self) -> None:
@@ -67,8 +73,10 @@ class Waiters:
             waiter.woken = False
             if not waiter.ticket:
                 waiter.ticket = next(self._tickets)
+            self._arrived(waiter)
             _insert(self._line, waiter)
-            _insert(self.standing, waiter)
+            if _insert(self.standing, waiter):
+                self._greedy += waiter.count != 1
 
     @contextlib.contextmanager
     def in_line(self, waiter: Waiter) -> Iterator[None]:
@@ -80,8 +88,10 @@ class Waiters:
             done = True
         finally:
             with self._lock:
+                self._arrived(waiter)
                 _remove(self._line, waiter)
-                _remove(self.standing, waiter)
+                if _remove(self.standing, waiter):
+                    self._greedy -= waiter.count != 1
             if not done and waiter.woken:
                 self.wake()
 
@@ -97,23 +107,49 @@ class Waiters:
     def claims_before(self, waiter: Waiter | None) -> int:
         """How many messages those may take who stand before it (None: before whoever is not in line).
 
-        Nobody waits for one who does not come, such as a task whose event loop stands still.
+        Nobody waits for one who does not come, such as a task whose event loop stands still. Thousands may stand
+        here, and each of them asks: they are counted, not looked at one by one.
         """
         with self._lock:
-            end = len(self.standing) if waiter is None else bisect_left(self.standing, waiter.ticket, key=_TICKET)
-            return sum([other.count for other in self.standing[:end] if not other.is_late()])
+            self._note_late()
+            return self._claims(self.standing, waiter) - self._claims(self._late, waiter)
+
+    def _claims(self, line: list[Waiter], waiter: Waiter | None) -> int:
+        end = len(line) if waiter is None else bisect_left(line, waiter.ticket, key=_TICKET)
+        return sum(map(_COUNT, line[:end])) if self._greedy else end
+
+    def _note_late(self) -> None:
+        """Whoever is late stays so until it comes: each is noted once."""
+        while self._on_the_way:
+            waiter = next(iter(self._on_the_way))
+            if not waiter.is_late():
+                return  # nor is anybody who was woken after it
+            del self._on_the_way[waiter]
+            _insert(self._late, waiter)
+
+    def _arrived(self, waiter: Waiter) -> None:
+        if waiter in self._on_the_way:
+            del self._on_the_way[waiter]
+        elif self._late:
+            _remove(self._late, waiter)
 
 
-def _insert(line: list[Waiter], waiter: Waiter) -> None:
-    at = bisect_left(line, waiter.ticket, key=_TICKET)
-    if line[at : at + 1] != [waiter]:
-        line.insert(at, waiter)
-
-
-def _remove(line: list[Waiter], waiter: Waiter) -> None:
+def _insert(line: list[Waiter], waiter: Waiter) -> bool:
+    """Whether it was not there before."""
     at = bisect_left(line, waiter.ticket, key=_TICKET)
     if line[at : at + 1] == [waiter]:
-        del line[at]
+        return False
+    line.insert(at, waiter)
+    return True
+
+
+def _remove(line: list[Waiter], waiter: Waiter) -> bool:
+    """Whether it was there."""
+    at = bisect_left(line, waiter.ticket, key=_TICKET)
+    if line[at : at + 1] != [waiter]:
+        return False
+    del line[at]
+    return True
 
 
 class _OnClock:
