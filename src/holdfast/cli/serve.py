@@ -29,6 +29,7 @@ from holdfast.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
+_SWITCH_S: Final = 0.0005  # a thread that reads keeps the loop waiting no longer than that, instead of 5 ms
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
 _PARTITIONS: Final = "broker.open_partitions"
@@ -147,6 +148,7 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
 
     start_logging(settings.log_format, sys.stderr)
     effective, settings = _within_limits(effective, settings)
+    sys.setswitchinterval(_SWITCH_S)
 
     def ready(addresses: Sequence[str]) -> None:
         gc.freeze()  # nor need it ever be searched for garbage, while all calls wait

@@ -28,6 +28,7 @@ from holdfast.server.revocation import Revocation
 from holdfast.server.routing import Route, Router, Routes
 from holdfast.server.service import Service
 from holdfast.server.statuses import retry_after_of, status_of
+from holdfast.server.turns import CALLER, Turns
 from holdfast.storage.shortage import ran_out, shortage
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class App:
         self._prefix = f"{service.world.ids.random_u32():08x}"
         self._numbers = count(1)
         self.revocation = Revocation(access.confirm)
+        self._turns = Turns()
 
     async def handle(self, request: Request) -> Answer:
         """The answer to a request, whatever happens."""
@@ -138,6 +140,11 @@ class App:
         try:
             if call.request.in_reserve:
                 _check_reserve(call)
+            if call.task is not None:
+                CALLER.set(call.principal.name)
+                turn = self._turns.begin(call.principal.name)
+                if turn is not None:
+                    await turn
             answer = await self._called(call)
         except asyncio.CancelledError:
             ended = call.why_ended()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -21,6 +22,7 @@ from holdfast.server.metrics import ServerMetrics
 from holdfast.server.otel import start_export
 from holdfast.server.server import Server
 from holdfast.server.tls import tls_context
+from holdfast.server.turns import FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ async def serve(
     """Serve a folder until told to go; answers whether all that was under way then was finished."""
     for warning in check_listening(settings):
         logger.warning(warning)
+    asyncio.get_running_loop().set_default_executor(FairThreads())
     tls = tls_context(settings, world.clock)
     broker = await open_broker(folder, settings=broker_settings)
     try:

@@ -1,0 +1,130 @@
+"""Turns: one caller's flood of calls makes that caller wait, and nobody else.
+
+All calls run on one event loop, and what waits for the disk on a few threads. Both serve whoever comes first, so a
+caller with sixty connections would be served sixty times before the next one. Hence two rules for callers with a
+token:
+
+- In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`Turns`). A call
+  that has begun is never held up, so that many may still wait for one sync of the disk together.
+- So many threads work for one caller at a time; more of its work stands in a line of its own (`FairThreads`). Some
+  threads are always left to others, and so is the interpreter, which one thread has at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, Final, TypeVar
+
+CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # for whom this is done
+
+_AT_ONCE: Final = 8
+_THREADS_EACH: Final = 2
+
+_Result = TypeVar("_Result")
+
+
+class Turns:
+    """Which calls begin in this round of the event loop."""
+
+    def __init__(self, at_once: int = _AT_ONCE) -> None:
+        self._at_once = at_once
+        self._begun: dict[str, int] = {}
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+        self._round_is_due = False
+
+    def begin(self, caller: str) -> asyncio.Future[None] | None:
+        """What a call has to wait for before it begins; None: nothing."""
+        if not self._round_is_due:
+            self._round_is_due = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+        begun = self._begun.get(caller, 0)
+        if begun < self._at_once and caller not in self._lines:
+            self._begun[caller] = begun + 1
+            return None
+        turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(caller, deque()).append(turn)
+        return turn
+
+    def _next_round(self) -> None:
+        self._begun.clear()
+        for caller, line in list(self._lines.items()):
+            begun = 0
+            while line and begun < self._at_once:
+                turn = line.popleft()
+                if not turn.done():  # its client may be gone
+                    turn.set_result(None)
+                    begun += 1
+            self._begun[caller] = begun
+            if not line:
+                del self._lines[caller]
+        self._round_is_due = bool(self._begun)
+        if self._round_is_due:
+            asyncio.get_running_loop().call_soon(self._next_round)
+
+
+class FairThreads(ThreadPoolExecutor):
+    """Threads of which one caller has a few at a time. Work that is nobody's is done as it comes."""
+
+    def __init__(self, each: int = _THREADS_EACH) -> None:
+        super().__init__(thread_name_prefix="holdfast")
+        self._each = each
+        self._line_lock = threading.Lock()
+        self._running: dict[str, int] = {}
+        self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+
+    def submit(self, fn: Callable[..., _Result], /, *args: Any, **kwargs: Any) -> Future[_Result]:
+        caller = CALLER.get()
+        if caller is None:
+            return super().submit(fn, *args, **kwargs)
+        future: Future[_Result] = Future()
+        with self._line_lock:
+            if self._running.get(caller, 0) >= self._each:
+                self._lines.setdefault(caller, deque()).append((future, lambda: fn(*args, **kwargs)))
+                return future
+            self._running[caller] = self._running.get(caller, 0) + 1
+        try:
+            super().submit(self._work, caller, future, lambda: fn(*args, **kwargs))
+        except BaseException:
+            self._finished(caller)
+            raise
+        return future
+
+    def _work(self, caller: str, future: Future[Any], work: Callable[[], Any]) -> None:
+        try:
+            _done(future, work)
+        finally:
+            self._finished(caller)
+
+    def _finished(self, caller: str) -> None:
+        """A thread has done something for the caller: it may do the next thing, behind what others want."""
+        with self._line_lock:
+            line = self._lines.get(caller)
+            if not line:
+                self._running[caller] -= 1
+                if not self._running[caller]:
+                    del self._running[caller]
+                return
+            future, work = line.popleft()
+            if not line:
+                del self._lines[caller]
+        try:
+            super().submit(self._work, caller, future, work)
+        except RuntimeError:  # the server ends
+            future.cancel()
+            self._finished(caller)
+
+
+def _done(future: Future[Any], work: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,123 @@
+"""A caller that asks for much waits for itself, and nobody else waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from holdfast.server.turns import CALLER, FairThreads, Turns
+
+_PATIENCE_S = 60
+
+
+def test_so_many_calls_of_one_caller_begin_in_a_round_and_others_need_not_wait_for_the_rest():
+    async def story() -> list[str]:
+        turns, begun = Turns(at_once=3), []
+
+        async def call(name: str, number: int) -> None:
+            turn = turns.begin(name)
+            if turn is not None:
+                await turn
+            begun.append(f"{name}{number}")
+
+        flood = [asyncio.ensure_future(call("a", i)) for i in range(9)]
+        other = [asyncio.ensure_future(call("b", i)) for i in range(2)]
+        await asyncio.gather(*flood, *other)
+        for _ in range(3):  # rounds without calls
+            await asyncio.sleep(0)
+        assert not turns._lines
+        assert not turns._begun
+        assert not turns._round_is_due
+        return begun
+
+    begun = asyncio.run(story())
+    assert [name for name in begun if name[0] == "a"] == [f"a{i}" for i in range(9)], "in their order"
+    assert begun.index("b1") == 4, "behind those of this round, before all that stand in line"
+
+
+def test_who_gives_up_its_turn_takes_none_from_those_behind_it():
+    async def story() -> None:
+        turns = Turns(at_once=1)
+        assert turns.begin("a") is None
+        gone, stays = turns.begin("a"), turns.begin("a")
+        assert gone is not None
+        assert stays is not None
+        gone.cancel()
+        await asyncio.wait_for(stays, _PATIENCE_S)
+
+    asyncio.run(story())
+
+
+class Work:
+    """Something that takes until it is let go, and notes that it was begun."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.some_began = threading.Condition()
+        self.go_on = threading.Event()
+
+    def do(self, name: str) -> str:
+        with self.some_began:
+            self.begun.append(name)
+            self.some_began.notify_all()
+        assert self.go_on.wait(_PATIENCE_S)
+        return name
+
+    def wait_for(self, count: int) -> None:
+        with self.some_began:
+            assert self.some_began.wait_for(lambda: len(self.begun) >= count, _PATIENCE_S)
+
+
+def submitted(threads: FairThreads, caller: str | None, work: Any, *args: Any) -> Future[Any]:
+    def submit() -> Future[Any]:
+        CALLER.set(caller)
+        return threads.submit(work, *args)
+
+    return contextvars.copy_context().run(submit)
+
+
+def test_one_caller_never_has_all_threads():
+    work, threads = Work(), FairThreads(each=2)
+    try:
+        many = [submitted(threads, "a", work.do, "a") for _ in range(50)]
+        work.wait_for(2)
+        other = submitted(threads, "b", work.do, "b")
+        work.wait_for(3)
+        assert sorted(work.begun) == ["a", "a", "b"], "the others of the first caller have not begun"
+        many[-1].cancel()
+        work.go_on.set()
+        assert other.result(_PATIENCE_S) == "b"
+        assert [each.result(_PATIENCE_S) for each in many[:-1]] == ["a"] * 49
+        nobody = submitted(threads, None, work.do, "c")
+        assert nobody.result(_PATIENCE_S) == "c"
+    finally:
+        work.go_on.set()
+        threads.shutdown()
+    assert not threads._lines
+    assert not threads._running
+
+
+def test_an_error_of_the_work_is_told_and_the_next_thing_is_done():
+    def fail() -> None:
+        raise LookupError("not there")
+
+    with FairThreads(each=1) as threads:
+        failed = submitted(threads, "a", fail)
+        after = submitted(threads, "a", int)
+        assert isinstance(failed.exception(_PATIENCE_S), LookupError)
+        assert after.result(_PATIENCE_S) == 0
+
+
+def test_what_stands_in_line_when_the_threads_end_is_given_up():
+    work, threads = Work(), FairThreads(each=1)
+    first = submitted(threads, "a", work.do, "a")
+    rest = [submitted(threads, "a", work.do, "a") for _ in range(3)]
+    work.wait_for(1)
+    threads.shutdown(wait=False)
+    work.go_on.set()
+    assert first.result(_PATIENCE_S) == "a"
+    threads.shutdown()
+    assert all(each.cancelled() for each in rest)
