@@ -19,12 +19,11 @@ A comparison of unlike things (text with a number, true with 1), or with null, i
 `not in` included; only a written null may be asked for, with == and !=. Lists and objects are compared
 with nothing: use `in`, an index or a part. A value alone counts unless it is null, false, 0 or empty.
 
-`~` searches with Python's `re`, and `!~` is true for a text in which nothing is found. In a text, \\ \" \'
+`~` searches with RE2 (see `expressions`), and `!~` is true for a text in which nothing is found. In a text, \\ \" \'
 \n \r \t are the usual characters and every other backslash stands for itself, so "\d+" needs no doubling.
 
-Nothing here is evaluated as Python. Length and nesting are limited, and all but `~` runs in a time
-linear in the message. A regular expression may take very long on a long text if it is written for
-that, as everywhere in Python: do not take one from somebody you do not trust.
+Nothing here is evaluated as Python. Length and nesting are limited, and all of it runs in a time linear in the
+message, regular expressions included: a condition may come from somebody whom you do not trust.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
+from holdfast.delivery.expressions import Expression
 from holdfast.delivery.facts import Facts, compared, contains, moment_of, seconds_of
 from holdfast.errors import InvalidRequest
 
@@ -97,15 +97,6 @@ class _Operand(NamedTuple):
     value: Any = None
 
 
-def has_patterns(where: str) -> bool:
-    """Whether the expression has a regular expression in it: one that is made for it can take for ever."""
-    if "~" not in where:
-        return False
-    parser = _Parser(where, 0)
-    parser.parse()
-    return parser.patterns > 0
-
-
 class _Token(NamedTuple):
     kind: str
     text: str
@@ -122,7 +113,6 @@ class _Parser:
             self._fail(f"it has {len(source)} characters, at most {MAX_CHARACTERS} are allowed", MAX_CHARACTERS)
         self._tokens = self._tokenised()
         self._next = 0
-        self.patterns = 0
 
     def parse(self) -> _Test:
         test = self._any(0)
@@ -204,18 +194,16 @@ class _Parser:
         return operand
 
     def _match(self, left: _Operand, right: _Operand, *, wanted: bool) -> _Test:
-        self.patterns += 1
         if not (right.literal and isinstance(right.value, str)):
             self._fail("expected a regular expression as text in quotes", right.at)
         try:
-            search = re.compile(right.value).search
-        # A warning is an error where the user has asked for that.
-        except (re.error, ValueError, OverflowError, RecursionError, Warning) as error:
+            found_in = Expression(right.value).found_in
+        except InvalidRequest as error:
             self._fail(f"this regular expression cannot be used: {error}", right.at)
 
         def test(facts: Facts) -> bool:
             value = left.read(facts)
-            return isinstance(value, str) and (search(value) is not None) is wanted
+            return isinstance(value, str) and found_in(value) is wanted
 
         return test
 

@@ -13,8 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
-from holdfast.delivery.where import has_patterns
-from holdfast.errors import Closed, Forbidden, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
+from holdfast.errors import Closed, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
 from holdfast.server.access import CHALLENGES, Access
@@ -180,7 +179,6 @@ class App:
             call.trace = parse_traceparent(request.headers["traceparent"])
         await call.decode()
         if route.action != "open":
-            _check_condition(call)
             if call.principal.queue_groups is not None:
                 _check_group(call)
             if route.allowed is not None:
@@ -334,16 +332,3 @@ def _check_group(call: Call) -> None:
     """Whatever a call does with a group of a queue, the group must be one of those that the token lists."""
     for given in (call.query, call.body):
         call.principal.check_queue_group(getattr(given, "group", None))
-
-
-def _check_condition(call: Call) -> None:
-    """A regular expression that is made for it keeps all of the server busy: not everybody may send one."""
-    where = getattr(call.query, "where", None) or getattr(call.body, "where", None)
-    if not isinstance(where, str) or not has_patterns(where):
-        return
-    named = call.route.named
-    if not call.principal.may("admin", None if named is None else call.path[named]):
-        raise Forbidden(
-            f"{call.principal.name} may not use ~ in a condition here: a regular expression can keep the server from "
-            "all else for long, so only an admin of the queue may. Use ==, in or < instead"
-        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.layout import TOPICS, partition_folder, topic_folder
 from holdfast.broker.policy import settings_for
+from holdfast.delivery.expressions import Expression
 from holdfast.env import World, real_world
 from holdfast.errors import NotAQueue, UnknownTopic
 from holdfast.spark.options import Subscription
@@ -37,7 +37,8 @@ class DataFolder:
         """Those that the subscription means; one that is named must be there."""
         names = self._catalog.names()
         if subscription.pattern is not None:
-            return [name for name in names if re.fullmatch(subscription.pattern, name)]
+            pattern = Expression(subscription.pattern)
+            return [name for name in names if pattern.matches(name)]
         for name in subscription.names:
             if name not in names and name not in self._catalog:
                 there = f"there are {', '.join(names[:10])}" if names else "there is none yet"

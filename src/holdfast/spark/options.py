@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from holdfast.broker.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
+from holdfast.delivery.expressions import Expression
 from holdfast.embedded.times import instant_ns, parse_duration, parse_instant
 from holdfast.errors import InvalidRequest
 
@@ -246,9 +247,9 @@ class _Options:
         name, text = given[0], self._given[given[0]]
         if name == "subscribePattern":
             try:
-                re.compile(text)
-            except re.error as error:
-                raise InvalidRequest(f'option "subscribePattern" is {text!r}, no regular expression: {error}') from None
+                Expression(text)
+            except InvalidRequest as error:
+                raise InvalidRequest(f'option "subscribePattern" is {text!r}, which cannot be used: {error}') from None
             return Subscription(pattern=text)
         if name == "assign":
             partitions = _json_of(text, dict[str, tuple[int, ...]])
