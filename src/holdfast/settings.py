@@ -242,6 +242,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_waiters_per_principal: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     max_wait_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 300_000
     drain_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 30_000
+    scan_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    scan_messages: Annotated[int, Meta(ge=1, le=10_000_000)] = 20_000
 
     watch: bool = True
     poll_interval_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 3_000

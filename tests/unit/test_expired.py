@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,8 +67,8 @@ def _put(q: holdfast.Queue[Any], order: str, count: int = MANY) -> None:
 
 
 @pytest.fixture(params=[False, True], ids=["dropped", "buried"])
-def to_dead(request: pytest.FixtureRequest) -> Iterator[bool]:
-    yield request.param
+def to_dead(request: pytest.FixtureRequest) -> bool:
+    return request.param
 
 
 @pytest.mark.parametrize("order", _ORDERS)

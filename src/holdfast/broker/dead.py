@@ -222,10 +222,13 @@ class Graveyard:
         found = next((_letter(record) for record in log.records(offset, whole=False)), None)
         return found if found is not None and found.note.group == self._group else None
 
-    def all(self) -> Iterator[DeadLetter]:
+    def all(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
         """The group's dead letters, oldest first; those that are being moved back are left out."""
         group, log = self.letters.group, self.target.log
-        for record in log.records(max(group.floor, log.start), on_damage="skip", whole=False):
+        start = min(max(group.floor, log.start, start), log.end)
+        for record in log.records(start, on_damage="skip", whole=False):
+            if look is not None:
+                look(record.offset)
             if group.phase(record.offset) is Phase.READY:
                 letter = _letter(record)
                 if letter is not None and letter.note.group == self._group:

@@ -89,11 +89,11 @@ class Station:
                 )
             return self._graves
 
-    def letters(self) -> Iterator[DeadLetter]:
-        """The dead letters, those on their way included."""
+    def letters(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
+        """The dead letters from an offset of their log on, also those on their way; each place is told to `look`."""
         self.check_open()
         self.inter()
-        return iter(()) if self._graves is None else self._graves.all()
+        return iter(()) if self._graves is None else self._graves.all(start, look)
 
     def letter(self, offset: int) -> DeadLetter | None:
         """The dead letter at an offset of its own log, if there is one."""

@@ -102,9 +102,7 @@ class DeadLetters(Generic[Body]):
 
     def _to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[ChosenLetter]:
         """Those that are meant, in the order in which they were published: those of one key must not overtake."""
-        letters = self._chosen(ids, where, limit)
-        letters.sort(key=lambda letter: (letter.original_offset, letter.place.offset))
-        return letters
+        return in_order(self._chosen(ids, where, limit))
 
     def purge(
         self,
@@ -116,21 +114,18 @@ class DeadLetters(Generic[Body]):
     ) -> Redriven:
         """Drop dead letters for good."""
         letters = self._chosen(ids, where, limit)
-        done = 0
-        for station, letters_there in () if dry_run else _by_station(letters):
-            done += station.graves().purge(letters_there)
-        return _result(letters, done)
+        return _result(letters, 0 if dry_run else drop(letters))
 
     def _chosen(self, ids: object, where: Where, limit: int | None) -> list_[ChosenLetter]:
         if ids is None:
-            return list_(map(_choose, self._each(where, limit)))
+            return list_(map(choose, self._each(where, limit)))
         if where is not None:
             raise InvalidRequest("give ids or where, not both")
         check_limit(limit)
         if not isinstance(ids, Iterable) or isinstance(ids, bytes):
             raise InvalidRequest(f"ids must be ids of dead letters, not {type(ids).__name__}")
         wanted = dict.fromkeys([ids] if isinstance(ids, str) else ids)
-        return [_choose(self.show(letter_id)) for letter_id in wanted][:limit]
+        return [choose(self.show(letter_id)) for letter_id in wanted][:limit]
 
     def _paced(self, letters: list_[ChosenLetter], rate: float | None) -> Iterator[list_[ChosenLetter]]:
         size = at_once(rate)
@@ -146,11 +141,22 @@ class DeadLetters(Generic[Body]):
 
 def grouped(letters: Iterable[DeadLetter[Any]]) -> list_[DeadGroup]:
     """Letters by reason and kind of error, the most frequent first."""
-    found: dict[tuple[str, str], DeadGroup] = {}
+    kinds = DeadKinds()
     for letter in letters:
+        kinds.add(letter)
+    return kinds.groups()
+
+
+class DeadKinds:
+    """Groups of letters, in the making."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], DeadGroup] = {}
+
+    def add(self, letter: DeadLetter[Any]) -> None:
         kind, dead_at = (letter.reason, fingerprint(letter.error)), letter.dead_at
-        before = found.get(kind)
-        found[kind] = DeadGroup(
+        before = self._found.get(kind)
+        self._found[kind] = DeadGroup(
             reason=kind[0],
             error=kind[1],
             count=1 if before is None else before.count + 1,
@@ -158,7 +164,10 @@ def grouped(letters: Iterable[DeadLetter[Any]]) -> list_[DeadGroup]:
             last=dead_at if before is None else max(before.last, dead_at),
             example=letter.id,
         )
-    return sorted(found.values(), key=lambda group: (-group.count, group.error))
+
+    def groups(self) -> list_[DeadGroup]:
+        """The most frequent first."""
+        return sorted(self._found.values(), key=lambda group: (-group.count, group.error))
 
 
 def at_once(rate: float | None) -> int:
@@ -171,12 +180,23 @@ def put_back(letters: Iterable[ChosenLetter]) -> int:
     return sum(station.graves().redrive(letters_there) for station, letters_there in _by_station(letters))
 
 
+def drop(letters: Iterable[ChosenLetter]) -> int:
+    """Drop these letters for good; answers how many were still there."""
+    return sum(station.graves().purge(letters_there) for station, letters_there in _by_station(letters))
+
+
+def in_order(letters: list_[ChosenLetter]) -> list_[ChosenLetter]:
+    """The letters in the order in which they were published."""
+    return sorted(letters, key=lambda letter: (letter.original_offset, letter.place.offset))
+
+
 def no_letter(letter_id: str) -> InvalidRequest:
     """The error for an id that leads to nothing."""
     return InvalidRequest(f"there is no dead letter {letter_id}; it may have been redriven or purged")
 
 
-def _choose(letter: DeadLetter[Any]) -> ChosenLetter:
+def choose(letter: DeadLetter[Any]) -> ChosenLetter:
+    """A letter as one that is to be moved."""
     return ChosenLetter(
         letter.id, letter.original_offset, letter._home, LetterPlace(letter.offset, len(letter._record.value))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 Message = TypeVar("Message", bound=Listed[Any])
 Where: TypeAlias = str | Callable[[Any], object] | None
+
+# Told of each place in the list before it is looked at: partition, offset, and for what is not in the log yet its time
+# and number. It may raise, to end the look there.
+Look: TypeAlias = Callable[..., None]
 
 _AT_A_TIME: Final = 256
 _LAST: Final = 2**62  # behind all that is in a log
@@ -58,17 +63,26 @@ def parse_mark(text: str) -> Mark:
     return Mark(*map(int, numbers))
 
 
+def _unwatched(partition: int, offset: int, due_ms: int = 0, number: int = 0) -> None:
+    """Nobody wants to know."""
+
+
 def listed(
-    face: Face[Body], phase: str, where: Where, limit: int | None, *, after: Mark | None = None
+    face: Face[Body],
+    phase: str,
+    where: Where,
+    limit: int | None,
+    *,
+    after: Mark | None = None,
+    look: Look = _unwatched,
 ) -> Iterator[Listed[Body]]:
     """The messages in a phase that the condition chooses, from the start or behind a place."""
     if phase not in get_args(PhaseName):
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
     check_limit(limit)
     face._check_open()
-    return chosen(
-        _SOURCES[phase](face, after or Mark()), where, limit, now_ms=face._engine.world.clock.now_ns() // 1_000_000
-    )
+    now_ms = face._engine.world.clock.now_ns() // 1_000_000
+    return chosen(_SOURCES[phase](face, after or Mark(), look), where, limit, now_ms=now_ms)
 
 
 def chosen(messages: Iterator[Message], where: Where, limit: int | None, *, now_ms: int) -> Iterator[Message]:
@@ -111,34 +125,40 @@ def _stations(face: Face[Any], after: Mark) -> Iterator[tuple[Station, Mark]]:
             yield station, after if station.number == after.partition else Mark()
 
 
-def _ready(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+def _ready(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
     for station, mark in _stations(face, after):
         group, log = station.delivery.group, station.partition.log
         start = min(max(group.floor, log.start, mark.offset + 1), log.end)
         for record in log.records(start, on_damage="skip", whole=False):
+            look(station.number, record.offset)
             if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
                 yield Listed(face, station, record, "ready")
 
 
-def _leased(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+def _leased(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
     for station, mark in _stations(face, after):
         leases = station.delivery.group.leases
         with station.delivery.lock:
-            offsets = sorted(offset for offset in leases if offset > mark.offset)
+            offsets = list(leases)  # and no more, while consumers wait for the lock
+        offsets = sorted(offset for offset in offsets if offset > mark.offset)
         for record in _records(station, offsets, leases):
+            look(station.number, record.offset)
             yield Listed(face, station, record, "leased")
 
 
-def _delayed(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+def _delayed(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
     for station, mark in _stations(face, after):
         with station.delivery.lock:
-            waiting = dict(sorted(each for each in station.delivery.group.waiting.items() if each[0] > mark.offset))
+            waiting = dict(station.delivery.group.waiting)
+        waiting = dict(sorted(each for each in waiting.items() if each[0] > mark.offset))
         for record in _records(station, list(waiting), station.delivery.group.waiting):
+            look(station.number, record.offset)
             yield Listed(face, station, record, "delayed", due_ms=waiting[record.offset])
         store = station.partition.delayed
         if store is not None:
             behind = (mark.due_ms, mark.number) if mark.offset == _LAST else None
             for message in store.waiting(after=behind):
+                look(station.number, _LAST, message.due_at_ms, message.record.offset)
                 yield Waiting(face, station, message)
 
 
@@ -148,14 +168,13 @@ def _records(station: Station, offsets: list[int], among: Container[int]) -> Ite
         yield from station.delivery.fetch([offset for offset in offsets[i : i + _AT_A_TIME] if offset in among])
 
 
-def _dead(face: Face[Any], after: Mark) -> Iterator[Listed[Any]]:
+def _dead(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
     for station, mark in _stations(face, after):
-        for letter in station.letters():
-            if letter.record.offset > mark.offset:
-                yield DeadLetter(face, station, letter)
+        for letter in station.letters(mark.offset + 1, partial(look, station.number)):
+            yield DeadLetter(face, station, letter)
 
 
-_SOURCES: dict[str, Callable[[Any, Mark], Iterator[Listed[Any]]]] = {
+_SOURCES: dict[str, Callable[[Any, Mark, Look], Iterator[Listed[Any]]]] = {
     "ready": _ready,
     "leased": _leased,
     "delayed": _delayed,

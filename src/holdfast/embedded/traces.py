@@ -59,13 +59,13 @@ class TraceFace:
     ) -> list[TraceStep]:
         """The steps that fit, oldest first: the first `limit` of them, or the last. A time may be "so long ago"."""
         question = Question(topic=topic, group=group, event=event, holder=holder, error=error, since=since, until=until)
-        return _search(self._engine, question, limit, last)
+        return search_in(self._engine, question, limit, last)
 
     def trace_stats(
         self, *, topic: str | None = None, since: When | None = None, until: When | None = None
     ) -> TraceStats:
         """How long messages waited and were worked on, how often they were tried, what failed."""
-        return _stats(self._engine, Question(topic=topic, since=since, until=until))
+        return stats_in(self._engine, Question(topic=topic, since=since, until=until))
 
 
 class AsyncTraceFace:
@@ -95,16 +95,17 @@ class AsyncTraceFace:
     ) -> list[TraceStep]:
         """The steps that fit, oldest first: the first `limit` of them, or the last. A time may be "so long ago"."""
         question = Question(topic=topic, group=group, event=event, holder=holder, error=error, since=since, until=until)
-        return await asyncio.to_thread(_search, self._engine, question, limit, last)
+        return await asyncio.to_thread(search_in, self._engine, question, limit, last)
 
     async def trace_stats(
         self, *, topic: str | None = None, since: When | None = None, until: When | None = None
     ) -> TraceStats:
         """How long messages waited and were worked on, how often they were tried, what failed."""
-        return await asyncio.to_thread(_stats, self._engine, Question(topic=topic, since=since, until=until))
+        return await asyncio.to_thread(stats_in, self._engine, Question(topic=topic, since=since, until=until))
 
 
-def _search(engine: BrokerEngine, question: Question, limit: object, last: object) -> list[TraceStep]:
+def search_in(engine: BrokerEngine, question: Question, limit: object, last: object) -> list[TraceStep]:
+    """The steps that fit."""
     if type(limit) is not int or not 1 <= limit <= _MOST_STEPS:
         raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_STEPS}")
     if not isinstance(last, bool):
@@ -114,7 +115,8 @@ def _search(engine: BrokerEngine, question: Question, limit: object, last: objec
     return engine.traces.search(wanted, limit, last=last)
 
 
-def _stats(engine: BrokerEngine, question: Question) -> TraceStats:
+def stats_in(engine: BrokerEngine, question: Question) -> TraceStats:
+    """The steps that fit, in numbers."""
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.stats(wanted)

@@ -45,10 +45,14 @@ class Letter(Listed, kw_only=True):
 
 
 class Letters(Told, kw_only=True):
-    """Dead letters, oldest first; `next` is what `after` goes on from, if there may be more."""
+    """Dead letters, oldest first; `next` is what `after` goes on from, if there may be more.
+
+    That may be so of a page with few letters, or none: one call looks at so many (`scanned`) and no more.
+    """
 
     letters: list[Letter]
     next: str = ""
+    scanned: int = 0
 
 
 class DeadGroups(Told, kw_only=True):

@@ -59,10 +59,14 @@ class Messages(Told, kw_only=True):
 
 
 class ListedMessages(Told, kw_only=True):
-    """Messages that are looked at, with where they stand; `next` is what `after` goes on from, if there may be more."""
+    """Messages that are looked at, with where they stand; `next` is what `after` goes on from, if there may be more.
+
+    That may be so of a page with few messages, or none: one call looks at so many (`scanned`) and no more.
+    """
 
     messages: list[Listed]
     next: str = ""
+    scanned: int = 0
 
 
 class LookupQuery(InGroup, kw_only=True):

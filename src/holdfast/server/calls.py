@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from holdfast.codec.tracecontext import TraceContext
     from holdfast.server.audit import Act
 
+
+_Found = TypeVar("_Found")
 
 _VALUES: Final = frozenset({JSON, MSGPACK, *UNSAID})
 
@@ -80,6 +82,10 @@ class Call:
         if self.ended is not None and self.task is not None and self.task.cancelling():
             self.task.uncancel()
         return self.ended
+
+    async def scan(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
+        """Work that looks through many messages: `work(scan, ...)`, on a thread for that, in the caller's turn."""
+        return await self.service.scans.run(self.principal.name, work, *arguments)
 
     @property
     def media(self) -> str:

@@ -33,11 +33,13 @@ _NO_STATE: Final = State()
 class ServedGroup(AsyncGroup[bytes]):
     """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
 
-    async def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
-        """What is ready now, leased to the owner."""
-        wanted = self._wanted(count, 0, lease_s, owner, renew=False, detached=True)
-        taken = self._take(wanted)
-        return taken if taken is not None else await self._go_on(wanted)
+    def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
+        """What is ready now, leased to the owner; None where there is more to look through: `take_further`."""
+        return self._take(self._wanted(count, 0, lease_s, owner, renew=False, detached=True))
+
+    async def take_further(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
+        """The same to its end, with turns for other tasks in between."""
+        return await self._go_on(self._wanted(count, 0, lease_s, owner, renew=False, detached=True))
 
     async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
         """The same, after a wait in line."""

@@ -78,6 +78,7 @@ class Server:
     async def close(self) -> bool:
         """Drain, then sync and let go of the folder."""
         finished = await self.drain()
+        await self.service.scans.close()
         await self.broker.close()
         return finished
 

@@ -13,6 +13,7 @@ from holdfast.embedded.effective import Effective
 from holdfast.env import World
 from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
+from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
 
@@ -31,6 +32,7 @@ class Service:
         self.settings = settings
         self.waits = WaitLimit(settings.max_waiters, settings.max_waiters_per_principal)
         self.windows = Windows()
+        self.scans = Scans(settings.scan_workers, settings.scan_messages)
         self.members = ServedMembers(broker)
         self.leaving = False
         self.began_ns = world.clock.now_ns()

@@ -16,6 +16,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
+from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, Unavailable, UnknownFormat
 from holdfast.large import LargeValue
 from holdfast.model import Record
@@ -88,6 +89,7 @@ class LogView:
             segment_end = _ends(segments, end)[i]
             try:
                 for frame, _ in self._read_segment(segments[i], offset, segment_end, on_damage):
+                    checkpoint()
                     yield frame
                     offset = frame.next_offset
             except FileNotFoundError:

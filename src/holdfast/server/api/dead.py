@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from holdfast.embedded.dead import ChosenLetter, DeadLetters, at_once, put_back
+from holdfast.embedded.dead import ChosenLetter, DeadKinds, DeadLetters, at_once, choose, drop, in_order, put_back
 from holdfast.embedded.listed import DeadLetter, Listed
+from holdfast.embedded.listing import Mark, listed
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
 from holdfast.protocol.dead import (
     DeadGroups,
@@ -27,12 +28,14 @@ from holdfast.server.api.queues import Room, existing_group, page, told
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Full, Scan
 from holdfast.server.served import ServedGroup
 
 routes = Routes("dead letters")
 
 _MOST_IDS = 1_000  # named in an answer
 _STEP_S = 1.0
+_AT_ONCE = 1_000  # dropped in one go
 
 
 @routes.add(
@@ -47,18 +50,52 @@ async def list_dead(call: Call) -> Letters:
     """Dead letters that the condition chooses, oldest first; page by page with `after`."""
     query: DeadQuery = call.query
     group = await existing_group(call, query.group)
-    return await asyncio.to_thread(_letters, group, query)
+    return await call.scan(_letters, group, query)
 
 
-def _letters(group: ServedGroup, query: DeadQuery) -> Letters:
+def _letters(scan: Scan, group: ServedGroup, query: DeadQuery) -> Letters:
     room = Room(bodies=query.bodies)
 
     def tell(letter: Listed[bytes]) -> Letter:
         assert isinstance(letter, DeadLetter)
         return room.use(_letter(letter, bodies=room.left > 0))
 
-    letters, more = page(group, "dead", query, tell)
-    return Letters(letters=letters, next=more)
+    letters, more = page(scan, group, "dead", query, tell)
+    return Letters(letters=letters, next=more, scanned=scan.looked)
+
+
+async def each_letter(
+    call: Call, group: ServedGroup, where: str | None, limit: int | None, take: Callable[[DeadLetter[bytes]], None]
+) -> None:
+    """Hand over all letters that the condition chooses: some at a time, so that other scans have their turn."""
+    after: Mark | None = None
+    taken = 0
+
+    def some(scan: Scan) -> bool:
+        nonlocal after, taken
+        left = None if limit is None else limit - taken
+        try:
+            for letter in listed(group, "dead", where, left, after=after, look=scan.look):
+                assert isinstance(letter, DeadLetter)
+                take(letter)
+                taken += 1
+        except Full:
+            after = scan.mark
+            return True
+        return False
+
+    while await call.scan(some):
+        pass
+
+
+async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
+    """What a redrive or a purge is about."""
+    wanted: Purge = call.body
+    if wanted.ids is not None:
+        return await call.scan(lambda _: DeadLetters(group)._chosen(wanted.ids, wanted.where, wanted.limit))
+    letters: list[ChosenLetter] = []
+    await each_letter(call, group, wanted.where, wanted.limit, lambda letter: letters.append(choose(letter)))
+    return letters
 
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
@@ -88,8 +125,9 @@ async def dead_groups(call: Call) -> DeadGroups:
     """Dead letters by reason and kind of error, the most frequent first."""
     query: DeadGroupsQuery = call.query
     group = await existing_group(call, query.group)
-    found = await group.dead.groups(where=query.where)
-    return DeadGroups(groups=list(found[: query.limit]))
+    kinds = DeadKinds()
+    await each_letter(call, group, query.where, None, kinds.add)
+    return DeadGroups(groups=kinds.groups()[: query.limit])
 
 
 @routes.add(
@@ -125,7 +163,7 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is."""
     wanted: Redrive = call.body
     group = await existing_group(call, wanted.group)
-    letters = await asyncio.to_thread(DeadLetters(group)._to_redrive, wanted.ids, wanted.where, wanted.limit)
+    letters = await asyncio.to_thread(in_order, await _chosen(call, group))
     call.count = len(letters) if wanted.dry_run else 0
     if wanted.dry_run:
         return _told(letters, 0)
@@ -185,9 +223,12 @@ async def purge(call: Call) -> RedriveTold:
     """Drop dead letters for good."""
     wanted: Purge = call.body
     group = await existing_group(call, wanted.group)
-    found = await group.dead.purge(wanted.ids, where=wanted.where, limit=wanted.limit, dry_run=wanted.dry_run)
-    call.count = found.done
-    return RedriveTold(matched=found.matched, done=found.done, ids=found.ids[:_MOST_IDS])
+    letters = await _chosen(call, group)
+    call.count = done = 0
+    for i in range(0, 0 if wanted.dry_run else len(letters), _AT_ONCE):
+        done += await asyncio.to_thread(drop, letters[i : i + _AT_ONCE])
+        call.count = done  # also of one that is cut short
+    return _told(letters, done)
 
 
 def _told(letters: list[ChosenLetter], done: int) -> RedriveTold:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from heapq import nsmallest
+from typing import TypeVar
 
 from holdfast.broker.layout import parse_message_id
 from holdfast.embedded.listed import Waiting
 from holdfast.embedded.message import Place
+from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.dead import DelayedQuery
 from holdfast.protocol.queues import Cancelled, Listed, ListedMessages
 from holdfast.server.api.queues import Room, told
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Scan
 
 routes = Routes("delayed")
+
+_Message = TypeVar("_Message")
 
 
 @routes.add(
@@ -28,10 +34,10 @@ routes = Routes("delayed")
 )
 async def list_delayed(call: Call) -> ListedMessages:
     """Messages that wait for their time, the next one first."""
-    return ListedMessages(messages=await asyncio.to_thread(_delayed, call))
+    return ListedMessages(messages=await call.scan(_delayed, call))
 
 
-def _delayed(call: Call) -> list[Listed]:
+def _delayed(_scan: Scan, call: Call) -> list[Listed]:
     query: DelayedQuery = call.query
     broker = call.service.broker
     with broker._engine.using(call.path["topic"]) as topic:
@@ -39,7 +45,7 @@ def _delayed(call: Call) -> list[Listed]:
             (message.due_at_ms, number, message.record.offset, message)
             for number, partition in enumerate(topic.partitions)
             if partition.delayed is not None
-            for message in partition.delayed.waiting()
+            for message in _stepwise(partition.delayed.waiting())
         )
         room = Room(bodies=query.bodies)
         return [
@@ -48,6 +54,12 @@ def _delayed(call: Call) -> list[Listed]:
             )
             for _, number, _, message in nsmallest(query.limit, waiting)
         ]
+
+
+def _stepwise(messages: Iterable[_Message]) -> Iterator[_Message]:
+    for message in messages:
+        checkpoint()
+        yield message
 
 
 @routes.add(

@@ -10,6 +10,7 @@ from holdfast.protocol.queues import LookupQuery, Whole
 from holdfast.server.api.queues import existing_group, told
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Scan
 from holdfast.server.served import ServedGroup
 
 routes = Routes("queues")
@@ -27,7 +28,7 @@ async def lookup(call: Call) -> Whole:
     """One message, living, done or dead, with its lease, its deliveries, what went wrong, and its document."""
     query: LookupQuery = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(_whole, group, query.id)
+    found = await call.scan(_whole, group, query.id)
     if found is None:
         raise NotFound(
             f"there is no message {query.id} in {group.topic}: it never was, or it is done and was dropped since"
@@ -35,7 +36,7 @@ async def lookup(call: Call) -> Whole:
     return found
 
 
-def _whole(group: ServedGroup, message_id: str) -> Whole | None:
+def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
     found = find_message(group, message_id)
     if found is None:
         return None

@@ -63,7 +63,7 @@ async def payload_of(call: Call) -> Answer:
     """The body of a message or a dead letter, whoever has it."""
     query: InGroup = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(find_message, group, call.path["id"])
+    found = await call.scan(lambda _: find_message(group, call.path["id"]))
     if found is None:
         raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
     return payload(found.message._record.value)

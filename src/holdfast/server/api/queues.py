@@ -53,6 +53,7 @@ from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Full, Scan
 from holdfast.server.served import ServedGroup, Taken, _said, said
 
 routes = Routes("queues")
@@ -118,7 +119,9 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
     service = call.service
     group = await group_of(call, wanted.group)
     owner = wanted.owner or call.principal.name
-    found: Taken = await group.take_now(wanted.count, wanted.lease, owner)
+    found = group.take_now(wanted.count, wanted.lease, owner)
+    if found is None:
+        found = await group.take_further(wanted.count, wanted.lease, owner)
     waited = False
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
@@ -285,26 +288,28 @@ async def messages(call: Call) -> ListedMessages:
     """What is ready, leased, delayed or dead, without taking it; page by page with `after`."""
     query: ListQuery = call.query
     group = await existing_group(call, query.group)
-    answer: ListedMessages = await group._aside(_look, group, query)
-    return answer
+    return await call.scan(_look, group, query)
 
 
-def _look(group: ServedGroup, query: ListQuery) -> ListedMessages:
+def _look(scan: Scan, group: ServedGroup, query: ListQuery) -> ListedMessages:
     room = Room(bodies=query.bodies)
-    found, more = page(group, query.phase, query, lambda each: room.use(told(each, bodies=room.left > 0)))
-    return ListedMessages(messages=found, next=more)
+    found, more = page(scan, group, query.phase, query, lambda each: room.use(told(each, bodies=room.left > 0)))
+    return ListedMessages(messages=found, next=more, scanned=scan.looked)
 
 
 def page(
-    group: ServedGroup, phase: str, query: ListQuery | DeadQuery, tell: Callable[[Found[Any]], _Told]
+    scan: Scan, group: ServedGroup, phase: str, query: ListQuery | DeadQuery, tell: Callable[[Found[Any]], _Told]
 ) -> tuple[list[_Told], str]:
     """Messages in a phase as they are told, and from where to go on. What is not told is not held, either."""
     after = None if query.after is None else parse_mark(query.after)
     answers: list[_Told] = []
-    for each in listed(group, phase, query.where, query.limit, after=after):
-        answers.append(tell(each))
-        if len(answers) == query.limit:
-            return answers, mark_of(each).text
+    try:
+        for each in listed(group, phase, query.where, query.limit, after=after, look=scan.look):
+            answers.append(tell(each))
+            if len(answers) == query.limit:
+                return answers, mark_of(each).text
+    except Full:
+        return answers, "" if scan.mark is None else scan.mark.text
     return answers, ""
 
 
@@ -417,13 +422,13 @@ async def show(call: Call) -> Listed:
     """One message, wherever it stands, with its body."""
     query: InGroup = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(find, group, call.path["id"])
+    found = await call.scan(find, group, call.path["id"])
     if found is None:
         raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
     return found
 
 
-def find(group: ServedGroup, message_id: str) -> Listed | None:
+def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
     """A message by its own id, as long as it is not done; a dead letter has another one than the message had."""
     try:
         found = find_message(group, message_id)

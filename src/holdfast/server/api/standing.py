@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from holdfast.broker.delayed.reading import count_beside
@@ -13,6 +11,7 @@ from holdfast.protocol.groups import OnTopic
 from holdfast.protocol.standing import Standings
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Scan
 
 routes = Routes("topics")
 
@@ -25,10 +24,10 @@ async def standing(call: Call) -> Standings:
     query: OnTopic = call.query
     if query.topic is not None:
         call.principal.check("read", query.topic)
-    return await asyncio.to_thread(_look, call, query.topic)
+    return await call.scan(_look, call, query.topic)
 
 
-def _look(call: Call, name: str | None) -> Standings:
+def _look(_scan: Scan, call: Call, name: str | None) -> Standings:
     """Read from the files, as one beside would: nobody waits for it."""
     service = call.service
     found = Standing(service.world, service.folder)

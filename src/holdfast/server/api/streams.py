@@ -50,7 +50,8 @@ async def _deliveries(
                     call.confirm()
                     yield framed({}, media)
                     continue
-                found = await group.take_now(window.free, wanted.lease, owner)
+                ready = group.take_now(window.free, wanted.lease, owner)
+                found = await group.take_further(window.free, wanted.lease, owner) if ready is None else ready
                 if not found:
                     waiting = group.take(window.free, wanted.heartbeat, wanted.lease, owner)
                     found = await service.wait(call, waiting, [])

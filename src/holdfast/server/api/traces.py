@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.broker.layout import topic_of_id
 from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
+from holdfast.embedded.traces import Question, search_in, stats_in
 from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
@@ -17,7 +18,7 @@ async def trace(call: Call) -> Steps:
     """The life of a message step by step; empty where it was not sampled."""
     message_id = call.path["message_id"]
     call.principal.check("read", topic_of_id(message_id))
-    found = await call.service.broker.trace(message_id)
+    found = await call.scan(lambda _: call.service.broker._engine.trace(message_id))
     return Steps(steps=[step for step in found if is_shown(call, step)])
 
 
@@ -31,7 +32,7 @@ async def search(call: Call) -> Steps:
     """Steps that fit, oldest first. Who may not read every topic must name one."""
     query: TracesQuery = call.query
     call.principal.check("read", query.topic)
-    found = await call.service.broker.search_traces(
+    question = Question(
         topic=query.topic,
         group=query.group,
         event=query.event,
@@ -39,9 +40,9 @@ async def search(call: Call) -> Steps:
         error=query.error,
         since=query.since,
         until=query.until,
-        limit=query.limit,
-        last=query.last,
     )
+    engine = call.service.broker._engine
+    found = await call.scan(lambda _: search_in(engine, question, query.limit, query.last))
     return Steps(steps=[step for step in found if is_shown(call, step)])
 
 
@@ -50,4 +51,5 @@ async def stats(call: Call) -> TraceStats:
     """How long messages waited and were worked on, how often they were tried, what failed."""
     query: StatsQuery = call.query
     call.principal.check("read", query.topic)
-    return await call.service.broker.trace_stats(topic=query.topic, since=query.since, until=query.until)
+    question = Question(topic=query.topic, since=query.since, until=query.until)
+    return await call.scan(lambda _: stats_in(call.service.broker._engine, question))

@@ -8,9 +8,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from holdfast.embedded.dead import DeadGroup
+from holdfast.embedded.dead import DeadGroup, DeadKinds
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.queues import InGroup
+from holdfast.server.api.dead import each_letter
 from holdfast.server.calls import Call
 from holdfast.server.console.finding import group_for
 from holdfast.server.console.queues import head_of
@@ -51,7 +52,9 @@ def dead_routes(rates: Rates) -> Routes:
             raise NotFound(f"{call.path['queue']} has no group in queue mode, so it has no dead letters")
         where, problem, found = query.where.strip(), "", []
         try:
-            found = list(await group.dead.groups(where=where or None))
+            grouping = DeadKinds()
+            await each_letter(call, group, where or None, None, grouping.add)
+            found = grouping.groups()
         except InvalidRequest as error:
             problem = str(error)
         kinds = [DeadKind(group=each, where=both(where, where_of(each))) for each in found[:_MOST_GROUPS]]

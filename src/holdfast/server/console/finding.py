@@ -15,12 +15,14 @@ from holdfast.delivery.events import Phase
 from holdfast.delivery.group import Lease
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
-from holdfast.embedded.listing import chosen, listed
+from holdfast.embedded.listing import chosen, listed, parse_mark
+from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.model import Record
 from holdfast.server.api.topics import told_topic
 from holdfast.server.calls import Call
 from holdfast.server.console.shown import plain, preview
+from holdfast.server.scans import Full, Scan
 from holdfast.server.served import ServedGroup
 
 Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
@@ -74,10 +76,23 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
     return await call.service.group(topic, name)
 
 
-def rows(group: ServedGroup, tab: Tab, where: str | None, limit: int) -> list[MessageRow]:
-    """What a tab of a queue's page lists."""
-    if tab != "done":
-        return [row_of(found) for found in islice(listed(group, tab, where, limit), limit)]
+def rows(
+    scan: Scan, group: ServedGroup, tab: Tab, where: str | None, limit: int, after: str
+) -> tuple[list[MessageRow], str]:
+    """What a tab of a queue's page lists, and where to look further if so many were looked at that it ended early."""
+    if tab == "done":
+        return _done_rows(group, where, limit), ""
+    found: list[MessageRow] = []
+    mark = parse_mark(after) if after else None
+    try:
+        for each in listed(group, tab, where, limit, after=mark, look=scan.look):
+            found.append(row_of(each))
+    except Full:
+        return found, "" if scan.mark is None else scan.mark.text
+    return found, ""
+
+
+def _done_rows(group: ServedGroup, where: str | None, limit: int) -> list[MessageRow]:
     now_ms = group._engine.world.clock.now_ns() // 1_000_000
     newest: list[Listed[bytes]] = []
     for places in (2 * limit, DONE_PLACES):  # most often a short look is enough
@@ -96,6 +111,7 @@ def _done(group: ServedGroup, places: int) -> Iterator[Listed[bytes]]:
         start = min(max(log.start, end - places), log.end)
         newest: deque[Record] = deque()
         for record in log.records(start, on_damage="skip", whole=False):
+            checkpoint()
             if record.offset >= end:
                 break
             if state.phase(record.offset) is Phase.DONE:

@@ -22,6 +22,7 @@ from holdfast.server.console.rendering import SAFE, render
 from holdfast.server.console.shown import Payload, View, payload, plain
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Scan
 from holdfast.server.served import ServedGroup
 
 
@@ -58,7 +59,7 @@ def message_routes(rates: Rates) -> Routes:
     async def message(call: Call) -> Response:
         """One message, wherever it stands."""
         group = await _group(call)
-        shown = await group._aside(_shown, call, group)
+        shown = await call.scan(_shown, call, group)
         return render(
             call, "message.html", section="message", query=call.query, m=shown, **await head_of(call, rates, group)
         )
@@ -67,7 +68,7 @@ def message_routes(rates: Rates) -> Routes:
     async def body(call: Call) -> StreamResponse:
         """The body of a message, byte for byte, as a file."""
         group = await _group(call)
-        found = await group._aside(find, group, call.path["id"])
+        found = await call.scan(lambda _: find(group, call.path["id"]))
         name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in call.path["id"])
         headers = [*SAFE, ("content-disposition", f'attachment; filename="{name}.bin"')]
         return StreamResponse(aiter(found.chunks()), RAW, headers=headers, length=found.size)
@@ -82,7 +83,7 @@ async def _group(call: Call) -> ServedGroup:
     return group
 
 
-def _shown(call: Call, group: ServedGroup) -> MessageShown:
+def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
     found = find(group, call.path["id"])
     is_letter = isinstance(found, DeadLetter)
     traced = []

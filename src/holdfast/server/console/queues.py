@@ -45,6 +45,7 @@ class QueueQuery(InGroup, kw_only=True):
     tab: Tab = "ready"
     where: Annotated[str, Meta(max_length=10_000)] = ""
     limit: Annotated[int, Meta(ge=1, le=2_000)] = 50
+    after: Annotated[str, Meta(max_length=100)] = ""
 
 
 class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -103,10 +104,12 @@ def queue_routes(rates: Rates) -> Routes:
         """The messages of a queue in one phase, as a condition chooses."""
         query: QueueQuery = call.query
         group = await group_for(call, query.group)
-        problem, found = "", []
+        found: list[MessageRow] = []
+        problem = more = ""
         if group is not None:
             try:
-                found = await _found(group, query)
+                where = query.where.strip() or None
+                found, more = await call.scan(rows, group, query.tab, where, query.limit, query.after)
             except InvalidRequest as error:
                 problem = str(error)
         head = await head_of(call, rates, group)
@@ -118,6 +121,8 @@ def queue_routes(rates: Rates) -> Routes:
             query=query,
             tabs=_TABS,
             rows=found,
+            more=more,
+            scanned=call.service.settings.scan_messages,
             problem=problem,
             policy=policy_of(head["info"], group),
             done_places=DONE_PLACES,
@@ -140,7 +145,3 @@ def queue_routes(rates: Rates) -> Routes:
         return render(call, "send.html", section="send", **await head_of(call, rates, group))
 
     return routes
-
-
-async def _found(group: ServedGroup, query: QueueQuery) -> list[MessageRow]:
-    return await group._aside(rows, group, query.tab, query.where.strip() or None, query.limit)
