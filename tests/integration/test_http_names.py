@@ -265,6 +265,12 @@ def test_a_plain_consumer_works_on_a_queue_whoever_made_it_and_however(tmp_path:
             (message, *_) = there.post("plain", f"/v1/queues/{topic}/dequeue").body["messages"]
             done = there.post("plain", f"/v1/queues/{topic}/ack", {"receipts": [message["receipt"]]})
             assert done.body == {"settled": 1}
+        assert there.post("root", "/v1/topics", {"name": "b.other"}).status == 201
+        there.post("root", "/v1/topics/b.other/messages", {"messages": [{"text": "3"}]})
+        with holdfast.connect(there.server.url, token="token-of-plain") as broker:
+            message = broker.queue("b.other", body_type=str).get(timeout=0)
+            assert message.body == "3"
+            message.ack()
 
 
 def test_the_client_says_what_to_ask_the_operator_for(tmp_path: Path):

@@ -216,7 +216,11 @@ class RemoteBrokerFace:
                 raise
             return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, TopicSettings()))
         if info is None or changes or DEFAULT_GROUP not in info.groups:
-            info = await self._make_queue(name, info, changes)
+            try:
+                info = await self._make_queue(name, info, changes)
+            except Forbidden:
+                if info is None or changes:
+                    raise  # otherwise its default group is made as soon as somebody receives
         return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, topic_settings(info.settings)))
 
     def _durable(self, queue: _Group) -> _Group:
