@@ -198,6 +198,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     id: Annotated[str, Meta(max_length=100)] = ""
     open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
     trace_retention_ms: _Millis | None = 7 * _DAY_MS
+    trust_folder: bool = False
     producer: ProducerSettings = msgspec.field(default_factory=ProducerSettings)
     consumer: ConsumerSettings = msgspec.field(default_factory=ConsumerSettings)
     topic: TopicSettings = msgspec.field(default_factory=TopicSettings)

@@ -39,7 +39,7 @@ from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join
 from holdfast.storage.keeper import Keeper, soonest
 from holdfast.storage.lock import take_lock
-from holdfast.storage.opening import open_error
+from holdfast.storage.opening import open_error, require_own
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,9 @@ class BrokerEngine:
         try:
             _check_folder(world, folder, create=create)
             world.disk.make_folder(folder)
-            return BrokerEngine(world, folder, settings or BrokerSettings(), observer)
+            settings = settings or BrokerSettings()
+            require_own(world, folder, trusted=settings.trust_folder)
+            return BrokerEngine(world, folder, settings, observer)
         except OSError as error:
             raise _open_error(folder, error) from error
 

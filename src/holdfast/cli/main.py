@@ -14,7 +14,9 @@ import typer
 from holdfast import __version__
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
 from holdfast.cli.placed import PLACE, App
+from holdfast.env.environ import set_variable
 from holdfast.errors import HoldfastError
+from holdfast.storage.opening import TRUST
 
 # Where each command is, in the order of the help: one that runs brings nothing of the others with it.
 _COMMANDS: Final = {
@@ -61,6 +63,7 @@ _COMMANDS: Final = {
 }
 _COMPLETING: Final = "_HOLDFAST_COMPLETE"
 _WITH_VALUE: Final = ("--at", "--profile")
+_WITHOUT: Final = ("--trust-folder",)
 
 # The package behind typer has been click and a copy of it; either way this is the root of its errors.
 _CallError: Final = next(
@@ -85,7 +88,12 @@ def _root(
     profile_name: Annotated[
         str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
     ] = None,
+    trust_folder: Annotated[
+        bool, typer.Option("--trust-folder", help="Use a folder though other users may write to it, or have it.")
+    ] = False,
 ) -> None:
+    if trust_folder:
+        set_variable(TRUST, "true")
     if context.invoked_subcommand is None:
         sys.stdout.write(context.get_help() + "\n")
         raise typer.Exit(NOT_DONE)
@@ -141,6 +149,8 @@ def _named(arguments: Sequence[str]) -> str | None:
     for word in words:
         if word in _WITH_VALUE:
             next(words, None)
+        elif word in _WITHOUT:
+            continue
         elif not word.startswith("-"):
             return word if word in _COMMANDS else None
         elif not word.startswith(tuple(f"{each}=" for each in _WITH_VALUE)):

@@ -101,6 +101,11 @@ def _engine_or_socket(
             time.sleep(_LOOK_EVERY_S)
 
 
+def trusts_folders() -> bool:
+    """Whether other users who may write to a folder are trusted: --trust-folder, or the settings."""
+    return read_settings(real_world(), environment()).broker.trust_folder
+
+
 @contextmanager
 def opened(
     place: str,

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from holdfast.broker.layout import DEFAULT_GROUP, check_name, topic_for
 from holdfast.client.address import Address
 from holdfast.client.sharing import socket_of
+from holdfast.embedded.settings_file import read_settings
 from holdfast.env import real_world
+from holdfast.env.environ import environment
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Forbidden, InvalidRequest
+from holdfast.storage.opening import require_own
 
 if TYPE_CHECKING:
     import holdfast
@@ -26,7 +29,10 @@ def is_remote(face: object) -> bool:
 
 def has_owner(folder: str) -> bool:
     """Whether a process owns the folder and lets others in."""
-    return answers_at(socket_of(_path(folder)))
+    path, world = _path(folder), real_world()
+    if world.disk.exists(path):
+        require_own(world, path, trusted=read_settings(world, environment()).broker.trust_folder)
+    return answers_at(socket_of(path))
 
 
 def _path(folder: str) -> str:
@@ -35,12 +41,12 @@ def _path(folder: str) -> str:
 
 def owner_at(folder: str) -> RemoteBroker | None:
     """The topics of a folder by way of the process that owns it, if it listens."""
-    if not has_owner(folder):
+    path = _path(folder)
+    if not answers_at(socket_of(path)):
         return None
     from holdfast.client.broker import RemoteBroker
     from holdfast.client.client import Client
 
-    path = _path(folder)
     client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
     client.default_topic = topic_for(path)
     return RemoteBroker(client, None)

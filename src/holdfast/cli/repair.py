@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.ask import confirmed
-from holdfast.cli.opened import is_queue
+from holdfast.cli.opened import is_queue, trusts_folders
 from holdfast.cli.options import AsJson, DryRun, Folder, Yes
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdout
 from holdfast.cli.plans import document, show_plan, show_result
@@ -47,7 +47,7 @@ def repair_command(
     if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
         return NOT_DONE
     with progress_bar("repairing", shown=not as_json) as progress:
-        result = repair(folder, backup=backup, progress=progress)
+        result = repair(folder, backup=backup, progress=progress, trust_folder=trusts_folders())
     _answer(result.plan, result, as_json=as_json)
     return OK if result.after.ok else DAMAGED
 

@@ -251,7 +251,9 @@ def _write(path: str, text: str) -> None:
     parse_tokens(text.encode(), path)
     real = os.path.realpath(path)
     temporary = f"{real}.tmp"
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)  # one that was left behind; or a link, which would lead elsewhere
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as new:
         with suppress(FileNotFoundError):
             old = os.stat(real)

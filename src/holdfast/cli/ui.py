@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.broker.layout import OWNER_SOCKET
-from holdfast.cli.opened import topics_of
+from holdfast.cli.opened import topics_of, trusts_folders
 from holdfast.cli.output import OK, command
 from holdfast.cli.serve import go_when_told, run
 from holdfast.embedded.settings_file import read_settings
@@ -20,6 +20,7 @@ from holdfast.env.environ import environment
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy
 from holdfast.settings import ServerSettings
+from holdfast.storage.opening import require_own
 
 
 @command
@@ -46,6 +47,7 @@ def ui_command(
 
             webbrowser.open(address)
 
+    require_own(real_world(), folder, trusted=trusts_folders())
     owner = os.path.join(os.path.abspath(folder), OWNER_SOCKET)
     if not answers_at(owner):
         try:

@@ -18,6 +18,7 @@ from holdfast.broker.layout import TOPICS, topics
 from holdfast.cli.ask import confirmed
 from holdfast.cli.missing import may_be_forced, missing_folders, missing_start, unread_start
 from holdfast.cli.notes import damaged_notes
+from holdfast.cli.opened import trusts_folders
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout
 from holdfast.cli.owner import owner_of
 from holdfast.cli.parts import (
@@ -38,6 +39,7 @@ from holdfast.errors import HoldfastError
 from holdfast.storage.check import check
 from holdfast.storage.finding import CheckReport, count_of
 from holdfast.storage.lock import take_lock
+from holdfast.storage.opening import require_own
 from holdfast.storage.repair import plan_repair, repair
 
 _MOST_ROWS: Final = 60
@@ -234,13 +236,15 @@ def repair_queue(folder: str, *, dry_run: bool, backup: str | None, yes: bool, a
     if steps and not dry_run:
         if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
             return NOT_DONE
+        trusted = trusts_folders()
+        require_own(world, folder, trusted=trusted)
         lock = take_lock(world, folder)
         try:
             with progress_bar("repairing", shown=not as_json) as progress:
                 for name, (part, plan) in parts.items():
                     if plan.steps:
                         kept = None if backup is None else f"{backup.rstrip('/')}/{name}"
-                        results[name] = repair(part.folder, backup=kept, progress=progress)
+                        results[name] = repair(part.folder, backup=kept, progress=progress, trust_folder=trusted)
         finally:
             lock.release()
     if as_json:

@@ -82,6 +82,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     observer: Observer | None = None,
     world: World | None = None,
     share: bool = True,
+    trust_folder: bool | None = None,
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
@@ -90,7 +91,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     """Open the queue in a folder, or behind a server; `holdfast.open` says what the arguments mean."""
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     if is_address(folder):
-        refuse_local(observer=observer, world=world)
+        refuse_local(observer=observer, world=world, trust_folder=trust_folder)
         name = parse_address(folder).queue
         return Opening(
             partial(_client, folder, given(token=token, tls=tls, timeout=timeout)), partial(_queue, opening, name)
@@ -108,6 +109,7 @@ def open(  # noqa: A001  the same name as in the module for threads
         settings=settings,
         observer=observer,
         world=world,
+        trust_folder=trust_folder,
         changes=changes,
     )
     return Opening(
@@ -141,6 +143,7 @@ def open_broker(
     observer: Observer | None = None,
     world: World | None = None,
     share: bool = True,
+    trust_folder: bool | None = None,
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
@@ -148,7 +151,9 @@ def open_broker(
     """Use the topics in a data folder, or a server's; `holdfast.open_broker` says what the arguments mean."""
     finish = partial(_broker, body_type, durability)
     if is_address(folder):
-        refuse_local(observer=observer, world=world, settings=settings, settings_file=settings_file)
+        refuse_local(
+            observer=observer, world=world, settings=settings, settings_file=settings_file, trust_folder=trust_folder
+        )
         return Opening(partial(_client, folder, given(token=token, tls=tls, timeout=timeout)), finish)
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
@@ -163,6 +168,7 @@ def open_broker(
         settings_file=settings_file,
         observer=observer,
         world=world,
+        trust_folder=trust_folder,
     )
     return Opening(partial(shared, share, world, folder, open_here, _there, settings, for_tasks=True), finish)
 

@@ -40,6 +40,7 @@ def open_queue(
     observer: Observer | None = None,
     world: World | None = None,
     share: bool = True,
+    trust_folder: bool | None = None,
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
@@ -51,14 +52,15 @@ def open_queue(
     they are kept with the queue. `body_type` is bytes, str, dict or any type that msgspec knows.
 
     The first process that opens a folder owns it, and others use it through that one; with share=False the folder
-    is for this one alone, and Busy tells that somebody else has it. For an address, such as http://host:port/queue,
-    `token`, `tls` and `timeout` are those of `connect`.
+    is for this one alone, and Busy tells that somebody else has it. A folder that other users of the machine may write
+    to is refused, unless you trust them with every message: trust_folder=True. For an address, such as
+    http://host:port/queue, `token`, `tls` and `timeout` are those of `connect`.
     """
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     if is_address(folder):
         from holdfast.client.connecting import client_of
 
-        refuse_local(observer=observer, world=world)
+        refuse_local(observer=observer, world=world, trust_folder=trust_folder)
         client = client_of(str(folder), for_tasks=False, **given(token=token, tls=tls, timeout=timeout))
         return opening.remote(client, parse_address(folder).queue)
     refuse_almost(folder)
@@ -74,6 +76,7 @@ def open_queue(
             settings=settings,
             observer=observer,
             world=world,
+            trust_folder=trust_folder,
             **changes,
         )
 
@@ -121,6 +124,7 @@ def open_broker(
     observer: Observer | None = None,
     world: World | None = None,
     share: bool = True,
+    trust_folder: bool | None = None,
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
@@ -131,13 +135,16 @@ def open_broker(
     where no folder is given. `durability` is what topics promise by default.
 
     The first process that opens a folder owns it, and others use it through that one; with share=False the folder
-    is for this one alone, and Busy tells that somebody else has it. For an address, `token`, `tls` and `timeout`
-    are those of `connect`.
+    is for this one alone, and Busy tells that somebody else has it. A folder that other users of the machine may write
+    to is refused, unless you trust them with every message: trust_folder=True. For an address, `token`, `tls` and
+    `timeout` are those of `connect`.
     """
     if is_address(folder):
         from holdfast.client.connecting import connect
 
-        refuse_local(observer=observer, world=world, settings=settings, settings_file=settings_file)
+        refuse_local(
+            observer=observer, world=world, settings=settings, settings_file=settings_file, trust_folder=trust_folder
+        )
         options = given(token=token, tls=tls, timeout=timeout)
         return connect(str(folder), **options, body_type=body_type, durability=durability)
     refuse_almost(folder)
@@ -153,6 +160,7 @@ def open_broker(
             settings_file=settings_file,
             observer=observer,
             world=world,
+            trust_folder=trust_folder,
         )
 
     def open_there(client: Client, _: str | None) -> RemoteBroker:

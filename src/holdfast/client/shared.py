@@ -6,16 +6,18 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from holdfast.broker.broker import folder_path
 from holdfast.broker.layout import topic_for
 from holdfast.client.sharing import share, socket_of
 from holdfast.env import real_world
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy
+from holdfast.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from holdfast.client.client import Client
-    from holdfast.settings import BrokerSettings
 
 _PATIENCE_NS: Final = 500_000_000  # an owner that shares its folder can be reached by then; one that does not, never
 _PAUSE_S: Final = 0.01
@@ -60,6 +62,9 @@ def _client(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) ->
     from holdfast.client.client import Client
     from holdfast.client.successors import leave, successor_of
 
+    if real_world().disk.exposure(folder) is not None:
+        # Somebody trusts it by name, or we would not be here; and does so when we have to take over, too.
+        settings = msgspec.structs.replace(settings or BrokerSettings(), trust_folder=True)
     address = Address(text=folder, socket=socket_of(folder))
     client = Client(real_world(), address, for_tasks=for_tasks)
     client.default_topic = topic_for(folder)

@@ -41,6 +41,9 @@ def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Call
     """
     try:
         listening = listen_unix(socket_of(engine.folder))
+    except FileExistsError as error:
+        logger.warning("folder is not shared", extra={"folder": engine.folder, "why": str(error)})
+        return
     except OSError as error:
         logger.debug("folder is not shared", extra={"folder": engine.folder, "why": str(error)})
         return

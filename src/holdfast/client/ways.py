@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from holdfast.client.address import Address
 from holdfast.env import Clock
-from holdfast.env.sockets import connect_tcp, connect_unix, has_ended, short_name
+from holdfast.env.sockets import check_listener, connect_tcp, connect_unix, has_ended, short_name
 
 if TYPE_CHECKING:
     import ssl
@@ -217,7 +217,12 @@ class TaskWays:
         async with asyncio.timeout(timeout_s):
             if address.socket is not None:
                 with short_name(address.socket) as name:
-                    _, wire = await loop.create_unix_connection(TaskWire, name)
+                    transport, wire = await loop.create_unix_connection(TaskWire, name)
+                try:
+                    check_listener(transport.get_extra_info("socket").fileno(), address.socket)
+                except BaseException:
+                    transport.abort()
+                    raise
             else:
                 _, wire = await loop.create_connection(TaskWire, address.host, address.port, ssl=tls)
         return wire

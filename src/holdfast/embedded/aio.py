@@ -155,6 +155,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     settings: QueueSettings | None = None,
     observer: Observer | None = None,
     world: World | None = None,
+    trust_folder: bool | None = None,
     **changes: Any,
 ) -> Opening[AsyncQueue[Any]]:
     """Open the queue in a folder; `holdfast.open` says what the arguments mean."""
@@ -170,6 +171,7 @@ def open(  # noqa: A001  the same name as in the module for threads
             settings=settings,
             observer=observer,
             world=world,
+            trust_folder=trust_folder,
             changes=changes,
         )
     )

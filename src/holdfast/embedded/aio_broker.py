@@ -266,6 +266,7 @@ def open_broker(
     settings_file: str | PathLike[str] | None = None,
     observer: Observer | None = None,
     world: World | None = None,
+    trust_folder: bool | None = None,
 ) -> Opening[AsyncBroker]:
     """Own the topics in a data folder; `holdfast.open_broker` says what the arguments mean."""
     return Opening(
@@ -280,5 +281,6 @@ def open_broker(
             settings_file=settings_file,
             observer=observer,
             world=world,
+            trust_folder=trust_folder,
         )
     )

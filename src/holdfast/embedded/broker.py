@@ -235,6 +235,7 @@ def open_broker(
     settings_file: str | PathLike[str] | None = None,
     observer: Observer | None = None,
     world: World | None = None,
+    trust_folder: bool | None = None,
 ) -> Broker:
     """Own the topics in a data folder, which is made where there is none (unless create=False).
 
@@ -251,4 +252,5 @@ def open_broker(
         settings_file=settings_file,
         observer=observer,
         world=world,
+        trust_folder=trust_folder,
     )

@@ -234,6 +234,7 @@ def open_broker_face(
     settings_file: str | PathLike[str] | None,
     observer: Observer | None,
     world: World | None,
+    trust_folder: bool | None,
 ) -> _Face:
     """A face of the data folder, with a thread that looks after it where time runs by itself."""
     Bodies(body_type)  # refused before anything is made
@@ -253,6 +254,8 @@ def open_broker_face(
     if durability is not None:
         topic = msgspec.structs.replace(settings.topic, durability=durability)
         settings = msgspec.structs.replace(settings, topic=topic)
+    if trust_folder is not None:
+        settings = msgspec.structs.replace(settings, trust_folder=switch(trust_folder, "trust_folder"))
     engine = BrokerEngine.open(folder, create=create, settings=settings, observer=observer, world=world)
     try:
         if world is None:

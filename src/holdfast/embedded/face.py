@@ -26,10 +26,12 @@ from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
+from holdfast.env.environ import environment
 from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Durability
-from holdfast.settings import QueueSettings, TopicSettings
+from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.log import Log
+from holdfast.storage.opening import TRUST
 
 _Face = TypeVar("_Face")
 
@@ -321,6 +323,7 @@ def open_face(
     settings: QueueSettings | None,
     observer: Observer | None,
     world: World | None,
+    trust_folder: bool | None,
     changes: Mapping[str, Any],
 ) -> _Face:
     """A face of the queue in a folder, with a thread that looks after it where time runs by itself."""
@@ -329,7 +332,8 @@ def open_face(
     if durability is not None:
         changes = {**changes, "durability": durability}
     check_settings(settings, changes)
-    engine = BrokerEngine.open(folder, create=create, observer=observer, world=world)
+    trusting = BrokerSettings(trust_folder=trusts(trust_folder, world))
+    engine = BrokerEngine.open(folder, create=create, settings=trusting, observer=observer, world=world)
     try:
         group = engine.queue_topic(topic, settings, changes, create=create).group(DEFAULT_GROUP)
         if world is None:
@@ -338,6 +342,18 @@ def open_face(
     except BaseException:
         engine.close()
         raise
+
+
+def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as it was given
+    """Whether other users who may write to the folder are trusted: as was said here, or else in the environment."""
+    if given is not None:
+        return switch(given, "trust_folder")
+    said = environment().get(TRUST) if world is None else None
+    if said is None:
+        return False
+    from holdfast.embedded.settings_file import load_settings
+
+    return load_settings(None, {TRUST: said}).broker.trust_folder
 
 
 def switch(value: object, name: str) -> bool:

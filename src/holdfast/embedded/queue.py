@@ -109,6 +109,7 @@ def open_queue(
     settings: QueueSettings | None = None,
     observer: Observer | None = None,
     world: World | None = None,
+    trust_folder: bool | None = None,
     **changes: Any,
 ) -> Queue[Any]:
     """Open the queue in a folder, which is made where there is none (unless create=False).
@@ -126,5 +127,6 @@ def open_queue(
         settings=settings,
         observer=observer,
         world=world,
+        trust_folder=trust_folder,
         changes=changes,
     )

@@ -12,10 +12,12 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import MutableSequence, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from holdfast.env.exposure import exposure
 from holdfast.env.forks import close_in_children
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
@@ -25,6 +27,7 @@ NOTE_BYTES = 512
 
 # What a call may run out of before any byte is at stake: descriptors of the process or of the machine, memory.
 RAN_OUT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+_WRITING = os.O_RDWR | os.O_NOFOLLOW
 
 # Where a store into a map may need new blocks (and so fail as SIGBUS, not as an error).
 _COPY_ON_WRITE = frozenset({"btrfs", "zfs", "bcachefs", "fuse.zfs"})
@@ -111,7 +114,8 @@ class Disk(Protocol):
     def make_folder(self, path: str) -> None:
         """Make it and those above it, durably; no error where it is there already."""
 
-    def open(self, path: str, *, write: bool = False, create: bool = False) -> File: ...
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        """Never writes to what a symbolic link points to: another user may have made that."""
 
     def rename(self, old: str, new: str) -> None: ...
 
@@ -133,6 +137,9 @@ class Disk(Protocol):
 
     def lock(self, path: str, note: bytes) -> FolderLock:
         """Take the lock or raise FolderLocked, at once."""
+
+    def exposure(self, folder: str) -> str | None:
+        """Why other users could put something of theirs in the place of what is ours; None where they cannot."""
 
 
 class RealFile:
@@ -287,7 +294,7 @@ class RealDisk:
             self.sync_folder(os.path.dirname(folder))
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
-        flags = os.O_CLOEXEC | (os.O_RDWR if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        flags = os.O_CLOEXEC | (_WRITING if write else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return RealFile(os.open(path, flags, 0o600), write=write)
 
     def rename(self, old: str, new: str) -> None:
@@ -317,7 +324,11 @@ class RealDisk:
         return facts.f_bavail * facts.f_frsize
 
     def lock(self, path: str, note: bytes) -> FolderLock:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(path, _WRITING | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
+            os.close(fd)
+            raise FileExistsError(errno.EEXIST, "it is no plain file", path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -326,10 +337,15 @@ class RealDisk:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise FolderLocked(holder) from None
             raise
-        # The note is for people: a full disk must not keep the owner from opening its own log.
-        with contextlib.suppress(OSError):
-            os.pwrite(fd, note.ljust(NOTE_BYTES), 0)
+        # The note is for people: a full disk must not keep the owner from opening its own log. And a file with a
+        # second name is perhaps somebody's, who would find the note in it.
+        if facts.st_nlink == 1:
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, note.ljust(NOTE_BYTES), 0)
         return RealFolderLock(fd)
+
+    def exposure(self, folder: str) -> str | None:
+        return exposure(folder)
 
 
 def _file_system(folder: str) -> str:

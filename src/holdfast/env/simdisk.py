@@ -157,6 +157,9 @@ class SimulatedDisk:
         self.done("lock")
         return SimulatedLock(inode)
 
+    def exposure(self, folder: str) -> str | None:
+        return None  # it has no users
+
     def cut(self, rng: random.Random) -> SimulatedDisk:
         """A power cut: a new disk with what may be left. This one goes on as if nothing had happened."""
         chance = rng.random()

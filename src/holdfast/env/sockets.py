@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import socket
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.env.exposure import ROOT, user_name
+from holdfast.errors import Unauthenticated
 
 if TYPE_CHECKING:
     import ssl
 
+_CREDENTIALS: Final = Struct("iII")  # process, user, group
 _PATH_BYTES: Final = 107  # what a Unix socket's name may have, without the zero byte behind it
 
 
@@ -30,12 +37,13 @@ def connect_tcp(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | No
 
 
 def connect_unix(path: str, timeout_s: float) -> socket.socket:
-    """A connection to a server on this machine."""
+    """A connection to a server on this machine; Unauthenticated where it is a stranger's."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.settimeout(timeout_s)
         with short_name(path) as name:
             made.connect(name)
+        check_listener(made.fileno(), path)
     except BaseException:
         made.close()
         raise
@@ -43,11 +51,14 @@ def connect_unix(path: str, timeout_s: float) -> socket.socket:
 
 
 def listen_unix(path: str) -> socket.socket:
-    """Listen at a Unix socket that only this user may connect to; one that a dead process left is replaced."""
+    """Listen at a Unix socket that only this user may connect to; one that a dead process left is replaced.
+
+    Nothing but a socket is.
+    """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with short_name(path) as name:
-            Path(name).unlink(missing_ok=True)
+            _make_room(name, path)
             os.fchmod(made.fileno(), 0o600)  # before it has a name: at no time others may connect
             made.bind(name)
         made.listen(128)
@@ -55,6 +66,49 @@ def listen_unix(path: str) -> socket.socket:
         made.close()
         raise
     return made
+
+
+def _make_room(name: str, path: str) -> None:
+    try:
+        mode = os.lstat(name).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise FileExistsError(errno.EEXIST, "there is something that is no socket, and it is not replaced", path)
+    os.unlink(name)
+
+
+def check_listener(descriptor: int, path: str) -> None:
+    """Raise Unauthenticated if whoever listens at the path is a stranger: then nothing must be said to him.
+
+    It may be this user, root, or the owner of the folder that the socket is in: where that is somebody else, a folder
+    of his was named, and all that is in it is his.
+    """
+    uid = peer_uid(descriptor)
+    if uid is None or uid in (os.geteuid(), ROOT) or uid == os.stat(os.path.dirname(path) or ".").st_uid:
+        return
+    raise Unauthenticated(
+        f"the process that listens at {path} is a stranger's: it runs as {user_name(uid)}, this one as "
+        f"{user_name(os.geteuid())}. Nothing was sent. See who may write to the folder, and remove the socket"
+    )
+
+
+def is_own_peer(connection: Any) -> bool:
+    """Whether whoever has connected to a Unix socket of ours is this user, or root."""
+    uid = None if connection is None else peer_uid(connection.fileno())
+    return uid is None or uid in (os.geteuid(), ROOT)
+
+
+def peer_uid(descriptor: int) -> int | None:
+    """Whose process is at the other end of a Unix socket; None where this system does not tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    seen = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=descriptor)
+    try:
+        _, uid, _ = _CREDENTIALS.unpack(seen.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    finally:
+        seen.detach()
+    return int(uid)
 
 
 def someone_calls(listening: socket.socket) -> bool:
@@ -80,7 +134,7 @@ def remove_socket(path: str) -> None:
 
 
 def answers_at(path: str, timeout_s: float = 1.0) -> bool:
-    """Whether somebody listens there."""
+    """Whether somebody listens there; Unauthenticated where it is a stranger."""
     try:
         connect_unix(path, timeout_s).close()
     except OSError:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
+from holdfast.env.exposure import replaceable
 from holdfast.env.sockets import listen_unix
 from holdfast.errors import BadSettings, HoldfastError, Unavailable
 from holdfast.server.access import Access
@@ -66,7 +67,7 @@ class Server:
         for host, port in addresses:
             found.append(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
         if self.settings.socket is not None:
-            await self.http.listen_on(listen_unix(self.settings.socket))
+            await self.http.listen_on(_socket_at(self.settings.socket))
             found.append(f"unix:{self.settings.socket}")
         return found
 
@@ -81,6 +82,19 @@ class Server:
         await self.service.scans.close()
         await self.broker.close()
         return finished
+
+
+def _socket_at(path: str) -> object:
+    """A Unix socket at the path, where nobody can put another in its place; BadSettings where there can be none."""
+    try:
+        why = replaceable(path)
+        if why is None:
+            return listen_unix(path)
+    except OSError as error:
+        why = error.strerror or str(error)
+    raise BadSettings(
+        f"the server cannot listen at {path}: {why}. Choose another place for the socket, such as a folder of its own"
+    )
 
 
 def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:

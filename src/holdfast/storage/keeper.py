@@ -7,13 +7,15 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from os import PathLike
+from os import PathLike, fspath
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
+from holdfast.env import real_world
 from holdfast.errors import Closed
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
+from holdfast.storage.opening import is_log, require_own, translated
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +99,23 @@ class Keeper(Generic[_Kept]):
             return _AFTER_ERROR_MS
 
 
-def open_log(folder: str | PathLike[str], settings: LogSettings | None = None, *, create: bool = True) -> Log:
-    """Own the log in the folder, with a keeper: the way to open one in a program."""
-    log = Log.open(folder, settings, create=create)
+def open_log(
+    folder: str | PathLike[str],
+    settings: LogSettings | None = None,
+    *,
+    create: bool = True,
+    trust_folder: bool = False,
+) -> Log:
+    """Own the log in the folder, with a keeper: the way to open one in a program.
+
+    A folder that other users may write to is refused, unless you trust them: trust_folder=True.
+    """
+    folder, world = fspath(folder), real_world()
+    with translated(folder):
+        if create and not is_log(world, folder):
+            world.disk.make_folder(folder)
+        if world.disk.exists(folder):
+            require_own(world, folder, trusted=trust_folder)
+    log = Log.open(folder, settings, world, create=create)
     Keeper(log).start()
     return log

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
 from holdfast.storage.files import FULL_DISK, STATE, join, segment_bases
 from holdfast.storage.shortage import ran_out, shortage
+
+TRUST: Final = "HOLDFAST_BROKER_TRUST_FOLDER"
+
+
+def require_own(world: World, folder: str, *, trusted: bool) -> None:
+    """Raise InvalidRequest where other users could change what is in the folder, unless somebody trusts them."""
+    why = None if trusted else world.disk.exposure(folder)
+    if why is not None:
+        raise InvalidRequest(
+            f"{folder} is not safe from other users of this machine: {why}. Nothing was opened. Use a folder of your "
+            "own that nobody else may write to (chown, chmod go-w), or run as the user who has it. If whoever may "
+            "write there may also read, change and lose every message, say so: trust_folder=True, "
+            f"`holdfast --trust-folder ...` or {TRUST}=true"
+        )
 
 
 def require_log(world: World, folder: str) -> None:
@@ -35,6 +51,11 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
         return DiskFull(f"cannot open {folder}: {why}. Free some space; it can still be read with LogReader")
     if ran_out(error):
         return shortage(f"cannot open {folder}", error, "Nothing was lost by trying")
+    if error.errno == errno.ELOOP:
+        return InvalidRequest(
+            f"cannot open {folder}: {error.filename or 'a file in it'} is a symbolic link, and those are not followed "
+            "where something is written. Nothing was changed; see who made it, and remove it"
+        )
     if isinstance(error, PermissionError):
         return InvalidRequest(f"cannot open {folder}: {why}. Its owner must be able to write there")
     if isinstance(error, (NotADirectoryError, FileExistsError)):

@@ -31,7 +31,7 @@ from holdfast.storage.finding import CheckReport
 from holdfast.storage.index import NO_TIME, SegmentIndex
 from holdfast.storage.lock import take_lock
 from holdfast.storage.log import Log
-from holdfast.storage.opening import open_error, require_log
+from holdfast.storage.opening import open_error, require_log, require_own
 from holdfast.storage.plan import RepairPlan, Work, plan_for, work_for
 from holdfast.storage.quarantine import QuarantineNote, keep_bytes
 from holdfast.storage.recovery import SegmentLimits, recover
@@ -71,12 +71,17 @@ def repair(
     *,
     backup: str | PathLike[str] | None = None,
     progress: Progress | None = None,
+    trust_folder: bool = False,
 ) -> RepairResult:
-    """Mend the log; raises Busy where somebody owns it. The originals go to `backup`, or to a folder in the log's."""
+    """Mend the log; raises Busy where somebody owns it. The originals go to `backup`, or to a folder in the log's.
+
+    A folder that other users may write to is refused, unless you trust them.
+    """
     world, settings = world or real_world(), settings or LogSettings()
     folder, backup = fspath(folder), None if backup is None else fspath(backup)
     try:
         require_log(world, folder)
+        require_own(world, folder, trusted=trust_folder)
         lock = take_lock(world, folder)
         try:
             inspection = inspect(folder, world, settings, owned=False, progress=progress)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import httptools
 
-from holdfast.env.sockets import short_name
+from holdfast.env.sockets import check_listener, short_name
 from holdfast.errors import Forbidden, HoldfastError, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, fault_of
 from holdfast.protocol.media import JSON, encode
@@ -58,6 +58,11 @@ class Relay:
         try:
             with short_name(self._socket) as name:
                 reader, writer = await asyncio.open_unix_connection(name)
+            try:
+                check_listener(writer.get_extra_info("socket").fileno(), self._socket)
+            except BaseException:
+                writer.close()
+                raise
         except OSError as error:
             raise Unavailable(
                 f"the owner of the folder does not answer at {self._socket}: {error.strerror or error}; "

@@ -11,12 +11,13 @@ from urllib.parse import unquote
 
 import httptools
 
+from holdfast.env.sockets import is_own_peer
 from holdfast.errors import HoldfastError
 from holdfast.server.http.admission import Admitted
 from holdfast.server.http.hosts import parse_host
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
-from holdfast.server.http.refused import Refused, TooLarge, no_room
+from holdfast.server.http.refused import NotTheSameUser, Refused, TooLarge, no_room
 from holdfast.server.http.wire import CONTINUE, LAST_CHUNK, chunk, head
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,9 @@ class Connection(asyncio.Protocol):
         self._hub.opened(self)
         if self.admitted is Admitted.NOT:
             self._refuse(no_room())
+        elif not isinstance(address, tuple) and not is_own_peer(transport.get_extra_info("socket")):
+            # Its mode keeps others out; whoever changed that would have made everybody an administrator.
+            self._refuse(NotTheSameUser("this socket is for processes of the user who made it, and root's", status=403))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True

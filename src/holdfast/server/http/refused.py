@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.errors import InvalidRequest, MessageTooLarge, Unavailable
+from holdfast.errors import Forbidden, InvalidRequest, MessageTooLarge, Unavailable
 
 
 class Refused(InvalidRequest):
@@ -36,3 +36,9 @@ def no_room() -> TooMany:
         status=503,
         headers=(("retry-after", "1"),),
     )
+
+
+class NotTheSameUser(Refused):
+    """Somebody else's process has come to a socket that is for one user."""
+
+    code = Forbidden.code

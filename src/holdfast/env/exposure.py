@@ -1,0 +1,88 @@
+"""Who else may change what a folder holds: other users of this machine, by its mode, its group or its place.
+
+Whoever may make names in a folder can take the owner's socket, or put a link where we write. Root can do that
+everywhere, so that root's folders are as good as our own.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = 0
+_ACCESS_LIST: Final = "system.posix_acl_access"
+
+
+def exposure(folder: str) -> str | None:
+    """Why other users could put something of theirs in the place of what is ours; None where they cannot."""
+    uid = os.geteuid()
+    path = os.path.abspath(folder)
+    link = os.lstat(path)
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (uid, ROOT):
+        return f"it is a symbolic link that {user_name(link.st_uid)} made"
+    real = os.path.realpath(path)
+    facts = os.stat(real)
+    if facts.st_uid not in (uid, ROOT):
+        return f"it belongs to {user_name(facts.st_uid)}, and this process runs as {user_name(uid)}"
+    if facts.st_mode & stat.S_IWOTH:
+        return "every user may write to it"  # and make names there, whether or not it is sticky
+    if facts.st_mode & stat.S_IWGRP:
+        others = (
+            "an access control list lets others write to it" if _has_list(real) else shared_group(facts.st_gid, uid)
+        )
+        if others is not None:
+            return others
+    return replaceable(real)
+
+
+def replaceable(path: str) -> str | None:
+    """Why every user could put something else in the place of the path; None where they cannot."""
+    folder = Path(os.path.realpath(os.path.dirname(os.path.abspath(path))))
+    for above in (folder, *folder.parents):
+        mode = os.stat(above).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"every user may rename what is in {above}"
+    return None
+
+
+def shared_group(gid: int, uid: int) -> str | None:
+    """Which others are in the group, as far as this machine knows; None where it is the user's own, or root's.
+
+    Most users have a group of their own, and make folders that it may write to. A group that the machine does not
+    know was given to this process by whoever started it: a container's.
+    """
+    if gid == ROOT:
+        return None
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return None if gid in (os.getegid(), *os.getgroups()) else f"its group {gid} may write to it"
+    name = user_name(uid)
+    primary = [user for user in pwd.getpwall() if user.pw_gid == gid]
+    others = sorted({*group.gr_mem, *(user.pw_name for user in primary)} - {name, user_name(ROOT)})
+    if others:
+        more = f" and {len(others) - 1} more are" if len(others) > 1 else " is"
+        return f"its group {group.gr_name} may write to it, and {others[0]}{more} in that group"
+    if name in (group.gr_name, *group.gr_mem) or any(user.pw_uid == uid for user in primary):
+        return None
+    return f"its group {group.gr_name} may write to it"
+
+
+def user_name(uid: int) -> str:
+    """What the user is called here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _has_list(path: str) -> bool:
+    """Whether the folder's mode tells only a part: its group's bits are then the most that anybody in a list gets."""
+    try:
+        return bool(os.getxattr(path, _ACCESS_LIST))
+    except OSError:
+        return False
