@@ -216,6 +216,7 @@ def test_a_stranger_who_took_the_lock_and_the_socket_gets_no_message(everybodys:
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_command_sends_a_stranger_nothing_either(everybodys: Path):
     (everybodys / "topics" / "jobs").mkdir(parents=True)
     with stranger(TAKER, everybodys) as thief:
@@ -316,7 +317,7 @@ def use_all(folder: Path) -> None:
         queue.get(timeout=5).ack()
         queue.get(timeout=5).reject("no")
     with holdfast.open_broker(folder, share=False) as broker:
-        broker.locks.acquire("one", lease=60)
+        broker.locks.release(broker.locks.acquire("one", lease=60))
         broker.documents.update("state", {"a": 1})
         with broker.producer(name="p") as producer:
             producer.send("jobs", b"x")
@@ -325,6 +326,7 @@ def use_all(folder: Path) -> None:
             consumer.commit()
 
 
+@pytest.mark.slow
 def test_the_audit_log_is_not_written_through_a_link(tmp_path: Path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
@@ -337,6 +339,7 @@ def test_the_audit_log_is_not_written_through_a_link(tmp_path: Path):
     assert precious.read_bytes() == b"precious"
 
 
+@pytest.mark.slow
 def test_a_tokens_file_is_not_written_through_a_link(tmp_path: Path):
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious")
@@ -347,6 +350,7 @@ def test_a_tokens_file_is_not_written_through_a_link(tmp_path: Path):
     assert "ops" in (tmp_path / "tokens.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_socket_takes_the_place_of_a_socket_only(tmp_path: Path):
     path = tmp_path / "precious"
     path.write_bytes(b"precious")
@@ -361,6 +365,7 @@ def test_a_socket_takes_the_place_of_a_socket_only(tmp_path: Path):
     again.close()
 
 
+@pytest.mark.slow
 def test_a_server_has_no_socket_where_everybody_could_replace_it(tmp_path: Path):
     put_as_thread(tmp_path / "jobs")
     shared = tmp_path / "shared"
@@ -421,6 +426,7 @@ def test_a_folder_of_another_user_is_refused_to_root_unless_it_is_trusted(place:
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_user_uses_a_folder_of_his_own_and_none_of_a_strangers(place: Path):
     his = place / "his"
     his.mkdir()
@@ -462,6 +468,7 @@ def test_who_is_trusted_can_be_said_in_every_way(everybodys: Path, monkeypatch: 
         put_as_thread(everybodys)
 
 
+@pytest.mark.slow
 def test_a_command_is_told_by_an_option_or_by_a_variable(everybodys: Path):
     refused = run("put", everybodys, "x", "--json")
     assert refused.returncode == 2

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.doctor import diagnose
 from holdfast.env import exposure as module
+from holdfast.env import real_world
 from holdfast.env.disk import FolderLocked, RealDisk
 from holdfast.env.exposure import exposure, shared_group
 from holdfast.env.simdisk import SimulatedDisk
@@ -50,13 +52,20 @@ def test_a_folder_that_we_make_is_our_own_whatever_the_umask(tmp_path: Path):
 
 
 def test_a_folder_can_be_replaced_below_one_that_everybody_may_write_to_unless_that_is_sticky(tmp_path: Path):
+    """The doctor tells of that; it is no reason to refuse it: so are the folders that some CI systems check out to."""
     above = tmp_path / "above"
     folder = above / "mine"
     folder.mkdir(parents=True)
     above.chmod(0o777)
-    assert exposure(str(folder)) == f"every user may rename what is in {above}"
-    above.chmod(0o1777)
+    assert exposure(str(folder), above=True) == f"every user may rename what is in {above}"
     assert exposure(str(folder)) is None
+    (warning,) = [each for each in diagnose(real_world(), str(folder), seconds=0.1).warnings if "users" in each.code]
+    assert warning.message.startswith("every user may rename")
+    above.chmod(0o1777)
+    assert exposure(str(folder), above=True) is None
+    folder.chmod(0o777)
+    (warning,) = [each for each in diagnose(real_world(), str(folder), seconds=0.1).warnings if "users" in each.code]
+    assert "--trust-folder" in warning.message
 
 
 @needs_root

@@ -112,6 +112,7 @@ def diagnose(world: World, folder: str, *, seconds: float, settings: LogSettings
         advice=() if sync is None else _advice(sync),
         warnings=(
             *_warnings(kind, free, settings.min_free_bytes, sync),
+            *_user_warnings(world, folder),
             *_query_warnings(world, folder),
             *_write_warnings(world, folder),
         ),
@@ -194,6 +195,17 @@ def _warnings(kind: str, free: int, min_free: int, sync: Sync | None) -> Iterato
     if sync is not None and sync.p50_us < 20 and kind not in _MEMORY:
         message = f"a sync takes {duration(sync.p50_us)}: too fast for a disk; it may only reach a cache that forgets"
         yield Warn(code="fast_sync", message=message)
+
+
+def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
+    """Others who could take our place here."""
+    why = world.disk.exposure(folder)
+    if why is not None:
+        yield Warn(code="other_users", message=f"{why}: it is refused unless you trust them (--trust-folder)")
+        return
+    why = world.disk.exposure(folder, above=True)
+    if why is not None:
+        yield Warn(code="other_users", message=f"{why}, and put another folder in its place: take the right away there")
 
 
 def _query_warnings(world: World, folder: str) -> Iterator[Warn]:

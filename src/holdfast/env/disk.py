@@ -138,8 +138,11 @@ class Disk(Protocol):
     def lock(self, path: str, note: bytes) -> FolderLock:
         """Take the lock or raise FolderLocked, at once."""
 
-    def exposure(self, folder: str) -> str | None:
-        """Why other users could put something of theirs in the place of what is ours; None where they cannot."""
+    def exposure(self, folder: str, *, above: bool = False) -> str | None:
+        """Why other users could put something of theirs in the place of what is ours; None where they cannot.
+
+        With `above` also why every user could put another folder in its place.
+        """
 
 
 class RealFile:
@@ -344,8 +347,8 @@ class RealDisk:
                 os.pwrite(fd, note.ljust(NOTE_BYTES), 0)
         return RealFolderLock(fd)
 
-    def exposure(self, folder: str) -> str | None:
-        return exposure(folder)
+    def exposure(self, folder: str, *, above: bool = False) -> str | None:
+        return exposure(folder, above=above)
 
 
 def _file_system(folder: str) -> str:

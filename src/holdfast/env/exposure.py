@@ -17,8 +17,11 @@ ROOT: Final = 0
 _ACCESS_LIST: Final = "system.posix_acl_access"
 
 
-def exposure(folder: str) -> str | None:
-    """Why other users could put something of theirs in the place of what is ours; None where they cannot."""
+def exposure(folder: str, *, above: bool = False) -> str | None:
+    """Why other users could put something of theirs in the place of what is ours; None where they cannot.
+
+    With `above` also why every user could put another folder in its place.
+    """
     uid = os.geteuid()
     path = os.path.abspath(folder)
     link = os.lstat(path)
@@ -36,7 +39,7 @@ def exposure(folder: str) -> str | None:
         )
         if others is not None:
             return others
-    return replaceable(real)
+    return replaceable(real) if above else None
 
 
 def replaceable(path: str) -> str | None:

@@ -157,7 +157,7 @@ class SimulatedDisk:
         self.done("lock")
         return SimulatedLock(inode)
 
-    def exposure(self, folder: str) -> str | None:
+    def exposure(self, folder: str, *, above: bool = False) -> str | None:
         return None  # it has no users
 
     def cut(self, rng: random.Random) -> SimulatedDisk:

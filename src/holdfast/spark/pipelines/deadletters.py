@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.embedded.broker import open_broker
+from holdfast.embedded.settings_file import read_settings
+from holdfast.env.environ import environment
 from holdfast.errors import BadSettings
 from holdfast.spark.pipelines import plots
 from holdfast.spark.pipelines.fingerprints import fingerprint_column
@@ -148,7 +150,8 @@ def redrive(context: Context, chosen: Redrive) -> int:
     if not chosen.count:
         return 0
     rate = context.options.redrive_rate
-    with open_broker(context.folder, create=False, world=context.world) as broker:
+    trusted = read_settings(context.world, environment()).broker.trust_folder
+    with open_broker(context.folder, create=False, world=context.world, trust_folder=trusted) as broker:
         return sum(
             broker.group(topic, group).dead.redrive(ids, rate=rate).done for (topic, group), ids in chosen.ids.items()
         )
