@@ -319,7 +319,7 @@ def wanted(caller: Caller, route: Route) -> set[int] | None:
         return None
     if not caller.known:
         return {401}
-    if route.action not in MAY[caller.name]:
+    if not {route.action, route.also or route.action} <= MAY[caller.name]:
         return {403}
     touched = set(GUARDS[name_of(route)].split()) - {"any"}
     return None if touched <= TOUCHES.get(caller.name, touched) else {403}

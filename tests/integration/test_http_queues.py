@@ -426,7 +426,7 @@ def test_a_message_is_shown_by_its_own_id_until_it_is_done(server: Serving):
 
     shown = [phase_of(each) for each in ("orders.dlq-0-0", third["id"], delayed)]
     assert shown == ["dead", "leased", "delayed"]
-    assert server.get(f"{QUEUE}/messages/{third['id']}").body["receipt"] == third["receipt"]
+    assert server.get(f"{QUEUE}/messages/{third['id']}").body["holder"] == third["holder"]
     unknown = [first["id"], second["id"], "orders-0-99", "orders-7-0", "other-0-0", "orders.dlq-0-5", "orders-x", "x"]
     assert [phase_of(each) for each in unknown] == [404] * len(unknown)
 

@@ -48,6 +48,7 @@ from holdfast.delivery.events import (
     Skipped,
     encode_event,
 )
+from holdfast.delivery.fences import next_fence
 from holdfast.delivery.group import Lease
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import each, run, runs_of
@@ -246,7 +247,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def receive_fused(self, lease_ms: int) -> None:
         """The hot path writes the same event, and takes a short cut into the state."""
         story, group = self.story, self.story.group
-        offset, fence = group.cursor, group.fence + 1
+        offset, fence = group.cursor, next_fence(group.fence)
         until_ms = story.mono_ms + lease_ms
         event = Leased(run(offset), offset + 1, fence, 0, lease_ms, until_ms, story.wall_ms, "bob")
         story.journal.append(encode_event(event))

@@ -186,7 +186,7 @@ class LockMachine(RuleBasedStateMachine):
             assert table.held[name].fence == held.fence
             assert table.held[name].until_ms >= self.now_ms + held.lease_ms
         for name, held in table.held.items():
-            lease_id = self.locks.describe(name).lease_id
+            lease_id = self.lease_id(name)
             if name not in self.model.held:
                 self.model.old.remove(lease_id)
             self.model.held[name] = Held(held.fence, lease_id, held.lease_ms, held.until_ms)
@@ -205,8 +205,12 @@ class LockMachine(RuleBasedStateMachine):
     def granted(self, name: str, fence: int, lease_ms: int) -> None:
         assert fence > self.model.fence
         self.model.fence = fence
-        lease_id = self.place.broker.locks.describe(name).lease_id
-        self.model.held[name] = Held(fence, lease_id, lease_ms, self.now_ms + lease_ms)
+        self.model.held[name] = Held(fence, self.lease_id(name), lease_ms, self.now_ms + lease_ms)
+
+    def lease_id(self, name: str) -> str:
+        """As the holder was told it."""
+        locks = self.place.engine.locks()
+        return locks.lease_id(name, locks.table.held[name])
 
     def freed(self, name: str) -> None:
         """The first in line has it by now."""

@@ -73,7 +73,13 @@ def table(tag: str) -> str:
         if route.tag == tag:
             codes = dict.fromkeys(code for code in route.errors if code not in EVERYWHERE)
             errors = ", ".join(f"[`{code}`](errors.md#{code})" for code in codes)
-            cells = (f"`{route.method} {route.pattern}`", route.action, _takes(route), _answers(route), errors)
+            cells = (
+                f"`{route.method} {route.pattern}`",
+                ", ".join(filter(None, (route.action, route.also))),
+                _takes(route),
+                _answers(route),
+                errors,
+            )
             lines.append(f"| {' | '.join(cells)} | {route.summary} |")
     return "\n".join(lines)
 

@@ -34,13 +34,14 @@ from holdfast.delivery.events import (
     Saved,
     Skipped,
 )
+from holdfast.delivery.fences import PROVEN
 from holdfast.delivery.group import Failure, Lease
 from holdfast.delivery.image import image_of
 from holdfast.errors import Conflict, LeaseLost
 from holdfast.settings import QueueSettings
 from tests.unit.stories import PLAIN, Story, offsets_of, plain
 
-SESSION = 1 << 40
+SESSION = (1 << 40) + PROVEN
 
 
 def test_a_message_is_handed_out_once_and_acked():

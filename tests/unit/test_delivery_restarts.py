@@ -8,6 +8,7 @@ from holdfast.delivery.check import check
 from holdfast.delivery.choose import choose
 from holdfast.delivery.commands import Ack, Extend, GiveUp, Nack, Receipt, Receive, Reject, Save, Tick
 from holdfast.delivery.events import Acked, Released, Returned
+from holdfast.delivery.fences import PROVEN
 from holdfast.errors import LeaseLost
 from tests.unit.stories import BOOT, Story, offsets_of
 
@@ -17,7 +18,7 @@ def test_a_restart_raises_the_fence_beyond_every_earlier_one():
     story.receive()
     story.reopen()
     assert story.group.session == 2
-    assert story.receive() == [Receipt(1, (2 << 40) + 1)]
+    assert story.receive() == [Receipt(1, (2 << 40) + PROVEN + 1)]
     story.hold()
 
 

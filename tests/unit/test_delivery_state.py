@@ -30,6 +30,7 @@ from holdfast.delivery.events import (
     decode_event,
     encode_event,
 )
+from holdfast.delivery.fences import next_fence
 from holdfast.delivery.group import Burial, Document, Group, History, IllegalMove, Lease
 from holdfast.delivery.image import decode_image, encode_image, group_of, image_of
 from tests.unit.stories import Story, offsets_of, plain
@@ -128,7 +129,7 @@ def test_an_event_that_fits_in_part_changes_nothing(event):
 
 def test_the_fused_forms_agree_with_the_plain_ones():
     fused, plainly = Story(3).group, Story(3).group
-    lease = Lease(fused.fence + 1, 1, 50, 550, 7, "ann")
+    lease = Lease(next_fence(fused.fence), 1, 50, 550, 7, "ann")
     fused.lease_one(0, lease)
     plainly.apply(Leased((0, 1), 1, lease.fence, 1, 50, 550, 7, "ann"))
     assert plain(image_of(fused)) == plain(image_of(plainly))

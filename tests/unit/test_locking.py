@@ -22,10 +22,10 @@ from holdfast.locking.events import (
     decode_event,
     encode_event,
 )
-from holdfast.locking.table import Table, check, image_of, table_of
+from holdfast.locking.table import PROVEN, Table, check, image_of, table_of
 
 BOOT = 77
-FIRST = (1 << 24) + 1
+FIRST = (1 << 24) + PROVEN + 1
 WALL_MS = 1_700_000_000_000
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.broker.layout import parse_receipt, receipt_text
-from holdfast.delivery.commands import Receipt
+from holdfast.broker.layout import parse_receipt
+from holdfast.broker.proofs import Prover
 from holdfast.errors import InvalidRequest
 from holdfast.server.calls import _pairs
 from holdfast.server.patterns import Patterns
@@ -33,9 +33,9 @@ def test_the_short_way_reads_what_the_long_one_reads(text):
 
 
 def test_a_receipt_is_read_as_it_was_written():
-    receipt = Receipt(42, 0x10000000001)
-    assert parse_receipt(receipt_text("a-1-b", 3, receipt), "a-1-b") == (3, receipt)
-    assert parse_receipt("42@10000000001", "jobs") == (0, receipt)
+    text = Prover(b"key", mark=0).text("a-1-b-3-42", 0x10000000001, 7)
+    assert parse_receipt(text, "a-1-b") == (3, 42, text.partition("@")[2])
+    assert parse_receipt("42@10000000001", "jobs") == (0, 42, "10000000001")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import msgspec
 from holdfast.broker.altering import change_topic, grow_topic
 from holdfast.broker.catalog import Catalog, TopicFacts
 from holdfast.broker.cleaner import Cleaner
+from holdfast.broker.folder_key import FolderKey
 from holdfast.broker.layout import (
     OWNER_SOCKET,
     TOPICS,
@@ -74,6 +75,7 @@ class BrokerEngine:
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
         self.queries = Queries(world, folder)
+        self.key = FolderKey(world, folder)
         close_in_children(self)
         self._closing = ExitStack()
         self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
@@ -167,7 +169,9 @@ class BrokerEngine:
             self.check_open()
             if self._locks is None:
                 self.world.disk.make_folder(join(self.folder, TOPICS))  # as for the producers
-                self._locks = Locks.open(self.world, self.folder, self.check_open, self._began_ns // 1_000_000)
+                self._locks = Locks.open(
+                    self.world, self.folder, self.check_open, self._began_ns // 1_000_000, self.key
+                )
                 self._locks.on_attention = self._locks.journal.log.on_attention = self._attention
             return self._locks
 
@@ -301,6 +305,7 @@ class BrokerEngine:
                 on_attention=self._attention,
                 traces=self.traces.log,
                 queries=self.queries,
+                key=self.key,
             )
             try:
                 if changes or given is not None:

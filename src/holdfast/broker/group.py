@@ -18,7 +18,7 @@ from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.limits import KeyPolicy
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, HoldfastError, LeaseLost
 from holdfast.model import Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -218,9 +218,14 @@ class QueueGroup:
 
     def resume(self, receipt: object) -> tuple[Station, Delivered]:
         """The message that a receipt stands for, if it is still held."""
-        number, parsed = parse_receipt(receipt, self.topic.name)
-        station = self.station(number)
-        return station, station.resume(parsed)
+        station, claimed = self.claim(receipt)
+        return station, station.resume(claimed)
+
+    def claim(self, receipt: object) -> tuple[Station, Receipt]:
+        """The delivery that a receipt proves, held or not; LeaseLost where it is none of this group."""
+        given = parse_receipt(receipt, self.topic.name)
+        station = self.station(given.partition)
+        return station, station.claim(given)
 
     def place(self, message: object) -> tuple[Station, MessagePlace]:
         """Where the message with this id is or was."""
@@ -232,8 +237,13 @@ class QueueGroup:
         station, place = self.place(message)
         return station.cancel(place, message)
 
-    def holds(self, number: int, receipt: Receipt) -> bool:
-        return self.station(number).delivery.holds(receipt)
+    def holds(self, receipt: object) -> bool:
+        """Whether the receipt proves a delivery of this group that still holds its message."""
+        try:
+            station, claimed = self.claim(receipt)
+        except LeaseLost:
+            return False
+        return station.delivery.holds(claimed)
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""

@@ -2,6 +2,7 @@
 
 jobs/
   lock                             one owner for all of it
+  receipts.key                     what receipts and lease ids are signed with; made when first needed
   audit.jsonl                      what administrators did through a server; audit.jsonl.1 and so on are older
   audit-refused.jsonl              calls of a server that were refused; audit-refused.jsonl.1 are older
   topics/jobs/topic.json           its id and when it was made
@@ -24,14 +25,12 @@ A topic is made beside these as topics/.new-NAME and deleted as topics/.gone-NAM
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.delivery.commands import Receipt
 from holdfast.env import World
 from holdfast.errors import InvalidRequest
-from holdfast.locking.commands import Proof
 from holdfast.storage.files import join
 
 TOPICS: Final = "topics"
@@ -49,7 +48,9 @@ DEFAULT_TOPIC: Final = "queue"
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
-_RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})@([0-9a-f]{1,16})")
+_TOKEN: Final = r"@([0-9a-f]{1,16}|[A-Za-z0-9_-]{32})"  # as proofs.py makes them, or a fence alone
+_RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})" + _TOKEN)
+_LEASE: Final = re.compile(r"(.*)" + _TOKEN)
 
 
 def check_name(name: object, what: str) -> str:
@@ -145,27 +146,32 @@ def topic_of_id(text: object) -> str:
     return found[1]
 
 
-def receipt_text(topic: str, partition: int, receipt: Receipt) -> str:
-    """A receipt as text, for scripts: the message's place and the delivery's number."""
-    return f"{topic}-{partition}-{receipt.offset}@{receipt.fence:x}"
+class ReceiptText(NamedTuple):
+    """A receipt, taken apart; whether it proves anything is not known yet."""
+
+    partition: int
+    offset: int
+    token: str
 
 
-def parse_receipt(text: object, topic: str) -> tuple[int, Receipt]:
-    """The partition and the receipt that a text stands for; InvalidRequest where it is none of this topic."""
+def parse_receipt(text: object, topic: str) -> ReceiptText:
+    """What a receipt says; InvalidRequest where it is none of this topic."""
     found = _RECEIPT.fullmatch(text) if isinstance(text, str) else None
     if found is not None and found[1] in (None, topic):
-        return int(found[2] or 0), Receipt(int(found[3]), int(found[4], 16))
-    raise InvalidRequest(f"{text!r} is no receipt of {topic}; receipts look like {topic}-0-42@10000000001")
+        return ReceiptText(int(found[2] or 0), int(found[3]), found[4])
+    raise InvalidRequest(f"{text!r:.300} is no receipt of {topic}; give the text that came with the message")
 
 
-def lease_text(proof: Proof) -> str:
-    """The proof of a lock's lease as text, for scripts and other processes: the lock's name and the fence."""
-    return f"{proof.name}@{proof.fence:x}"
+class LeaseText(NamedTuple):
+    """The id of a lock's lease, taken apart; whether it proves anything is not known yet."""
+
+    name: str
+    token: str
 
 
-def parse_lease(text: object) -> Proof:
-    """The lease that a text stands for; InvalidRequest where it is none."""
-    found = re.fullmatch(r"(.*)@([0-9a-f]{1,16})", text) if isinstance(text, str) else None
+def parse_lease(text: object) -> LeaseText:
+    """What the id of a lock's lease says; InvalidRequest where it is none."""
+    found = _LEASE.fullmatch(text) if isinstance(text, str) else None
     if found is None or not _NAME.fullmatch(found[1]):
-        raise InvalidRequest(f"{text!r} is no lease of a lock; leases look like nightly-report@1000001")
-    return Proof(found[1], int(found[2], 16))
+        raise InvalidRequest(f"{text!r:.300} is no lease of a lock; give the lease_id that came with the lock")
+    return LeaseText(found[1], found[2])

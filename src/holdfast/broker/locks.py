@@ -15,18 +15,29 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.layout import LOCKS
+from holdfast.broker.folder_key import FolderKey
+from holdfast.broker.layout import LOCKS, parse_lease
 from holdfast.broker.locks_journal import LocksJournal
+from holdfast.broker.proofs import Prover
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import FAR
 from holdfast.env import World
-from holdfast.errors import Closed, Conflict, HoldfastError, InvalidRequest, LockHeld, TooManyWaiters, Unavailable
+from holdfast.errors import (
+    Closed,
+    Conflict,
+    HoldfastError,
+    InvalidRequest,
+    LeaseLost,
+    LockHeld,
+    TooManyWaiters,
+    Unavailable,
+)
 from holdfast.locking.claims import lock_held
 from holdfast.locking.commands import Acquire, Open, Proof, Release, Remove, Renew, Tick, Write
 from holdfast.locking.decide import decide
 from holdfast.locking.events import Ended, Event
-from holdfast.locking.table import Content, Held
+from holdfast.locking.table import PROVEN, Content, Held
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
 from holdfast.storage.files import join
@@ -84,9 +95,12 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
 class Locks:
     """The locks and documents of a data folder. Safe to use from any thread; calls are short, only waits wait."""
 
-    def __init__(self, world: World, folder: str, check_open: Callable[[], None], began_ms: int) -> None:
+    def __init__(
+        self, world: World, folder: str, check_open: Callable[[], None], began_ms: int, prover: Prover
+    ) -> None:
         self._clock = world.clock
         self._check_open = check_open
+        self._prover = prover
         self._lock = threading.Lock()
         self._lines: dict[str, deque[Ticket]] = {}
         self._waiting = 0
@@ -107,14 +121,30 @@ class Locks:
             raise
 
     @staticmethod
-    def open(world: World, root: str, check_open: Callable[[], None], began_ms: int) -> Locks:
+    def open(world: World, root: str, check_open: Callable[[], None], began_ms: int, key: FolderKey) -> Locks:
         """Those of the data folder, with their journal, which is made where there is none.
 
         `began_ms` is the monotonic time at which the folder's owner began: from then on leases count after a boot.
         """
         folder = join(root, LOCKS)
         with translated(folder):
-            return Locks(world, folder, check_open, began_ms)
+            return Locks(world, folder, check_open, began_ms, Prover(key.get(), "lock", mark=PROVEN))
+
+    def lease_id(self, name: str, held: Held) -> str:
+        """The proof of a lease as text, for its holder and nobody else."""
+        return self._prover.text(name, held.fence, held.at_ms)
+
+    def proof(self, lease_id: object) -> Proof:
+        """The lease that an id proves, held or not; LeaseLost where it proves none."""
+        name, token = parse_lease(lease_id)
+        proven, held = self._prover.read(name, token), self.table.held.get(name)
+        if proven is None or (held is not None and held.fence == proven.fence and not proven.is_of(held.at_ms)):
+            raise LeaseLost(
+                f"this lease id does not prove that lock {name} is yours: it was not given here. Nothing was changed "
+                "by this call; stop what the lock was to protect",
+                why="the lease id was not given here",
+            )
+        return Proof(name, proven.fence)
 
     def moment(self) -> Moment:
         return Moment(self._clock.now_ns() // 1_000_000, self._clock.monotonic_ns() // 1_000_000)
@@ -198,6 +228,17 @@ class Locks:
         with self._lock:
             self._check_open()
             self._release(proof)
+
+    def force_release(self, name: str) -> bool:
+        """Take the lock from whoever holds it; the next one has it at once. False where nobody holds it."""
+        with self._lock:
+            self._check_open()
+            self._look(name, self.moment())
+            held = self.table.held.get(name)
+            if held is None:
+                return False
+            self._release(Proof(name, held.fence))
+            return True
 
     def keep_alive(self, proof: Proof, lease_ms: int) -> None:
         """Renew the lease by ourselves, until `let_expire`."""

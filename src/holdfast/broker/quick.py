@@ -14,6 +14,7 @@ from holdfast.broker.keyed_delivery import KeyedDelivery
 from holdfast.broker.marks import MOVED
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.events import Acked, Leased, encode_event
+from holdfast.delivery.fences import PROVEN
 from holdfast.delivery.group import Lease
 from holdfast.errors import DamagedRange, LeaseLost, OffsetOutOfRange
 from holdfast.settings import TopicSettings
@@ -59,7 +60,7 @@ class QuickDelivery(KeyedDelivery):
             return None
         now_ns = self._now_ns()
         until_ms = self._mono_ns() // 1_000_000 + lease_ms
-        fence = group.fence + 1
+        fence = (group.fence + 1) | PROVEN  # as next_fence
         at_ms = now_ns // 1_000_000
         self._write_event(
             encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)),

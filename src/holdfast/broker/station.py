@@ -6,18 +6,21 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 
 from holdfast.broker.dead import DeadLetter, DeadPartition, Graveyard
 from holdfast.broker.hands import Delivered
 from holdfast.broker.keyed_delivery import KeyedDelivery
-from holdfast.broker.layout import MessagePlace
+from holdfast.broker.layout import MessagePlace, ReceiptText, message_id
 from holdfast.broker.marks import id_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
+from holdfast.broker.proofs import Prover
 from holdfast.delivery.commands import Cancel, Command, Receipt
 from holdfast.delivery.events import Buried, Event, Interred
+from holdfast.delivery.group import Lease
 from holdfast.delivery.runs import runs_of
 from holdfast.errors import CorruptData, InvalidRequest, LeaseLost
 from holdfast.model import Appended, Durability, Record
@@ -53,6 +56,7 @@ class Station:
         *,
         check_open: Callable[[], None],
         open_dead: Callable[[int], DeadPartition],
+        prover: Callable[[], Prover],
     ) -> None:
         self.topic = topic
         self.number = number
@@ -63,6 +67,7 @@ class Station:
         self.metrics: Metrics = delivery.metrics
         self.check_open = check_open
         self._open_dead = open_dead
+        self._new_prover = prover
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
         delivery.dead_end = self._dead_end
@@ -143,6 +148,31 @@ class Station:
             self.delivery.close()
         else:
             graves.close()
+
+    @cached_property
+    def _prover(self) -> Prover:
+        return self._new_prover()
+
+    def receipt_text(self, offset: int, lease: Lease) -> str:
+        """The receipt for a message under this lease, for whoever holds it and nobody else."""
+        return self._prover.text(message_id(self.topic, self.number, offset, None), lease.fence, lease.at_ms)
+
+    def claim(self, given: ReceiptText) -> Receipt:
+        """The delivery that a receipt proves; LeaseLost where it proves none of this group, held or not."""
+        name = message_id(self.topic, self.number, given.offset, None)
+        proven = self._prover.read(name, given.token)
+        if proven is not None:
+            receipt, lease = Receipt(given.offset, proven.fence), self.delivery.group.leases.get(given.offset)
+            if lease is None or lease.fence != receipt.fence or proven.is_of(lease.at_ms):
+                return receipt
+        # One answer for all that may be wrong with it: whoever tries texts learns nothing.
+        raise LeaseLost(
+            f"this receipt does not prove that message {name} is yours: it is of another group, of an earlier topic or "
+            f"group of this name, or {self.topic} never gave it. Nothing was changed; what you hold by it, if "
+            "anything, comes back when its lease ends",
+            offsets=(given.offset,),
+            why="the receipt is not one of this group",
+        )
 
     def resume(self, receipt: Receipt) -> Delivered:
         """The message that a receipt stands for, if it is still held."""

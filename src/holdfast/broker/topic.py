@@ -15,6 +15,7 @@ import msgspec
 from holdfast.broker.catalog import TopicFacts
 from holdfast.broker.dead import DeadPartition
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.folder_key import FolderKey
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.groups import GroupNote, GroupNotes
 from holdfast.broker.layout import (
@@ -29,12 +30,14 @@ from holdfast.broker.marks import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import Partition
 from holdfast.broker.policy import NOT_KEPT, dead_settings, log_settings
+from holdfast.broker.proofs import Prover
 from holdfast.broker.query_pins import Queries, query_gauges
 from holdfast.broker.quick import QuickDelivery
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
 from holdfast.broker.trace_log import TraceLog
 from holdfast.broker.tracing import TopicTracing
+from holdfast.delivery.fences import PROVEN
 from holdfast.env import World
 from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
@@ -64,6 +67,7 @@ class Topic:
         on_attention: Callable[[], None] = lambda: None,
         traces: TraceLog | None = None,
         queries: Queries | None = None,
+        key: FolderKey | None = None,
     ) -> None:
         self._world = world
         self.root = root
@@ -73,6 +77,7 @@ class Topic:
         self.settings = settings
         self._observer = observer
         self._queries = queries or Queries(world, root)
+        self._key = key or FolderKey(world, root)
         self.metrics = self._new_metrics()
         self.holder = holder
         self._check_owner = check_owner
@@ -152,6 +157,7 @@ class Topic:
                 delivery,
                 check_open=group.check_open,
                 open_dead=self.dead_partition,
+                prover=partial(self._prover, group.name),
             )
             if self.settings.trace_sample:
                 self._trace_station(station)
@@ -160,6 +166,10 @@ class Topic:
             station.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
             group.add(station)  # not before: whoever moves its dead letters may wait for our lock, and we for that move
             unless_done.pop_all()
+
+    def _prover(self, group: str) -> Prover:
+        """What makes the receipts of a group: good for it alone, and for this topic, not for another of its name."""
+        return Prover(self._key.get(), "receipt", self.id, self.created_ms, group, mark=PROVEN)
 
     def dead_partition(self, number: int) -> DeadPartition:
         """Where the dead letters of a partition are kept; made when first needed."""

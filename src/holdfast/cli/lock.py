@@ -127,12 +127,24 @@ def keepalive_command(
 @app.command("release")
 @command
 def release_command(
-    folder: DataFolder, lease_id: LeaseIdArgument = None, wait: Wait = WAIT, as_json: AsJson = False
+    folder: DataFolder,
+    lease_id: LeaseIdArgument = None,
+    force: Annotated[
+        str | None, typer.Option("--force", metavar="NAME", help="Take this lock from whoever has it.")
+    ] = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
 ) -> int:
-    """Give a lock back."""
-    given = _lease_id(lease_id)
+    """Give a lock back; or take one from its holder, by name. Exit code: 3 where nobody has that."""
+    if force is not None and lease_id is not None:
+        raise InvalidRequest("a lease and --force both say what is released; give one of them")
+    given = _lease_id(lease_id) if force is None else check_name(force, "lock")
     with opened_broker(folder, wait=wait) as broker:
-        broker.locks.release(given)
+        if force is None:
+            broker.locks.release(given)
+        elif not broker.locks.force_release(given):
+            stderr().print(f"nobody has {safe(given)}", soft_wrap=True)
+            return NOTHING_THERE
     if as_json:
         print_json({"released": given})
     else:
@@ -150,7 +162,7 @@ def show_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int
     elif info.held:
         stdout().print(
             f"{safe(info.name)} is held by {safe(info.owner or '')} since {_time(info.acquired_at)}, until "
-            f"{_time(info.expires_at)} UTC\nlease {safe(info.lease_id or '')}",
+            f"{_time(info.expires_at)} UTC, with the fence {info.fence}",
             soft_wrap=True,
         )
     else:
@@ -168,10 +180,10 @@ def ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     elif not infos:
         stderr().print(f"no locks are held in {safe(folder)}", soft_wrap=True)
     else:
-        shown = table("lock", "owner", "since", "until", "lease")
+        shown = table("lock", "owner", "since", "until", "fence")
         for info in infos:
             since, until = _time(info.acquired_at), _time(info.expires_at)
-            shown.add_row(safe(info.name), safe(info.owner or ""), since, until, safe(info.lease_id or ""))
+            shown.add_row(safe(info.name), safe(info.owner or ""), since, until, str(info.fence))
         show_table(stdout(), shown)
     return OK
 
@@ -226,7 +238,6 @@ def _document(info: holdfast.LockInfo) -> dict[str, Any]:
         "held": info.held,
         "owner": info.owner,
         "fence": info.fence,
-        "lease_id": info.lease_id,
         **moment("acquired", info.acquired_at),
         **moment("expires", info.expires_at),
         "document_version": info.document_version,

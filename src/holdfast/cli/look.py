@@ -33,10 +33,8 @@ from holdfast.cli.messages import (
 from holdfast.cli.opened import opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
 from holdfast.cli.output import OK, command, print_json_line, stderr, stdout
-from holdfast.cli.remote import is_remote
 from holdfast.cli.text import safe
 from holdfast.embedded.listed import PhaseName
-from holdfast.embedded.lookup import receipt_of
 
 DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 
@@ -117,17 +115,7 @@ def _lease(queue: holdfast.Queue[Any] | None, message: AnyMessage) -> dict[str, 
     if queue is None or getattr(message, "phase", "") != "leased":
         return {}
     until = lease_end(queue, message)
-    if until is None:
-        return {}
-    return {"receipt": _receipt(queue, message), **moment("lease_until", until)}
-
-
-def _receipt(queue: holdfast.Queue[Any], message: Any) -> str:
-    if is_remote(queue):
-        receipt: str = message._told.receipt
-        return receipt
-    station = queue._group.station(message.partition)
-    return receipt_of(station, message.offset, station.delivery.group.leases[message.offset])
+    return {} if until is None else moment("lease_until", until)
 
 
 def _until(queue: holdfast.Queue[Any]) -> Column:

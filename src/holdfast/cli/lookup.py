@@ -60,8 +60,7 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     if found.phase == "dead":
         return everything_about_letter(queue.dead.show(found.message.id))
     facts: dict[str, Any] = {}
-    if found.receipt:
-        facts["receipt"] = found.receipt
+    if found.leased_at_ms:
         facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
     if found.first_delivery_ms:
         facts |= moment("first_delivery", _at(found.first_delivery_ms))
@@ -80,7 +79,6 @@ def _asked(queue: Any, message_id: str) -> Found:
     return Found(
         message,
         told.phase,
-        told.receipt,
         told.leased_at_ms,
         told.lease_until_ms,
         told.first_delivery_ms,
@@ -171,7 +169,6 @@ def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
         ("priority", str(message.priority or "")),
         ("correlation", safe(message.correlation_id) if message.correlation_id != message.id else ""),
         ("holder", safe(known.get("holder", ""))),
-        ("receipt", safe(known.get("receipt", ""))),
         ("leased until", time("lease_until")),
         ("attempts", str(known.get("attempts") or "")),
         ("first taken", time("first_delivery")),

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 import holdfast
-from holdfast.broker.layout import DEFAULT_GROUP, parse_receipt
+from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.cli.opened import some_of, topic_named, view
 from holdfast.cli.remote import is_remote
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest
@@ -46,8 +46,7 @@ class Views:
         topic = self._broker._engine.open_topic(name)
         holding: list[str] = []
         with suppress(HoldfastError):  # what is wrong with it will be said
-            number, parsed = parse_receipt(receipt, name)
-            holding = sorted(group.name for group in topic.groups.values() if group.holds(number, parsed))
+            holding = sorted(group.name for group in topic.groups.values() if group.holds(receipt))
         return sorted(topic.groups), holding
 
     def _asked(self, topic: str, receipt: str) -> tuple[list[str], list[str]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+from holdfast.broker.layout import parse_lease
 from holdfast.client.calling import Caller, packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.client.ways import run
 from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.locking import Document, Lock, LockInfo, proof_of
+from holdfast.embedded.locking import Document, Lock, LockInfo
 from holdfast.embedded.times import duration_ms
 from holdfast.errors import Closed, Conflict, HoldfastError, InvalidRequest, LeaseLost, LockHeld, NotFound, Unavailable
 from holdfast.protocol import locks as wire
@@ -58,17 +59,21 @@ class LockCalls:
         lease_s = None if lease is None else duration_ms(lease, "lease", minimum_ms=1) / 1000
         lease_id = lease_of(lock)
         body = wire.KeepLock(lease_id=lease_id, lease=lease_s)
-        kept: Lock = await self._ask("POST", _path(proof_of(lease_id).name, "keepalive"), Lock, body)
+        kept: Lock = await self._ask("POST", _path(parse_lease(lease_id).name, "keepalive"), Lock, body)
         return kept
 
     async def _release(self, lock: RemoteLockLike) -> None:
         lease_id = lease_of(lock)
-        path = _path(proof_of(lease_id).name, "release")
+        path = _path(parse_lease(lease_id).name, "release")
         try:
             await self._ask("POST", path, None, wire.ReleaseLock(lease_id=lease_id))
         except LeaseLost as error:
             if not getattr(error, "repeated", False):  # otherwise the attempt before has done it
                 raise
+
+    async def _force_release(self, name: str) -> bool:
+        done: wire.LockReleased = await self._ask("DELETE", path_of("locks", _name(name)), wire.LockReleased)
+        return done.released
 
     async def _describe(self, name: str) -> LockInfo:
         info: LockInfo = await self._ask("GET", path_of("locks", _name(name)), LockInfo)

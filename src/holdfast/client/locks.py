@@ -53,6 +53,10 @@ class RemoteLocks(LockCalls):
         """Give it back: the next in line has it at once."""
         run(self._release(lock))
 
+    def force_release(self, name: str) -> bool:
+        """Take it from whoever holds it, who is told at the next keepalive; False where nobody does."""
+        return run(self._force_release(name))
+
     def describe(self, name: str) -> LockInfo:
         """Who holds it, since and until when, how many wait, and whether there is a document of that name."""
         return run(self._describe(name))
@@ -129,6 +133,10 @@ class AsyncRemoteLocks(LockCalls):
     async def release(self, lock: RemoteLockLike) -> None:
         """Give it back: the next in line has it at once."""
         await self._release(lock)
+
+    async def force_release(self, name: str) -> bool:
+        """Take it from whoever holds it, who is told at the next keepalive; False where nobody does."""
+        return await self._force_release(name)
 
     async def describe(self, name: str) -> LockInfo:
         """Who holds it, since and until when, how many wait, and whether there is a document of that name."""

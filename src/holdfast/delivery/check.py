@@ -7,6 +7,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from holdfast.delivery.events import Phase
+from holdfast.delivery.fences import SESSION_BITS
 from holdfast.delivery.group import Group
 
 
@@ -23,7 +24,7 @@ def _bounds(group: Group) -> list[str]:
         wrong.append(f"the floor {group.floor} is done, and should have risen")
     if group.done and group.done.min() < group.floor:
         wrong.append("something below the floor is kept as done")
-    if group.fence >> 40 > group.session:
+    if group.fence >> SESSION_BITS > group.session:
         wrong.append(f"the fence {group.fence:#x} is of a later session than {group.session}")
     return wrong
 

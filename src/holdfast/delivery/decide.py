@@ -44,6 +44,7 @@ from holdfast.delivery.events import (
     Saved,
     Skipped,
 )
+from holdfast.delivery.fences import SESSION_BITS, next_fence
 from holdfast.delivery.group import Group
 from holdfast.delivery.runs import run, runs_of
 from holdfast.errors import Conflict
@@ -79,7 +80,7 @@ def _(command: Receive, group: Group, policy: QueueSettings, now: Moment) -> Ite
         yield Leased(
             runs_of(command.offsets),
             command.cursor,
-            group.fence + 1,
+            next_fence(group.fence),
             command.session,
             command.lease_ms,
             now.mono_ms + command.lease_ms,
@@ -170,7 +171,7 @@ def _(command: Tick, group: Group, policy: QueueSettings, now: Moment) -> Iterat
 @_events.register
 def _(command: Open, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
     # The fence knows of earlier sessions, too, even if a damaged journal has lost where they began.
-    session = max(group.session, group.fence >> 40) + 1
+    session = max(group.session, group.fence >> SESSION_BITS) + 1
     yield Opened(session, command.boot_id, now.mono_ms, command.end)
 
 

@@ -37,6 +37,7 @@ from holdfast.delivery.events import (
     Saved,
     Skipped,
 )
+from holdfast.delivery.fences import SESSION_BITS
 from holdfast.delivery.lanes import Lanes
 from holdfast.delivery.runs import Runs, each, pairs, run
 from holdfast.delivery.timers import Deadlines, Timers
@@ -393,7 +394,7 @@ class Group:
             }
         self._renew_deadlines()
         self.session, self.boot_id = event.session, event.boot_id
-        self.fence = max(self.fence, event.session << 40)
+        self.fence = max(self.fence, event.session << SESSION_BITS)
 
     def _lease_of(self, event: Event, offset: int) -> Lease:
         lease = self.leases.get(offset)

@@ -160,6 +160,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
 
     async def _served_group(self, kind: type[_Served], topic: str, name: str) -> _Served:
         """The group in queue mode as another kind of face, for those who serve it to others."""
+        await _aside(self._engine.key.get)  # which may have to be made: not when a message is on its way
         return await self._at(topic, self._group, kind, topic, name, "earliest", None, {})
 
     def producer(

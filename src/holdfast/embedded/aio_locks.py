@@ -70,6 +70,11 @@ class AsyncLocks(LockFace):
         await _opened(self._engine)
         self._release(lock)
 
+    async def force_release(self, name: str) -> bool:
+        """Take it from whoever holds it, who is told at the next keepalive; False where nobody does."""
+        await _opened(self._engine)
+        return self._force_release(name)
+
     async def describe(self, name: str) -> LockInfo:
         """Who holds it, since and until when, how many wait, and whether there is a document of that name."""
         await _opened(self._engine)

@@ -9,7 +9,6 @@ from typing import Any, Final, Generic
 import msgspec
 
 from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import receipt_text
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import Save
@@ -65,7 +64,7 @@ class Handle(Said[Body], msgspec.Struct, Generic[Body], eq=False, gc=False):
     @property
     def receipt(self) -> str:
         """The proof of this delivery as text, for a later process: see `resume`."""
-        return receipt_text(self._home.topic, self._home.number, self._delivered.receipt)
+        return self._home.receipt_text(self._delivered.record.offset, self._delivered.lease)
 
     @property
     def lost(self) -> bool:

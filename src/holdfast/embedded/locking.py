@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.layout import check_name, lease_text, parse_lease
+from holdfast.broker.layout import check_name
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES, Decided, Locks, Standing, Ticket
 from holdfast.delivery.decide import Moment
 from holdfast.embedded.drafts import Seconds
@@ -40,13 +40,12 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LockInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How a lock stands. The times, owner, fence and lease_id are those of its holder, if there is one."""
+    """How a lock stands. The times, owner and fence are those of its holder, if there is one."""
 
     name: str
     held: bool
     owner: str | None = None
     fence: int | None = None
-    lease_id: str | None = None
     acquired_at: datetime | None = None
     expires_at: datetime | None = None
     waiting: int = 0
@@ -102,11 +101,11 @@ class Holding:
         if self._released:
             return False
         engine = self._locks._engine
-        return engine.closed or not engine.locks().holds(parse_lease(self.lease_id))
+        return engine.closed or not engine.locks().holds(_own_proof(self.lock))
 
     def _begin(self, lock: Lock) -> None:
         self._lock = lock
-        self._locks._engine.locks().keep_alive(parse_lease(lock.lease_id), self._wanted.command.lease_ms)
+        self._locks._engine.locks().keep_alive(_own_proof(lock), self._wanted.command.lease_ms)
 
     def _give_back(self, error: BaseException | None) -> None:
         """At the end of the block. That the lock was lost is an error, but one of the block's own says more."""
@@ -121,7 +120,7 @@ class Holding:
     def __del__(self) -> None:
         engine = self._locks._engine
         if self._lock is not None and engine.has_locks and not engine.closed:
-            engine.locks().let_expire(parse_lease(self._lock.lease_id))
+            engine.locks().let_expire(_own_proof(self._lock))
 
 
 LockLike: TypeAlias = Lock | Holding | str
@@ -179,19 +178,35 @@ class LockFace:
     def _taken(self, ticket: Ticket) -> Lock:
         held = ticket.granted
         assert held is not None
-        return lock_of(ticket.wanted.name, held, Moment(held.at_ms, held.until_ms - held.lease_ms))
+        return self._lock_of(ticket.wanted.name, held, Moment(held.at_ms, held.until_ms - held.lease_ms))
+
+    def _lock_of(self, name: str, held: Held, now: Moment) -> Lock:
+        """A lock as its holder sees it."""
+        return Lock(
+            name=name,
+            owner=held.owner,
+            fence=held.fence,
+            lease_id=self._engine.locks().lease_id(name, held),
+            lease=held.lease_ms / 1000,
+            acquired_at=to_datetime(held.at_ms * 1_000_000),
+            expires_at=_expires_at(held, now),
+        )
 
     def _renew(self, lock: LockLike, lease: Seconds | None) -> tuple[Proof, Decided]:
-        proof = proof_of(lock)
+        proof = proof_of(self._engine.locks(), lock)
         command = Renew(proof, None if lease is None else _lease_ms(lease))
         return proof, self._engine.locks().renew(command)
 
     def _renewed(self, proof: Proof, decided: Decided) -> Lock:
         assert decided.held is not None
-        return lock_of(proof.name, decided.held, self._engine.locks().moment())
+        return self._lock_of(proof.name, decided.held, self._engine.locks().moment())
 
     def _release(self, lock: LockLike) -> None:
-        self._engine.locks().release(proof_of(lock))
+        locks = self._engine.locks()
+        locks.release(proof_of(locks, lock))
+
+    def _force_release(self, name: str) -> bool:
+        return self._engine.locks().force_release(check_name(name, "lock"))
 
     def _describe(self, name: str) -> LockInfo:
         locks = self._engine.locks()
@@ -212,12 +227,12 @@ class DocumentFace:
         return self._engine.locks().document(check_name(name, "document"))
 
     def _update(self, name: str, value: Any, version: int | None, lock: LockLike | None) -> Decided:
-        proof = None if lock is None else proof_of(lock)
+        proof = None if lock is None else proof_of(self._engine.locks(), lock)
         command = Write(check_name(name, "document"), _content(name, value), _version(version), proof)
         return self._engine.locks().change(command)
 
     def _remove(self, name: str, version: int | None, lock: LockLike | None) -> Decided:
-        proof = None if lock is None else proof_of(lock)
+        proof = None if lock is None else proof_of(self._engine.locks(), lock)
         return self._engine.locks().change(Remove(check_name(name, "document"), _version(version), proof))
 
     def _list(self) -> list[str]:
@@ -245,22 +260,14 @@ def document_from(name: str, content: Content) -> Document:
     return Document(name=name, value=value, version=content.version, updated_at=to_datetime(content.at_ms * 1_000_000))
 
 
-def lock_of(name: str, held: Held, now: Moment) -> Lock:
-    """A lock as its holder sees it."""
-    return Lock(
-        name=name,
-        owner=held.owner,
-        fence=held.fence,
-        lease_id=lease_text(Proof(name, held.fence)),
-        lease=held.lease_ms / 1000,
-        acquired_at=to_datetime(held.at_ms * 1_000_000),
-        expires_at=_expires_at(held, now),
-    )
+def proof_of(locks: Locks, lock: object) -> Proof:
+    """What a lock in hand, or the id of its lease, proves."""
+    return locks.proof(lock.lease_id if isinstance(lock, (Lock, Holding)) else lock)
 
 
-def proof_of(lock: object) -> Proof:
-    """What a lock in hand, or the text of its lease, proves."""
-    return parse_lease(lock.lease_id if isinstance(lock, (Lock, Holding)) else lock)
+def _own_proof(lock: Lock) -> Proof:
+    """The same for a lock that this very engine has just given: there is nothing to look at, as in a finalizer."""
+    return Proof(lock.name, lock.fence)
 
 
 def info_of(standing: Standing, now: Moment) -> LockInfo:
@@ -277,7 +284,6 @@ def info_of(standing: Standing, now: Moment) -> LockInfo:
         held=True,
         owner=held.owner,
         fence=held.fence,
-        lease_id=lease_text(Proof(standing.name, held.fence)),
         acquired_at=to_datetime(held.at_ms * 1_000_000),
         expires_at=_expires_at(held, now),
         **common,

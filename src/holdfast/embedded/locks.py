@@ -66,6 +66,10 @@ class Locks(LockFace):
         """Give it back: the next in line has it at once."""
         self._release(lock)
 
+    def force_release(self, name: str) -> bool:
+        """Take it from whoever holds it, who is told at the next keepalive; False where nobody does."""
+        return self._force_release(name)
+
     def describe(self, name: str) -> LockInfo:
         """Who holds it, since and until when, how many wait, and whether there is a document of that name."""
         return self._describe(name)

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from holdfast.broker.layout import DEAD_SUFFIX, receipt_text
+from holdfast.broker.layout import DEAD_SUFFIX
 from holdfast.broker.station import Station
-from holdfast.delivery.commands import Receipt
 from holdfast.delivery.group import Failure, Lease
 from holdfast.embedded.listed import DeadLetter, Listed, Waiting
 
@@ -21,7 +20,6 @@ class Found(NamedTuple):
 
     message: Listed[Any]
     phase: str
-    receipt: str = ""
     leased_at_ms: int = 0
     lease_until_ms: int = 0
     first_delivery_ms: int = 0
@@ -74,7 +72,6 @@ def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
     return Found(
         message,
         phase,
-        receipt="" if lease is None else receipt_of(station, offset, lease),
         leased_at_ms=0 if lease is None else lease.at_ms,
         lease_until_ms=0 if lease is None else until_ms(station, lease),
         first_delivery_ms=0 if history is None else history.first_ms,
@@ -82,11 +79,6 @@ def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
         failures=() if history is None else history.failures,
         state=None if state is None else msgspec.json.decode(state.content),
     )
-
-
-def receipt_of(station: Station, offset: int, lease: Lease) -> str:
-    """What settles the message that somebody has under this lease."""
-    return receipt_text(station.topic, station.number, Receipt(offset, lease.fence))
 
 
 def until_ms(station: Station, lease: Lease) -> int:

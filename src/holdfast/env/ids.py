@@ -18,6 +18,9 @@ class Ids(Protocol):
     def random_u32(self) -> int:
         """A number from 1 to 2**32 - 1."""
 
+    def random_bytes(self, count: int) -> bytes:
+        """So many bytes that nobody can guess."""
+
     def boot_id(self) -> int:
         """A 64-bit number that changes whenever the machine starts anew; 0 where it cannot be known."""
 
@@ -33,6 +36,9 @@ class SystemIds:
 
     def random_u32(self) -> int:
         return secrets.randbelow(2**32 - 1) + 1
+
+    def random_bytes(self, count: int) -> bytes:
+        return secrets.token_bytes(count)
 
     def boot_id(self) -> int:
         return self._boot_id
@@ -51,6 +57,9 @@ class SeededIds:
 
     def random_u32(self) -> int:
         return self._random.randrange(1, 2**32)
+
+    def random_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
 
     def boot_id(self) -> int:
         return self._boot_id

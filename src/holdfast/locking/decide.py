@@ -10,7 +10,7 @@ from holdfast.errors import Conflict
 from holdfast.locking.claims import claim, lock_held
 from holdfast.locking.commands import Acquire, Command, Open, Proof, Release, Remove, Renew, Tick, Write
 from holdfast.locking.events import EXPIRED, RELEASED, Acquired, Begun, Ended, Event, Removed, Renewed, Written
-from holdfast.locking.table import SESSION_BITS, Table
+from holdfast.locking.table import PROVEN, SESSION_BITS, Table
 
 
 def decide(table: Table, command: Command, now: Moment) -> list[Event]:
@@ -34,7 +34,8 @@ def _(command: Acquire, table: Table, now: Moment) -> Iterator[Event]:
         raise lock_held(table, name, now)
     if name in table.held:
         yield Ended(name, EXPIRED, now.wall_ms)
-    yield Acquired(name, command.owner, table.fence + 1, command.lease_ms, now.mono_ms + command.lease_ms, now.wall_ms)
+    fence = (table.fence + 1) | PROVEN
+    yield Acquired(name, command.owner, fence, command.lease_ms, now.mono_ms + command.lease_ms, now.wall_ms)
 
 
 @_events.register

@@ -18,6 +18,10 @@ from holdfast.locking.events import Acquired, Begun, Ended, Event, Removed, Rene
 # stay below 2**53 for half a thousand million openings, so that every language's numbers hold them.
 SESSION_BITS: Final = 24
 
+# The lease has an id that nobody can make up: every fence that is given now has this bit, none of the versions before
+# had, as long as they took fewer locks than this in one session.
+PROVEN: Final = 1 << (SESSION_BITS - 1)
+
 # For how many locks it is remembered how the last lease ended: only for errors that say so.
 _MOST_ENDINGS: Final = 1_000
 

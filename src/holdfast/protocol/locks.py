@@ -34,6 +34,12 @@ class ReleaseLock(Wire, kw_only=True):
     lease_id: LeaseId
 
 
+class LockReleased(Told, kw_only=True):
+    """Whether somebody had the lock."""
+
+    released: bool
+
+
 class HeldLocks(Told, kw_only=True):
     """The locks that somebody holds, by name."""
 

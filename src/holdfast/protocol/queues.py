@@ -48,7 +48,6 @@ class Listed(Said, kw_only=True):
     reason: str = ""
     error: str = ""
     due_ms: int = 0
-    receipt: str = ""  # of a message that somebody has
     lease_until_ms: int = 0
 
 

@@ -326,6 +326,8 @@ def _check_right(call: Call) -> None:
         principal.check_any(route.action)
     else:
         principal.check(route.action)
+    if route.also is not None:
+        principal.check_any(route.also)
 
 
 def _check_group(call: Call) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,6 +11,9 @@ from holdfast.errors import Forbidden, HoldfastError, Unauthenticated
 from holdfast.server.audit import DONE, Audit
 from holdfast.server.calls import Call
 from holdfast.server.refusals import UNKNOWN, WINDOW_S
+
+# What a caller proves a lease with: whoever reads the log must not be able to.
+_PROOFS: Final = frozenset({"lease_id", "receipt", "receipts"})
 
 
 class CallAuditor:
@@ -71,4 +74,8 @@ def _given(value: Any) -> dict[str, Any]:
     """What was said, without what was left out."""
     if not isinstance(value, msgspec.Struct):
         return {}
-    return {name: each for name, each in msgspec.structs.asdict(value).items() if each not in (None, "", [], {})}
+    return {
+        name: each
+        for name, each in msgspec.structs.asdict(value).items()
+        if each not in (None, "", [], {}) and name not in _PROOFS
+    }

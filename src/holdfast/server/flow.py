@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from holdfast.broker.layout import parse_receipt
 from holdfast.broker.station import Station
 from holdfast.delivery.commands import Receipt
-from holdfast.errors import InvalidRequest, TooManyWaiters
+from holdfast.errors import TooManyWaiters
 from holdfast.server.principals import LOCAL, Principal
 from holdfast.server.served import ServedGroup
 
@@ -151,9 +150,6 @@ class Windows:
         windows = self._open.get((group.topic, group.group))
         if not windows:
             return
-        for text in receipts:
-            try:
-                number, receipt = parse_receipt(text, group.topic)
-            except InvalidRequest:
-                continue
-            any(window.settled(number, receipt) for window in windows)
+        for station, claimed in group.claims(receipts).good.items():
+            for receipt in claimed:
+                any(window.settled(station.number, receipt) for window in windows)

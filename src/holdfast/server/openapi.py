@@ -221,8 +221,12 @@ def _operation_id(route: Route) -> str:
     return f"{route.tag}.{route.handler.__name__}".replace(" ", "_")
 
 
+def _rights(route: Route) -> str:
+    return route.action if route.also is None else f"{route.action}** and **{route.also}"
+
+
 def _description(route: Route) -> str:
-    needs = "open to all" if route.action == "open" else f"needs the right to **{route.action}**"
+    needs = "open to all" if route.action == "open" else f"needs the right to **{_rights(route)}**"
     written = "; written to the audit log" if route.act else ""
     more = (getdoc(route.handler) or "").partition("\n")[2].strip()
     said = f"{more}\n\n" if more else ""

@@ -53,6 +53,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     allowed: Check | None = None
     tag: str = ""
     hidden: bool = False  # from OpenAPI: pages for people
+    also: Action | None = None  # a right that the caller must have besides, on whatever it be
     named: str | None = None  # which part of the path names what the caller must be allowed to touch
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import message_id, parse_receipt, receipt_text
+from holdfast.broker.layout import message_id
 from holdfast.broker.marks import TEXT_KEY, TOMBSTONE
 from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import Waiter
@@ -28,6 +28,14 @@ Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 
 _AT_ONCE: Final = 100
 _NO_STATE: Final = State()
+
+
+class Claims(NamedTuple):
+    """The deliveries that receipts prove, by partition and with the text of each; and those that prove none."""
+
+    good: dict[Station, dict[Receipt, str]]
+    bad: list[str]
+    refused: LeaseLost | None
 
 
 class ServedGroup(AsyncGroup[bytes]):
@@ -79,17 +87,24 @@ class ServedGroup(AsyncGroup[bytes]):
             except LeaseLost:
                 continue  # somebody has them by now, or they are done
 
-    def parse(self, receipts: Iterable[str]) -> list[tuple[Station, list[Receipt]]]:
-        """Receipts by partition; InvalidRequest for one that is none of this topic's."""
-        found: dict[int, list[Receipt]] = {}
-        for text in dict.fromkeys(receipts):
-            number, receipt = parse_receipt(text, self.topic)
-            found.setdefault(number, []).append(receipt)
-        return [(self._group.station(number), own) for number, own in found.items()]
+    def claims(self, receipts: Iterable[str]) -> Claims:
+        """What receipts prove, each message once; InvalidRequest for a text that is no receipt of this topic."""
+        good: dict[Station, dict[Receipt, str]] = {}
+        bad: list[str] = []
+        refused: LeaseLost | None = None
+        for text in receipts:
+            try:
+                station, receipt = self._group.claim(text)
+            except LeaseLost as error:
+                refused = error
+                bad.append(text)
+            else:
+                good.setdefault(station, {}).setdefault(receipt, text)
+        return Claims(good, bad, refused)
 
     async def ack(self, receipts: Sequence[str], durability: Durability | None) -> None:
         self._check_open()
-        await self._all([(station, own, station.ack(own, durability)) for station, own in self.parse(receipts)])
+        await self._settle_all(self.claims(receipts), lambda station, own: station.ack(own, durability))
 
     async def nack(self, receipts: Sequence[str], delay_s: float | None, error: str | None) -> None:
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay")
@@ -113,23 +128,22 @@ class ServedGroup(AsyncGroup[bytes]):
 
     async def _settle(self, receipts: Sequence[str], command: Callable[[Receipt], Command]) -> int:
         self._check_open()
-        parsed = self.parse(receipts)
-        await self._all([(station, own, station.settle_all(list(map(command, own)))) for station, own in parsed])
-        return sum(len(own) for _, own in parsed)
+        claims = self.claims(receipts)
+        await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own))))
+        return sum(map(len, claims.good.values()))
 
-    async def _all(self, settled: Sequence[tuple[Station, list[Receipt], Pending]]) -> None:
-        """Wait for what was decided in each partition; the error names every receipt that was not good any more."""
-        refused: LeaseLost | None = None
-        lost: list[str] = []
-        for station, receipts, pending in settled:
+    async def _settle_all(self, claims: Claims, settle: Callable[[Station, list[Receipt]], Pending]) -> None:
+        """Settle each partition's messages, then wait for all; the error names every receipt that was not good."""
+        settled = [(station, texts, settle(station, list(texts))) for station, texts in claims.good.items()]
+        refused, lost = claims.refused, list(claims.bad)
+        self._group.metrics.lost_leases.add(len(lost))
+        for station, texts, pending in settled:
             try:
                 await station.wait_async(pending)
             except LeaseLost as error:
                 refused = error
-                gone = set(error.offsets) or {receipt.offset for receipt in receipts}
-                lost += [
-                    receipt_text(self.topic, station.number, receipt) for receipt in receipts if receipt.offset in gone
-                ]
+                gone = set(error.offsets) or {receipt.offset for receipt in texts}
+                lost += [text for receipt, text in texts.items() if receipt.offset in gone]
         if refused is not None:
             refused.receipts = tuple(lost)
             raise refused
@@ -155,7 +169,7 @@ class ServedGroup(AsyncGroup[bytes]):
 
     def _held(self, receipt: str) -> tuple[Station, Receipt]:
         self._check_open()
-        ((station, (parsed,)),) = self.parse([receipt])
+        station, parsed = self._group.claim(receipt)
         if not station.delivery.holds(parsed):
             raise station.delivery.refusal(parsed)
         return station, parsed
@@ -166,7 +180,7 @@ class ServedGroup(AsyncGroup[bytes]):
     def delivery(self, station: Station, delivered: Delivered, *, state: bool = False) -> Delivery:
         """A message in somebody's hands, as it is told."""
         record, lease = delivered.record, delivered.lease
-        receipt = receipt_text(station.topic, station.number, delivered.receipt)
+        receipt = station.receipt_text(record.offset, lease)
         if type(record.value) is bytes and record.key is None and not record.headers and not record.flags:
             return self._plain_delivery(station, delivered, receipt, state=state)
         contents: Contents[bytes] = Contents(station, self._bodies, record)

@@ -7,7 +7,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from holdfast.embedded.locking import Document, Lock, LockInfo, proof_of
+from holdfast.broker.layout import parse_lease
+from holdfast.embedded.locking import Document, Lock, LockInfo
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
 from holdfast.protocol.locks import (
     AcquireLock,
@@ -16,6 +17,7 @@ from holdfast.protocol.locks import (
     DocumentRemoved,
     HeldLocks,
     KeepLock,
+    LockReleased,
     ReleaseLock,
     WriteDocument,
 )
@@ -84,6 +86,12 @@ async def release(call: Call) -> None:
     """Give the lock back: the next in line has it at once."""
     given: ReleaseLock = call.body
     await call.service.broker.locks.release(_lease(call, given.lease_id))
+
+
+@routes.add("DELETE", "/v1/locks/{name}", action="lock", also="admin", answers=LockReleased, act=True)
+async def force_release(call: Call) -> LockReleased:
+    """Take a lock from whoever holds it, who is told at the next keepalive: for administrators who may use the lock."""
+    return LockReleased(released=await call.service.broker.locks.force_release(call.path["name"]))
 
 
 @routes.add("GET", "/v1/locks", action="lock", scope="any", answers=HeldLocks)
@@ -156,7 +164,7 @@ def _told(call: Call, document: Document) -> Response:
 
 def _lease(call: Call, lease_id: str) -> str:
     """The lease, if it is one of the lock that the path names, and that the caller may use."""
-    if proof_of(lease_id).name != call.path["name"]:
+    if parse_lease(lease_id).name != call.path["name"]:
         raise InvalidRequest(f"{lease_id!r} is no lease of the lock {call.path['name']}")
     return lease_id
 
@@ -165,7 +173,7 @@ def _conditions(call: Call) -> tuple[int | None, str | None]:
     """The version that is expected, by the query or by the headers that HTTP has for it; and the lease."""
     query: DocumentQuery = call.query
     if query.lease_id is not None:
-        call.principal.check("lock", proof_of(query.lease_id).name)
+        call.principal.check("lock", parse_lease(query.lease_id).name)
     expected = {query.version} - {None}
     if "if-match" in call.request.headers:
         found = _ETAG.fullmatch(call.request.header("if-match").strip())

@@ -41,7 +41,7 @@ def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
     if found is None:
         return None
     message, phase, *_ = found
-    facts = msgspec.structs.asdict(told(message)) | {"phase": phase, "receipt": found.receipt}
+    facts = msgspec.structs.asdict(told(message)) | {"phase": phase}
     return Whole(
         **{**facts, "lease_until_ms": found.lease_until_ms},
         leased_at_ms=found.leased_at_ms,

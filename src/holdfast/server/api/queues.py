@@ -14,7 +14,7 @@ from holdfast.broker.group import QueueStats
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.listed import Listed as Found
 from holdfast.embedded.listing import listed, mark_of, parse_mark
-from holdfast.embedded.lookup import find_message, receipt_of, until_ms
+from holdfast.embedded.lookup import find_message, until_ms
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.protocol.dead import DeadQuery
@@ -344,14 +344,14 @@ def told(found: Found[Any], *, bodies: bool = True) -> Listed:
 
 
 def _lease(found: Found[Any]) -> dict[str, Any]:
-    """Until when somebody has it, and what settles it."""
+    """Until when somebody has it. Not the receipt: whoever may look at messages may not settle them for that."""
     if found.phase != "leased":
         return {}
     station = found._home
     lease = station.delivery.group.leases.get(found.offset)
     if lease is None:
         return {}
-    return {"receipt": receipt_of(station, found.offset, lease), "lease_until_ms": until_ms(station, lease)}
+    return {"lease_until_ms": until_ms(station, lease)}
 
 
 @routes.add(
