@@ -15,12 +15,12 @@ EXAMPLES: Final[dict[str, Any]] = {
     "message_id": "orders-0-17",
     "topics": ["orders"],
     "messages": [{"json": {"order": 17}, "key": "customer-9"}],
-    "receipt": "orders-0-17@10000000001",
-    "receipts": ["orders-0-17@10000000001"],
+    "receipt": "orders-0-17@AQAAAYAAAAAB6LtztPWVZjgOR8bOslIm",
+    "receipts": ["orders-0-17@AQAAAYAAAAAB6LtztPWVZjgOR8bOslIm"],
     "offsets": [{"topic": "orders", "partition": 0, "offset": 18}],
     "settings": {"max_attempts": 5},
     "producer": "5577006791947779410",
-    "fence": 1099511627777,
+    "fence": 1649267441665,
     "value": {"step": 2},
 }
 _TYPES: Final[dict[str, Any]] = {
