@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 _WAIT_FOR_BYTES: Final = 64 * 1024  # a body up to this size is waited for before anybody looks at the request
 _MOST_WAITING: Final = 8  # requests that were sent before the answer to the one before
 _LINGER_S: Final = 2.0
+_AT_ONCE_BYTES: Final = 32 * 1024  # so much is looked at before anybody asks whether more may come
+_MOST_FIELDS: Final = 1_000  # headers of a request
+_MOST_PIECES: Final = 10_000  # so many chunks of a body may be as small as they like,
+_PIECE_BYTES: Final = 16  # more must have so many bytes on average
 
 # Nearly every request has these, in one of two spellings: to look them up is faster than to make them again.
 _USUAL: Final = (
@@ -74,8 +78,9 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._peer = ""
         self._certificate: Any = None
-        self._header_bytes = self._header_size = 0
+        self._header_bytes = self._header_size = self._fields = self._pieces = 0
         self._in_headers = self._mixed = self._begun = False
+        self._held = b""  # what came and is not looked at yet: the client sends faster than it is answered
         self._incoming: Request | None = None
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
@@ -126,6 +131,11 @@ class Connection(asyncio.Protocol):
         """Whether a request is being answered."""
         return self._current is not None
 
+    @property
+    def full(self) -> bool:
+        """Whether the client must wait before it is listened to again."""
+        return self._paused
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         address = transport.get_extra_info("peername")
@@ -159,6 +169,19 @@ class Connection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._paused:  # some of it was on its way already
+            self._held += data
+        elif len(data) <= _AT_ONCE_BYTES:
+            self._take(data)
+        else:
+            at = 0
+            while at < len(data) and not self.full:
+                self._take(data[at : at + _AT_ONCE_BYTES])
+                at += _AT_ONCE_BYTES
+            self._held = data[at:]
+
+    def _take(self, data: bytes) -> None:
+        """Look at what has come."""
         if self._discarding:
             return
         self._mixed = self._incoming is not None and not self._in_headers  # there is more in it than the next head
@@ -200,7 +223,7 @@ class Connection(asyncio.Protocol):
         self._unread = None  # who asks again has read the answer before
         self._in_headers = True
         self._begun = False
-        self._header_bytes = self._header_size = 0
+        self._header_bytes = self._header_size = self._fields = self._pieces = 0
         self._incoming = Request(self, self._peer, self._certificate)
         self._incoming.in_reserve = self.admitted is Admitted.IN_RESERVE
         if self._current is None:
@@ -214,8 +237,11 @@ class Connection(asyncio.Protocol):
         assert self._incoming is not None
         key, text = _NAMES.get(name) or name.decode("latin-1").lower(), value.decode("latin-1")
         self._header_size += len(name) + len(value) + 4
+        self._fields += 1
         if self._header_size > self._limits.header_bytes:
             raise _large_head(self._limits)
+        if self._fields > _MOST_FIELDS:
+            raise Refused(f"the request has more than {_MOST_FIELDS} headers, which is the limit", status=431)
         if not self._in_headers:
             return  # behind the body: nothing there may change what was asked, and by whom
         headers = self._incoming.headers
@@ -250,6 +276,7 @@ class Connection(asyncio.Protocol):
         if size or "transfer-encoding" in request.headers:
             self._expect("body", self._limits.body_grace_s)
         if size > _WAIT_FOR_BYTES or self._expects or "transfer-encoding" in request.headers:
+            self._begun = True
             self._begin(request)
 
     def _check_head(self, request: Request) -> None:
@@ -277,6 +304,13 @@ class Connection(asyncio.Protocol):
         if request.received > self._limits.body_bytes:
             most = self._limits.body_bytes
             raise TooLarge(f"the body has more than {most} bytes, which is the limit; nothing was done", status=413)
+        self._pieces += 1
+        if self._pieces > _MOST_PIECES and request.received < self._pieces * _PIECE_BYTES:
+            raise Refused(
+                f"the body comes in more than {_MOST_PIECES} chunks of less than {_PIECE_BYTES} bytes each, on "
+                "average; nothing was done. Send larger ones",
+                status=400,
+            )
         if request.is_full:
             self._pause()
         elif self.why == "body":
@@ -298,11 +332,14 @@ class Connection(asyncio.Protocol):
     # What a request asks of its connection.
 
     def go_on(self) -> None:
-        if self._paused and not self._lost:
-            self._paused = False
+        if not self._paused or self._lost or len(self._waiting) >= _MOST_WAITING:
+            return
+        self._paused = False
+        held, self._held = self._held, b""
+        self.data_received(held)
+        if not self._paused:
             self._transport.resume_reading()
-            if self._incoming is not None:
-                self._expect("body", self._limits.body_grace_s)
+            self._expect_the_rest()
 
     def expect(self) -> None:
         if self._expects and not self._lost:
@@ -333,7 +370,6 @@ class Connection(asyncio.Protocol):
             self._expect("body", self._limits.body_grace_s)
 
     def _begin(self, request: Request) -> None:
-        self._begun = True
         if self._current is not None:
             self._waiting.append(request)
             if len(self._waiting) >= _MOST_WAITING:
@@ -410,11 +446,10 @@ class Connection(asyncio.Protocol):
         elif not request.keep_alive:
             self._transport.close()
         else:
-            self.go_on()  # the end of a body may have come together with more of it than was wanted
             if self._waiting:
                 self._begin(self._waiting.popleft())
-                self._expect_the_rest()
-            elif self._incoming is None:
+            self.go_on()  # the end of a body may have come together with more of it than was wanted
+            if not self.busy and self._incoming is None:
                 self._expect("idle", self._limits.idle_s)
             else:
                 self._expect_the_rest()
@@ -440,6 +475,7 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """End the connection so that the client can still read the answer: closed at once, it would be lost."""
         self._discarding = True
+        self._held = b""
         self._expect("linger", _LINGER_S)
         if self._paused:
             self._paused = False
