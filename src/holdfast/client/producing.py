@@ -186,7 +186,7 @@ class RemoteProducing:
         """The first ones of a line that may go together."""
         found: list[Parcel] = []
         size = 0
-        for parcel in itertools.islice(line, self.settings.batch_messages):
+        for parcel in itertools.islice(line, min(self.settings.batch_messages, wire.MOST_MESSAGES)):
             if found and (parcel.loose != found[0].loose or size + parcel.size > self.settings.batch_bytes):
                 break
             found.append(parcel)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, get_args
 
@@ -67,7 +67,10 @@ class Publishing:
         codec: CodecName | None = None,
         verb: str = "publish_many",
     ) -> list[Stored]:
-        """Store messages: those that go to one partition all or not at all, and each once however often it is sent."""
+        """Store messages: those that go to one partition all or not at all, and each once however often it is sent.
+
+        More than 100,000 for one partition go in several calls, each of which is stored wholly or not at all.
+        """
         self.caller.check_open()
         messages, drafts = self.messages(given, bodies, verb)
         check_options(durability, codec)
@@ -142,18 +145,38 @@ class Publishing:
     ) -> list[Stored]:
         routed = _routed(topic, known, drafts, partition)
         found: dict[int, Stored] = {}
-        for number, indexes in routed.items():
-            batch = messages if len(routed) == 1 else [messages[i] for i in indexes]
+        for number, indexes in _calls(routed):
+            batch = messages if len(indexes) == len(messages) else [messages[i] for i in indexes]
             try:
                 written = await self._lanes.append(topic, number, wire.batch_of(batch), durability, codec)
             except HoldfastError as error:
                 if found:
-                    error.add_note(f"{len(found)} of {len(messages)} messages are stored, in other partitions")
+                    error.add_note(f"{len(found)} of {len(messages)} messages are stored, by calls before this one")
                 raise
             offsets: Sequence[int | None] = written.offsets or [None] * len(indexes)
             for i, offset in zip(indexes, offsets, strict=True):
                 found[i] = Stored(topic, offset, None, False, written.durability, number)
         return [found[i] for i in range(len(messages))]
+
+    async def _publish_parts(
+        self,
+        topic: str,
+        messages: Sequence[wire.NewMessage],
+        partition: int | None,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        """More than one call may bring, in several."""
+        found: list[Stored] = []
+        for start in range(0, len(messages), wire.MOST_MESSAGES):
+            some = messages[start : start + wire.MOST_MESSAGES]
+            try:
+                found += await self.publish_loose(topic, some, partition, durability, codec)
+            except HoldfastError as error:
+                if found:
+                    error.add_note(f"{len(found)} of {len(messages)} messages are stored, by calls before this one")
+                raise
+        return found
 
     async def publish_loose(
         self,
@@ -164,6 +187,8 @@ class Publishing:
         codec: CodecName | None,
     ) -> list[Stored]:
         """Delayed ones, and those with a dedup id, have no sequence: an id of ours makes them known again."""
+        if len(messages) > wire.MOST_MESSAGES:
+            return await self._publish_parts(topic, messages, partition, durability, codec)
         ours = set()
         for i, message in enumerate(messages):
             if message.dedup_id is None and message.dedup_data is None:
@@ -184,6 +209,13 @@ class Publishing:
             )
             for i, told in enumerate(answer.stored)
         ]
+
+
+def _calls(routed: Mapping[int, list[int]]) -> Iterator[tuple[int, list[int]]]:
+    """What goes to each partition, in as many calls as it takes."""
+    for number, indexes in routed.items():
+        for start in range(0, len(indexes), wire.MOST_MESSAGES):
+            yield number, indexes[start : start + wire.MOST_MESSAGES]
 
 
 def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
