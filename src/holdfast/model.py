@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -12,6 +12,8 @@ from holdfast.large import Value
 Durability: TypeAlias = Literal["fsync", "os", "interval"]
 CodecName: TypeAlias = Literal["none", "zstd", "lz4", "gzip"]
 HeaderPairs: TypeAlias = Sequence[tuple[str, bytes]]
+
+_HEADER_BYTES: Final = 256
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +62,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     due_at_ms: int = 0
     flags: int = 0
     epoch: int = 0
+
+
+def extra_bytes(record: Record) -> int:
+    """What a message takes in an answer besides its value. A header costs as much as hundreds of bytes to make."""
+    size = 0 if record.key is None else len(record.key)
+    for name, value in record.headers:
+        size += _HEADER_BYTES + len(name) + len(value)
+    return size
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):

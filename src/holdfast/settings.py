@@ -234,6 +234,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_connections_per_address: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     max_header_bytes: Annotated[int, Meta(ge=1 * _KIB, le=1 * _MIB)] = 64 * _KIB
     max_request_bytes: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 64 * _MIB
+    max_unpack_ratio: Annotated[int, Meta(ge=1, le=1_000_000)] = 200
+    max_batch_messages: Annotated[int, Meta(ge=1, le=100_000)] = 100_000
     header_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 10_000
     body_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 10_000
     min_body_bytes_per_s: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 16 * _KIB

@@ -14,10 +14,9 @@ from holdfast.broker import layout, locks
 from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
-from holdfast.protocol import messages, queues
-from holdfast.server import flow, forms, payload
-from holdfast.server.api import enqueue
-from holdfast.server.http import connection
+from holdfast.protocol import messages, queues, values
+from holdfast.server import flow, forms, payload, served
+from holdfast.server.http import connection, unpack
 from holdfast.server.http.limits import Limits
 from holdfast.server.principals import principal_of
 from holdfast.server.tokens import Entry
@@ -80,20 +79,26 @@ def _messages() -> list[Limit]:
 
 
 def _calls() -> list[Limit]:
-    batch = get_type_hints(messages.Batch, include_extras=True)["messages"]
     receipts = get_type_hints(messages.Receipts, include_extras=True)["receipts"]
     prefetch = get_type_hints(messages.Subscribe, include_extras=True)["prefetch"]
     return [
         Limit("messages of one take, in your process", f"{face._MOST_AT_ONCE:,}"),
         Limit("messages of one take, over HTTP", f"{_most(messages.Count):,}"),
         Limit("messages of one poll, in your process", f"{consuming._MOST_AT_ONCE:,}"),
-        Limit("messages of one batch over HTTP", f"{_meta(batch, 'max_length'):,}"),
+        _setting("messages of one call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),
+        Limit(
+            "values of one message, or of another body; a list, a map or a name counts three times",
+            f"{values.MOST_VALUES:,}",
+        ),
+        Limit("commas of a batch as one JSON text; as lines it has no such limit", f"{values.MOST_BATCH_COMMAS:,}"),
+        Limit("values of a batch in MessagePack", f"{values.MOST_BATCH_VALUES:,}"),
         Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
         Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
         Limit("what a list answers", f"{_most(queues.Limit):,}"),
+        Limit("bytes of one answer to a take", f"{_size(served._MOST_BYTES)}, or one message; the rest is ready again"),
         Limit("bytes of one answer to a poll", f"{_size(payload.ANSWER_BYTES)}, or one message"),
         Limit("bytes of one answer to a read by offset", f"{_size(payload.ANSWER_BYTES)}, or one message"),
-        Limit("headers of a message that is sent as a raw body", f"{enqueue._MOST_HEADERS:,}"),
+        Limit("headers of a message that is sent over HTTP", f"{messages.MOST_HEADERS:,}"),
         Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
         Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),
     ]
@@ -110,6 +115,16 @@ def _server() -> list[Limit]:
         Limit("connections beyond that, for health checks and admins", f"{Limits().reserve}"),
         _setting("the request line and all headers", ServerSettings, "max_header_bytes", "server"),
         _setting("the body of a request, also unpacked", ServerSettings, "max_request_bytes", "server"),
+        Limit(
+            "what it unpacks to, above " + _size(unpack.FREE_BYTES),
+            f"{ServerSettings().max_unpack_ratio} times what was sent",
+            _named("max_unpack_ratio", "server"),
+        ),
+        Limit("headers of a request", f"{connection._MOST_FIELDS:,}"),
+        Limit(
+            f"chunks of a body that have less than {connection._PIECE_BYTES} bytes on average",
+            f"{connection._MOST_PIECES:,}",
+        ),
         _setting("time for the headers of a request", ServerSettings, "header_timeout_ms", "server"),
         _setting("time for its body", ServerSettings, "body_timeout_ms", "server"),
         _setting("and a second more for every", ServerSettings, "min_body_bytes_per_s", "server"),

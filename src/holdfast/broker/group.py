@@ -19,7 +19,7 @@ from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.limits import KeyPolicy
 from holdfast.errors import Closed, HoldfastError, LeaseLost
-from holdfast.model import Durability, Record
+from holdfast.model import Durability, Record, extra_bytes
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
 
@@ -208,7 +208,7 @@ class QueueGroup:
                 count -= 1
                 yield station, record
                 if most_bytes is not None:
-                    most_bytes -= len(record.value)
+                    most_bytes -= len(record.value) + extra_bytes(record)
                     if most_bytes <= 0:
                         return
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.lookahead import give_way, look_ahead
 from holdfast.delivery.events import Phase
-from holdfast.model import Record
+from holdfast.model import Record, extra_bytes
 
 if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
@@ -40,7 +40,7 @@ def _peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record
             if not loaded and not look_ahead(delivery, now):
                 break
         records += loaded
-        size += sum([len(record.value) for record in loaded])
+        size += sum([len(record.value) + extra_bytes(record) for record in loaded])
         if most_bytes is not None and size > most_bytes:
             break
     return records if whole else None

@@ -24,7 +24,7 @@ from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe,
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
-from holdfast.model import Durability
+from holdfast.model import Durability, extra_bytes
 from holdfast.settings import BrokerSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -137,7 +137,7 @@ class BrokerFace:
             size = 0
             for record in log.records(log.start if offset is None else offset, on_damage="skip", whole=False):
                 found.append(Contents(home, self._bodies, record))
-                size += len(record.value)
+                size += len(record.value) + extra_bytes(record)
                 if len(found) == limit or (most_bytes is not None and size > most_bytes):
                     break
             return found

@@ -23,7 +23,7 @@ from holdfast.embedded.times import duration_ms
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest, UnknownTopic
 from holdfast.membership.wishes import TopicPartition
-from holdfast.model import Appended, Durability
+from holdfast.model import Appended, Durability, extra_bytes
 from holdfast.settings import ConsumerSettings, load
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Consuming(Standing[Body], Generic[Body]):
             if not some:
                 break
             found += some
-            left -= sum([len(message._record.value) for message in some])
+            left -= sum([len(message._record.value) + extra_bytes(message._record) for message in some])
         return found
 
     def _fetch_some(self, count: int) -> list[StreamMessage[Body]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
@@ -18,6 +19,8 @@ MULTIPART: Final = "multipart/form-data"
 UNSAID: Final = ("", "application/x-www-form-urlencoded")
 
 _LENGTH_BYTES: Final = 4
+_LINE: Final = re.compile(rb"[^\n]+")
+_SLICE: Final = 64 * 1024  # so much is cut into lines at once: each is an object
 
 _Value = TypeVar("_Value")
 
@@ -51,7 +54,7 @@ def framed(value: object, media: str) -> bytes:
 
 
 class Unframer:
-    """Cuts a stream of values apart, however it comes in."""
+    """Cuts a stream of values apart, however it comes in. Whoever stops asking is not given, and nobody makes, more."""
 
     def __init__(self, media: str) -> None:
         self._packed = media == FRAMES
@@ -59,15 +62,23 @@ class Unframer:
 
     def feed(self, content: bytes) -> Iterator[bytes]:
         """The values that are whole by now."""
+        if self._packed:
+            yield from self._frames(content)
+            return
+        for at in range(0, len(content), _SLICE):
+            yield from self._lines(content if len(content) <= _SLICE else content[at : at + _SLICE])
+
+    def _lines(self, content: bytes) -> Iterator[bytes]:
         known = len(self._rest)
         self._rest += content
-        if not self._packed:
-            end = self._rest.rfind(b"\n", known)  # before that there is none: a long line is not looked at again
-            if end >= 0:
-                lines = bytes(self._rest[:end])
-                del self._rest[: end + 1]
-                yield from filter(None, lines.split(b"\n"))
-            return
+        end = self._rest.rfind(b"\n", known)  # before that there is none: a long line is not looked at again
+        if end >= 0:
+            lines = bytes(self._rest[:end])
+            del self._rest[: end + 1]
+            yield from _LINE.findall(lines)
+
+    def _frames(self, content: bytes) -> Iterator[bytes]:
+        self._rest += content
         at = 0
         while len(self._rest) - at >= _LENGTH_BYTES:
             end = at + _LENGTH_BYTES + int.from_bytes(self._rest[at : at + _LENGTH_BYTES], "big")

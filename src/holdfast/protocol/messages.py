@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -22,6 +22,9 @@ Priority = Annotated[int, Meta(ge=0, le=9)]
 Owner = Annotated[str, Meta(max_length=200)]
 Durability = Literal["fsync", "os", "interval"]
 Codec = Literal["none", "zstd", "lz4", "gzip"]
+
+MOST_MESSAGES: Final = 100_000  # of one call; a server may be set to take fewer
+MOST_HEADERS: Final = 1_000  # of one message
 
 
 class Wire(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -45,7 +48,7 @@ class Options(Wire, kw_only=True):
 
     key: str | None = None
     key_data: bytes | None = None
-    headers: list[Header] = []
+    headers: Annotated[list[Header], Meta(max_length=MOST_HEADERS)] = []
     priority: Priority = 0
     delay: Seconds | None = None
     at: Instant | None = None
@@ -73,8 +76,8 @@ class Batch(Wire, kw_only=True):
     Messages that have nothing but a body may be given as `bodies` (bytes, base64 in JSON) instead: that is faster.
     """
 
-    messages: Annotated[list[NewMessage], Meta(max_length=100_000)] = []
-    bodies: Annotated[list[bytes], Meta(max_length=100_000)] = []
+    messages: Annotated[list[NewMessage], Meta(max_length=MOST_MESSAGES)] = []
+    bodies: Annotated[list[bytes], Meta(max_length=MOST_MESSAGES)] = []
 
 
 def batch_of(messages: Sequence[NewMessage]) -> Batch:

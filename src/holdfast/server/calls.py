@@ -11,8 +11,10 @@ import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.media import JSON, MSGPACK, UNSAID, decode, encode
+from holdfast.protocol.values import SMALL_BYTES, check_values
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.http.refused import Refused
+from holdfast.server.pool import Job
 from holdfast.server.principals import Principal
 from holdfast.server.routing import Route
 from holdfast.server.service import Service
@@ -105,7 +107,12 @@ class Call:
         elif request.query:
             raise InvalidRequest(f"{route.pattern} takes nothing behind the '?'")
         if route.body is not None:
-            self.body = _body(await request.read(self.service.settings.max_request_bytes), request.media, route.body)
+            settings = self.service.settings
+            content = await request.read(settings.max_request_bytes, settings.max_unpack_ratio)
+            if len(content) <= SMALL_BYTES:
+                self.body = _body(content, request.media, route.body)
+            else:
+                self.body = await self.service.pool.run(_large_body, content, request.media, route.body)
 
 
 def _nobody() -> None:
@@ -123,6 +130,14 @@ def not_understood(media: str, *known: str) -> Refused:
         f"such as with curl -H 'content-type: {known[0]}'",
         status=415,
     )
+
+
+def _large_body(_: Job, content: bytes, media: str, kind: Any) -> Any:
+    try:
+        check_values(content, media)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"the request's body does not fit: {error}") from None
+    return _body(content, media, kind)
 
 
 def _body(content: bytes, media: str, kind: Any) -> Any:

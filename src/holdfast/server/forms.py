@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -15,6 +16,8 @@ from holdfast.protocol.messages import Options
 from holdfast.server.http.messages import Request
 
 _MOST_OPTIONS_BYTES: Final = 1024 * 1024
+_MOST_BEFORE_BYTES: Final = _MOST_OPTIONS_BYTES + 64 * 1024
+_STEP_BYTES: Final = 32 * 1024
 _HINT: Final = "send one part named options (JSON), if any, and behind it one named payload"
 
 
@@ -64,7 +67,7 @@ class _Parts:
             raise InvalidRequest(f"the form's options have more than {_MOST_OPTIONS_BYTES} bytes")
 
 
-async def read_form(request: Request, most_bytes: int) -> tuple[Options, AsyncIterator[bytes]]:
+async def read_form(request: Request, most_bytes: int, most_ratio: int) -> tuple[Options, AsyncIterator[bytes]]:
     """The options of a message, and its payload as it comes."""
     _, given = parse_options_header(request.header("content-type"))
     boundary = given.get(b"boundary")
@@ -75,12 +78,16 @@ async def read_form(request: Request, most_bytes: int) -> tuple[Options, AsyncIt
         parser = MultipartParser(boundary, parts.callbacks())  # type: ignore[arg-type]
     except FormParserError as error:
         raise InvalidRequest(f"the form cannot be read: {error}; {_HINT}") from None
-    chunks = request.chunks(most_bytes)
+    chunks = request.chunks(most_bytes, most_ratio)
+    before = 0
     while "payload" not in parts.begun:
         chunk = await anext(chunks, None)
         if chunk is None:
             raise InvalidRequest(f"the form has no payload; {_HINT}")
-        _write(parser, chunk)
+        before += len(chunk)
+        if before > _MOST_BEFORE_BYTES + len(chunk):
+            raise InvalidRequest(f"the form has more than {_MOST_BEFORE_BYTES} bytes before its payload; {_HINT}")
+        await _write(parser, chunk)
     try:
         options = msgspec.json.decode(bytes(parts.options or b"{}"), type=Options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -91,18 +98,22 @@ async def read_form(request: Request, most_bytes: int) -> tuple[Options, AsyncIt
 async def _payload(parser: MultipartParser, parts: _Parts, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     while True:
         pieces, parts.payload = parts.payload, []
-        for piece in pieces:
-            yield piece
+        if pieces:
+            yield b"".join(pieces)
         chunk = await anext(chunks, None)
         if chunk is None:
             break
-        _write(parser, chunk)
+        await _write(parser, chunk)
     if not parts.ended:
         raise InvalidRequest("the form ends too early; nothing was stored")
 
 
-def _write(parser: MultipartParser, chunk: bytes) -> None:
+async def _write(parser: MultipartParser, chunk: bytes) -> None:
+    """In steps, between which others have their turn: what looks like the end of a part is looked at byte by byte."""
     try:
-        parser.write(chunk)
+        for at in range(0, len(chunk), _STEP_BYTES):
+            if at:
+                await asyncio.sleep(0)
+            parser.write(chunk[at : at + _STEP_BYTES])
     except FormParserError as error:
         raise InvalidRequest(f"the form cannot be read: {error}; {_HINT}") from None

@@ -14,7 +14,7 @@ from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.feeds import Feed, StreamMessage
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
 from holdfast.membership.wishes import TopicPartition
-from holdfast.model import Durability
+from holdfast.model import Durability, extra_bytes
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
 from holdfast.server.payload import ANSWER_BYTES
 
@@ -145,7 +145,7 @@ class Member:
         """As many messages as one answer should hold; the others come with the next."""
         size = 0
         for i, message in enumerate(found):
-            size += len(message._record.value)
+            size += len(message._record.value) + extra_bytes(message._record)
             if i and size > ANSWER_BYTES:
                 for left in reversed(found[i:]):
                     self.consumer.seek(left.topic, left.partition, left.offset)

@@ -20,13 +20,14 @@ from holdfast.embedded.handle import check_state
 from holdfast.embedded.message import Contents, Home
 from holdfast.embedded.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
-from holdfast.model import Durability, Record
+from holdfast.model import Durability, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.payload import ANSWER_BYTES
 
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 
 _AT_ONCE: Final = 100
+_MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
 _NO_STATE: Final = State()
 
 
@@ -73,7 +74,7 @@ class ServedGroup(AsyncGroup[bytes]):
             if taken < count:
                 break
             left -= taken
-            size = sum(_size(each) for _, delivered in some for each in delivered)
+            size = sum(told_bytes(station, each) for station, delivered in some for each in delivered)
             room -= size
             count = min(left, max(room, 0) * taken // max(size, 1))
         return found
@@ -160,10 +161,15 @@ class ServedGroup(AsyncGroup[bytes]):
             return _NO_STATE
         return State(value=msgspec.json.decode(document.content), version=document.version)
 
-    async def save_state(self, receipt: str, version: int, value: Any, durability: Durability | None) -> State:
-        """Keep a document with a message in hand, if the version is still that one; None drops it."""
+    async def save_state(
+        self, receipt: str, version: int, value: Any, durability: Durability | None, content: bytes | None = None
+    ) -> State:
+        """Keep a document with a message in hand, if the version is still that one; None drops it.
+
+        `content` is the value as it is stored, where somebody has made that already.
+        """
         station, parsed = self._held(receipt)
-        content = None if value is None else _document(value)
+        content = None if value is None else document_content(value) if content is None else content
         await station.wait_async(station.settle(Save(parsed, version, content), durability))
         return State(value=value, version=0 if content is None else version + 1)
 
@@ -219,12 +225,36 @@ class ServedGroup(AsyncGroup[bytes]):
         )
 
 
-def _size(delivered: Delivered) -> int:
-    value = delivered.record.value
-    return len(value) if isinstance(value, bytes) else 0
+def told_bytes(station: Station, delivered: Delivered) -> int:
+    """What a message takes in an answer, or about: one that is too large to be told is left out of it."""
+    record = delivered.record
+    document = station.delivery.group.documents.get(record.offset)
+    size = extra_bytes(record) + (len(record.value) if isinstance(record.value, bytes) else 0)
+    return size if document is None else size + len(document.content)
 
 
-def _document(value: Any) -> bytes:
+def within(found: Taken) -> tuple[Taken, Taken, int]:
+    """As many messages as one answer should hold, at least one; the others; and how many bytes the first are."""
+    kept: Taken = []
+    left: Taken = []
+    size = 0
+    for station, taken in found:
+        count = 0
+        for each in taken if not left else ():
+            more = told_bytes(station, each)
+            if size and size + more > _MOST_BYTES:
+                break
+            size += more
+            count += 1
+        if count:
+            kept.append((station, taken[:count]))
+        if count < len(taken):
+            left.append((station, taken[count:]))
+    return kept, left, size
+
+
+def document_content(value: Any) -> bytes:
+    """A document as it is stored; InvalidRequest or MessageTooLarge where it cannot be."""
     try:
         content = msgspec.json.encode(value)
         msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both

@@ -74,7 +74,10 @@ class Server:
     async def drain(self) -> bool:
         """Take no more calls, let nobody wait, finish what is under way; answers whether all of it was."""
         self.service.leave()
-        return await self.http.close(self.settings.drain_ms / 1000)
+        finished = await self.http.close(self.settings.drain_ms / 1000)
+        await self.service.publishing.settle()
+        self.service.pool.close()
+        return finished
 
     async def close(self) -> bool:
         """Drain, then sync and let go of the folder."""

@@ -13,6 +13,8 @@ from holdfast.embedded.effective import Effective
 from holdfast.env import World
 from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
+from holdfast.server.pool import Pool
+from holdfast.server.publishing import Publishing
 from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
@@ -34,6 +36,8 @@ class Service:
         self.windows = Windows()
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
         self.members = ServedMembers(broker)
+        self.pool = Pool()
+        self.publishing = Publishing(broker, self.pool)
         self.leaving = False
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Any, Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import Meta
 
-from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.embedded.drafts import NewMessage as Draft
-from holdfast.embedded.drafts import has_only_a_body
 from holdfast.embedded.publisher import Stored as Written
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
-from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW, UNSAID, Unframer, decode
+from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW
 from holdfast.protocol.messages import (
+    MOST_HEADERS,
     Batch,
     Codec,
     Durability,
-    Header,
     Instant,
-    NewMessage,
     Options,
     PartitionNumber,
     Priority,
@@ -29,18 +26,17 @@ from holdfast.protocol.messages import (
     StoredBatch,
     Wire,
 )
-from holdfast.server.calls import Call, not_understood
+from holdfast.server.batches import Drafts, draft_of, drafts, plain, traced
+from holdfast.server.calls import Call
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Routes
+from holdfast.settings import ServerSettings
 
 routes = Routes("messages")
 
-_MOST_HEADERS: Final = 1_000
-# curl -d takes the line ends out; and of a file it says that it is a form.
-_LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
+_MANY: Final = 1_000
 
 _Answer = TypeVar("_Answer")
-Drafts: TypeAlias = list[Draft] | list[bytes]
 
 
 class Placing(Wire, kw_only=True):
@@ -56,7 +52,7 @@ class EnqueueQuery(Placing, kw_only=True):
     """The options of one message, behind the '?'; a header is name:value, and may be there more than once."""
 
     key: Annotated[str, Meta(max_length=10_000)] | None = None
-    header: Annotated[list[str], Meta(max_length=_MOST_HEADERS)] = msgspec.field(default_factory=list)
+    header: Annotated[list[str], Meta(max_length=MOST_HEADERS)] = msgspec.field(default_factory=list)
     priority: Priority = 0
     delay: Seconds | None = None
     at: Instant | None = None
@@ -78,39 +74,40 @@ class EnqueueQuery(Placing, kw_only=True):
 async def enqueue(call: Call) -> Response:
     """Store one message: the request's body is the message's, byte for byte; or a form of `options` and `payload`."""
     query: EnqueueQuery = call.query
-    request, most_bytes = call.request, call.service.settings.max_request_bytes
+    request, settings = call.request, call.service.settings
+    most_bytes = settings.max_request_bytes
     content: AsyncIterator[bytes] | None = None
     if request.media == MULTIPART:
-        options, content = await _form(request, most_bytes)
-        message = _draft(options, b"")
+        options, content = await _form(request, settings)
+        message = draft_of(options, b"")
     elif request.complete or query.codec is not None:
-        message = _plain(query, await request.read(most_bytes))
+        message = _plain(query, await request.read(most_bytes, settings.max_unpack_ratio))
     else:
-        message, content = _plain(query, b""), request.chunks(most_bytes)
+        message, content = _plain(query, b""), request.chunks(most_bytes, settings.max_unpack_ratio)
+    message = traced(call, message)
     if content is None:
-        (stored,) = await publish(call, call.path["queue"], prepared(call, [message]), query)
+        (stored,) = await publish(call, call.path["queue"], plain([message]), query)
     else:
         stored = await _publish_stream(call, message, content)
     if message.correlation_id is not None:
         call.correlation_id = message.correlation_id
-    return call.answer(stored)
+    return call.answer(_stored(stored))
 
 
-async def _form(request: Request, most_bytes: int) -> tuple[Options, AsyncIterator[bytes]]:
+async def _form(request: Request, settings: ServerSettings) -> tuple[Options, AsyncIterator[bytes]]:
     """Needs python-multipart, which the owner of a shared folder may be without."""
     try:
         from holdfast.server.forms import read_form
     except ModuleNotFoundError:
         raise NotInstalled("forms need python-multipart; run: pip install 'holdfast[server]'") from None
-    return await read_form(request, most_bytes)
+    return await read_form(request, settings.max_request_bytes, settings.max_unpack_ratio)
 
 
-async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> Stored:
+async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> Written:
     """Store a message whose body is still coming, and may be large."""
     query: EnqueueQuery = call.query
     if query.codec is not None:
         raise InvalidRequest("what comes as a form is stored as it is: leave codec out")
-    message = message if call.trace is None else _traced(call, message)
     options = {name: value for name, value in msgspec.structs.asdict(message).items() if name != "body"}
     length = call.request.header("content-length")
     hint = int(length) if length and call.request.media != MULTIPART and not call.request.packed else None
@@ -120,7 +117,7 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
             call.path["queue"], content, hint, partition=query.partition, durability=query.durability, **options
         )
 
-    return _stored(await _made(call, call.path["queue"], query, store))
+    return await _made(call, call.path["queue"], query, store)
 
 
 async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awaitable[_Answer]]) -> _Answer:
@@ -151,61 +148,25 @@ async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awai
 )
 async def enqueue_batch(call: Call) -> Response:
     """Store many messages: those of one partition all or not at all. JSON, MessagePack, or one object a line."""
-    stored = await publish(call, call.path["queue"], await drafts(call), call.query)
-    return call.answer(StoredBatch(stored=stored))
+    return await stored_batch(call, await publish(call, call.path["queue"], await drafts(call), call.query))
 
 
-async def drafts(call: Call) -> Drafts:
-    """The messages of a request; bodies alone where there is nothing else: these go a shorter way."""
-    request, most = call.request, call.service.settings.max_request_bytes
-    media = request.media
-    try:
-        if media == LINES:
-            lines = [line async for line in _lines(request.chunks(most))]
-            batch = Batch(messages=[decode(line, JSON, NewMessage) for line in lines])
-        elif media in (JSON, MSGPACK, *UNSAID):
-            batch = decode(await request.read(most), media, Batch)
-        else:
-            raise not_understood(media, JSON, MSGPACK, LINES)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = "" if media == MSGPACK else f". {_LINES_HINT}"
-        raise InvalidRequest(f"the messages cannot be read: {error}. Nothing was stored{hint}") from None
-    if batch.bodies and batch.messages:
-        raise InvalidRequest("give messages or bodies, not both: nobody could tell their order. Nothing was stored")
-    if not batch.bodies and not batch.messages:
-        raise InvalidRequest("there is no message in the request's body")
-    if batch.bodies and call.trace is None:
-        return batch.bodies
-    messages = [Draft(body=body) for body in batch.bodies]
-    return prepared(call, messages or [_draft(message, _body(message)) for message in batch.messages])
-
-
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    unframer = Unframer(LINES)
-    async for chunk in chunks:
-        for line in unframer.feed(chunk):
-            yield line
-    for line in unframer.feed(b"\n"):
-        yield line
-
-
-def prepared(call: Call, messages: list[Draft]) -> Drafts:
-    """The messages with the caller's trace context, or as bodies alone."""
-    if call.trace is not None:
-        return [_traced(call, message) for message in messages]
-    return [message.body for message in messages] if all(map(_is_plain, messages)) else messages
-
-
-async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> list[Stored]:
+async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> list[Written]:
     """Store messages in a topic, and tell where they are."""
-    broker = call.service.broker
 
     async def store() -> list[Written]:
-        return await broker.publish_many(
+        return await call.service.publishing.publish(
             topic, messages, partition=query.partition, durability=query.durability, codec=query.codec
         )
 
-    return list(map(_stored, await _made(call, topic, query, store)))
+    return await _made(call, topic, query, store)
+
+
+async def stored_batch(call: Call, written: list[Written]) -> Response:
+    """The answer for the messages of a batch, in its order."""
+    if len(written) <= _MANY:
+        return call.answer(StoredBatch(stored=list(map(_stored, written))))
+    return await call.service.pool.run(lambda _: call.answer(StoredBatch(stored=list(map(_stored, written)))))
 
 
 def _stored(stored: Written) -> Stored:
@@ -238,68 +199,3 @@ def _plain(query: EnqueueQuery, body: bytes) -> Draft:
         dedup_id=query.dedup_id,
         correlation_id=query.correlation_id,
     )
-
-
-def _draft(message: Options, body: bytes | None) -> Draft:
-    return Draft(
-        body=body,
-        key=_either(message.key, message.key_data, "key"),
-        headers=list(map(_pair, message.headers)) or None,
-        priority=message.priority,
-        delay=message.delay,
-        at=message.at,
-        ttl=message.ttl,
-        dedup_id=_either(message.dedup_id, message.dedup_data, "dedup_id"),
-        correlation_id=message.correlation_id,
-    )
-
-
-def _either(text: str | None, data: bytes | None, name: str) -> str | bytes | None:
-    if text is not None and data is not None:
-        raise InvalidRequest(f"{name} is given as text and as data: choose one of them")
-    return text if data is None else data
-
-
-def _pair(header: Header) -> tuple[str, str | bytes]:
-    value = _either(header.value, header.data, f"the header {header.name}")
-    if value is None:
-        raise InvalidRequest(f"the header {header.name} has neither value nor data")
-    return header.name, value
-
-
-def _body(message: NewMessage) -> bytes | None:
-    if message.body is not None and message.text is None and message.json is UNSET and not message.tombstone:
-        return message.body
-    given: list[Any] = [
-        message.body,
-        message.text,
-        None if message.json is UNSET else message.json if message.json is not None else UNSET,
-    ]
-    if sum(each is not None for each in given) + message.tombstone > 1:
-        raise InvalidRequest("a message has one body: give one of body, text, json and tombstone")
-    if message.body is not None:
-        return message.body
-    if message.text is not None:
-        return message.text.encode()
-    if message.json is not UNSET:
-        try:
-            return msgspec.json.encode(message.json)
-        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-            raise InvalidRequest(f"json cannot be used: {error}. It must be a value that JSON knows") from None
-    return None if message.tombstone else b""
-
-
-def _is_plain(message: Draft) -> bool:
-    return type(message.body) is bytes and has_only_a_body(message)
-
-
-def _traced(call: Call, message: Draft) -> Draft:
-    """The message with the caller's trace context, if it has none of its own."""
-    pairs = list(message.headers or ())  # always pairs here
-    if any(pair[0].lower() in (TRACEPARENT, TRACESTATE) for pair in pairs):
-        return message
-    pairs.append((TRACEPARENT, call.request.header(TRACEPARENT)))
-    state = call.request.header(TRACESTATE)
-    if state and parse_tracestate(state) is not None:
-        pairs.append((TRACESTATE, state))
-    return msgspec.structs.replace(message, headers=pairs)

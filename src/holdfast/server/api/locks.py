@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from holdfast.broker.layout import parse_lease
-from holdfast.embedded.locking import Document, Lock, LockInfo
+from holdfast.embedded.locking import Document, Lock, LockInfo, written
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
 from holdfast.protocol.locks import (
     AcquireLock,
@@ -21,6 +22,7 @@ from holdfast.protocol.locks import (
     ReleaseLock,
     WriteDocument,
 )
+from holdfast.protocol.values import SMALL_BYTES
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -137,10 +139,15 @@ async def update_document(call: Call) -> Response:
     """Make or replace a document, if it has the expected version and the lease is good, where these are given."""
     given: WriteDocument = call.body
     version, lease_id = _conditions(call)
-    return _told(
-        call,
-        await call.service.broker.documents.update(call.path["name"], given.value, version=version, lock=lease_id),
-    )
+    documents, name = call.service.broker.documents, call.path["name"]
+    if call.request.received <= SMALL_BYTES and not call.request.packed:
+        return _told(call, await documents.update(name, given.value, version=version, lock=lease_id))
+    # A large one in steps, on a thread: it is encoded, looked at as it will be read, stored, and told.
+    engine, pool = call.service.broker._engine, call.service.pool
+    await asyncio.to_thread(engine.locks)
+    decided = await pool.run(lambda _: documents._update(name, given.value, version, lease_id))
+    await documents._wait(decided.appended)
+    return await pool.run(lambda _: _told(call, written(name, decided)))
 
 
 @routes.add(

@@ -18,12 +18,14 @@ from holdfast.protocol.groups import (
     Polled,
 )
 from holdfast.server.calls import Call
-from holdfast.server.members import Member, Messages, Waiting
+from holdfast.server.http.messages import Response
+from holdfast.server.members import Found, Member, Messages, Waiting
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
 
 routes = Routes("groups")
 
+_FEW = 100  # messages that are told at once, and not on a thread
 _MEMBER = "/v1/groups/{group}/members/{member}"
 
 
@@ -105,7 +107,7 @@ def _waiting(call: Call) -> Waiting:
     answers=Polled,
     errors=("fenced", "offset_out_of_range", "too_many_waiters"),
 )
-async def poll(call: Call) -> Polled:
+async def poll(call: Call) -> Response:
     """Commit what was handled, then the next messages of the member's partitions; waits for at least one."""
     wanted: Poll = call.body
     service, member = call.service, _member(call)
@@ -114,12 +116,20 @@ async def poll(call: Call) -> Polled:
     async with member.turn():
         found, refused = await member.poll(wanted, 0 if service.leaving else wait_s, _waiting(call))
         service.members.heard(member)
-        return Polled(
-            messages=[said(each._home, each._record) for each in found],
+        polled = Polled(
+            messages=[],
             assignment=member.assignment(),
             epoch=member.epoch,
             refused=[At(topic=topic, partition=partition) for topic, partition in refused],
         )
+        if len(found) <= _FEW:
+            return _told(call, polled, found)
+        return await service.pool.run(lambda _: _told(call, polled, found))
+
+
+def _told(call: Call, polled: Polled, found: Found) -> Response:
+    polled.messages = [said(each._home, each._record) for each in found]
+    return call.answer(polled)
 
 
 @routes.add(

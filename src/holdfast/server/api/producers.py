@@ -16,8 +16,8 @@ from holdfast.protocol.topics import (
     SequenceQuery,
     Written,
 )
-from holdfast.server.api.enqueue import Drafts, drafts
 from holdfast.server.api.topics import partition_of
+from holdfast.server.batches import Drafts, drafts
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
@@ -68,11 +68,9 @@ async def append(call: Call) -> Response:
             await asyncio.to_thread(engine.producers)
         _check_name(call, producer.id)
         engine.producers().check(producer.id, producer.epoch)
-        batch = publisher.batch(messages, query.codec)
-        appended, known = partition.append(batch, producer, durability=query.durability, codec=query.codec)
-        if known is None:
-            publisher.count(batch)
-        await partition.log.wait_async(appended)
+        appended, known = await call.service.publishing.append(
+            topic.name, partition, publisher, messages, producer, query.durability, query.codec
+        )
         if known is None:
             topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
     offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets

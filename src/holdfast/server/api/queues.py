@@ -48,19 +48,24 @@ from holdfast.protocol.queues import (
     Seek,
     Sought,
 )
+from holdfast.protocol.values import SMALL_BYTES
 from holdfast.server.api.topics import changes_of, told_topic
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
 from holdfast.server.scans import Full, Scan
-from holdfast.server.served import ServedGroup, Taken, _said, said
+from holdfast.server.served import ServedGroup, Taken, _said, document_content, said, within
 
 routes = Routes("queues")
 
 _CANCELLABLE = frozenset({"ready", "delayed"})
 
 _Told = TypeVar("_Told", bound=Said)
+
+_FEW = 100  # messages that are looked at, and told at once, and not on a thread
+_MANY = 500
+_LARGE_BYTES = 256 * 1024
 
 
 class StateQuery(InGroup, kw_only=True):
@@ -129,20 +134,25 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
         with service.waits.one_more(call.principal):
             found = await service.wait(call, group.take(wanted.count, wait_s, wanted.lease, owner), [])
         waited = True
-    undelivered = partial(group.give_back, found) if found else None
     try:
         if waited:
             call.confirm()
-        return _answer(call, group, found, undelivered, state=state)
-    except Exception:
+        if wanted.count == 1:
+            return _answer(call, group, found, state=state)
+        found, surplus, size = within(found)
+        if surplus:
+            await group.give_back(surplus)
+        if size <= _LARGE_BYTES and sum(len(taken) for _, taken in found) <= _MANY:
+            return _answer(call, group, found, state=state)
+        return await service.pool.run(lambda _: _answer(call, group, found, state=state))
+    except BaseException:  # also when the caller is gone
         await group.give_back(found)
         raise
 
 
-def _answer(
-    call: Call, group: ServedGroup, found: Taken, undelivered: Any, *, state: bool
-) -> Response | StreamResponse:
+def _answer(call: Call, group: ServedGroup, found: Taken, *, state: bool) -> Response | StreamResponse:
     wanted: Take = call.body
+    undelivered = partial(group.give_back, found) if found else None
     deliveries = [
         group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken
     ]
@@ -264,7 +274,10 @@ async def save_state(call: Call) -> State:
     given: SaveState = call.body
     group = await existing_group(call, given.group)
     value = None if given.value is UNSET else given.value
-    return await group.save_state(given.receipt, given.version, value, given.durability)
+    content = None
+    if value is not None and (call.request.received > SMALL_BYTES or call.request.packed):
+        content = await call.service.pool.run(lambda _: document_content(value))
+    return await group.save_state(given.receipt, given.version, value, given.durability, content)
 
 
 @routes.add("GET", "/v1/queues/{queue}/stats", action="read", query=InGroup, answers=QueueStats)
@@ -275,12 +288,16 @@ async def stats(call: Call) -> QueueStats:
 
 
 @routes.add("GET", "/v1/queues/{queue}/peek", action="read", query=PeekQuery, answers=Messages)
-async def peek(call: Call) -> Messages:
+async def peek(call: Call) -> Response:
     """The messages that would come next, without taking them."""
     query: PeekQuery = call.query
     group = await existing_group(call, query.group)
     found = await group._aside(group._peek, query.count, ANSWER_BYTES)
-    return Messages(messages=[said(each._home, each._record) for each in found])
+
+    def answer() -> Response:
+        return call.answer(Messages(messages=[said(each._home, each._record) for each in found]))
+
+    return answer() if len(found) <= _FEW else await call.service.pool.run(lambda _: answer())
 
 
 @routes.add("GET", "/v1/queues/{queue}/messages", action="read", query=ListQuery, answers=ListedMessages)

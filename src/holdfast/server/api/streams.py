@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from holdfast.broker.waiters import TaskWaiter, Waiters
@@ -17,11 +18,12 @@ from holdfast.server.api.queues import existing_group, group_of
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
-from holdfast.server.served import ServedGroup, Taken, said
+from holdfast.server.served import ServedGroup, Taken, said, within
 
 routes = Routes("streams")
 
 _AT_ONCE: Final = 100
+_LARGE_BYTES: Final = 256 * 1024
 _LEAST_STATS_S: Final = 0.1  # what is asked for more often costs more than it tells
 _KEEP_ALIVE: Final = b": \n\n"
 
@@ -60,16 +62,25 @@ async def _deliveries(
                 await group.give_back(found)
                 yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), media)
                 return
-            content = b""
-            for station, taken in found:
-                for each in taken:
-                    window.add(station, each.receipt)
-                    content += framed(group.delivery(station, each, state=state), media)
+            found, surplus, size = within(found)
             try:
+                if surplus:
+                    await group.give_back(surplus)
+                for station, taken in found:
+                    for each in taken:
+                        window.add(station, each.receipt)
+                told = partial(_told, group, found, media, state=state)
+                content = told() if size <= _LARGE_BYTES else await service.pool.run(lambda _, told=told: told())
                 yield content or framed({}, media)
-            except GeneratorExit:
+            except (GeneratorExit, asyncio.CancelledError):
                 await group.give_back(found)  # it did not go out any more
                 raise
+
+
+def _told(group: ServedGroup, found: Taken, media: str, *, state: bool) -> bytes:
+    return b"".join(
+        framed(group.delivery(station, each, state=state), media) for station, taken in found for each in taken
+    )
 
 
 @routes.add(

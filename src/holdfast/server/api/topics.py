@@ -15,6 +15,7 @@ from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.embedded.message import Contents
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
+from holdfast.model import extra_bytes
 from holdfast.protocol.media import JSON, LINES, MSGPACK
 from holdfast.protocol.messages import Batch, Said, StoredBatch
 from holdfast.protocol.topics import (
@@ -28,7 +29,8 @@ from holdfast.protocol.topics import (
     Topics,
     TopicsQuery,
 )
-from holdfast.server.api.enqueue import Placing, drafts, publish
+from holdfast.server.api.enqueue import Placing, publish, stored_batch
+from holdfast.server.batches import drafts
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.payload import ANSWER_BYTES
@@ -36,9 +38,11 @@ from holdfast.server.routing import Routes
 from holdfast.server.served import said
 from holdfast.settings import TopicSettings
 from holdfast.storage.compaction import KeysCompacted
+from holdfast.storage.log import Log
 
 routes = Routes("topics")
 
+_FEW: Final = 100  # messages that are told at once, and not on a thread
 _NO_SETTINGS: Final = frozenset({"self", "name", "topic", "exist_ok", "start", "body_type", "group"})
 
 
@@ -180,8 +184,7 @@ async def create_group(call: Call) -> GroupSettings:
 )
 async def publish_messages(call: Call) -> Response:
     """Store messages: those of one partition all or not at all. As JSON, MessagePack, or one JSON object a line."""
-    stored = await publish(call, call.path["topic"], await drafts(call), call.query)
-    return call.answer(StoredBatch(stored=stored))
+    return await stored_batch(call, await publish(call, call.path["topic"], await drafts(call), call.query))
 
 
 @routes.add(
@@ -192,7 +195,7 @@ async def publish_messages(call: Call) -> Response:
     answers=ReadMessages,
     errors=("unknown_topic", "offset_out_of_range", "too_many_waiters"),
 )
-async def read_messages(call: Call) -> ReadMessages:
+async def read_messages(call: Call) -> Response:
     """Messages of a partition from an offset on, whoever has them; `wait` until there are any."""
     query: ReadQuery = call.query
     service, engine = call.service, call.service.broker._engine
@@ -208,10 +211,17 @@ async def read_messages(call: Call) -> ReadMessages:
             with service.waits.one_more(call.principal):
                 found = await service.wait(call, _arrived(call, partition, offset, wait_s), [])
             call.confirm()
-        messages = _within(found, bodies=query.bodies)
-        # What was looked at and is gone, or damaged, is passed over.
-        next_offset = messages[-1].offset + 1 if messages else max(offset, log.end)
-        return ReadMessages(messages=messages, next_offset=next_offset, start=log.start, end=log.end)
+        if len(found) <= _FEW:
+            return _told(call, found, offset, log)
+        return await service.pool.run(lambda _: _told(call, found, offset, log))
+
+
+def _told(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Response:
+    query: ReadQuery = call.query
+    messages = _within(found, bodies=query.bodies)
+    # What was looked at and is gone, or damaged, is passed over.
+    next_offset = messages[-1].offset + 1 if messages else max(offset, log.end)
+    return call.answer(ReadMessages(messages=messages, next_offset=next_offset, start=log.start, end=log.end))
 
 
 async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
@@ -256,7 +266,7 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> list[Said]:
         message = said(each._home, each._record)
         if not bodies:
             message.body, message.omitted = b"", True
-        size += len(message.body)
+        size += len(message.body) + extra_bytes(each._record)
         if messages and size > ANSWER_BYTES:
             break
         messages.append(message)

@@ -54,7 +54,7 @@ class Relay:
             return refusal(error)
 
     async def _answer(self, request: Request) -> Answer:
-        body = await request.read(self._settings.max_request_bytes)
+        body = await request.read(self._settings.max_request_bytes, self._settings.max_unpack_ratio)
         try:
             with short_name(self._socket) as name:
                 reader, writer = await asyncio.open_unix_connection(name)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
-from holdfast.errors import MessageTooLarge
 from holdfast.server.http.refused import Refused
-from holdfast.server.http.unpack import unpacker
+from holdfast.server.http.unpack import too_large, unpacker
 
 _HIGH_BYTES: Final = 256 * 1024  # received and not taken: then the client waits
+_TURN_BYTES: Final = 1024 * 1024
 
 
 class Source(Protocol):
@@ -117,13 +117,12 @@ class Request:
             waiter.set_result(None)
 
     async def raw_chunks(self) -> AsyncIterator[bytes]:
-        """The body as it comes, as it was sent."""
+        """The body as it comes, as it was sent; what has come in many small pieces, as one."""
         while True:
             while self._chunks:
                 if self.error is not None:
                     raise self.error
-                chunk = self._chunks.popleft()
-                self.buffered -= len(chunk)
+                chunk = self._taken()
                 if not self.complete and not self.is_full:
                     self.source.go_on()
                 yield chunk
@@ -139,36 +138,63 @@ class Request:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    async def chunks(self, most_bytes: int) -> AsyncIterator[bytes]:
-        """The body as it comes, unpacked where it was compressed, held to a size."""
-        packed = unpacker(self.header("content-encoding"), most_bytes)
-        total = 0
-        async for chunk in self.raw_chunks():
-            content = chunk if packed is None else packed.feed(chunk)
-            total += len(content)
-            if total > most_bytes:
-                raise _too_large(most_bytes)
-            if content:
-                yield content
-        if packed is not None:
-            packed.end()
+    def _taken(self) -> bytes:
+        content = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self.buffered = 0
+        return content
 
-    async def read(self, most_bytes: int) -> bytes:
+    async def chunks(self, most_bytes: int, most_ratio: int) -> AsyncIterator[bytes]:
+        """The body as it comes, unpacked where it was compressed, held to a size."""
+        packed = unpacker(self.header("content-encoding"), most_bytes, most_ratio)
+        if packed is None:
+            total = 0
+            async for chunk in self.raw_chunks():
+                total += len(chunk)
+                if total > most_bytes:
+                    raise too_large(most_bytes)
+                yield chunk
+            return
+        since = 0
+        async for chunk in self.raw_chunks():
+            for content in packed.feed(chunk):
+                yield content
+                since += len(content)
+                if since > _TURN_BYTES:  # others have their turn, whatever comes out of it
+                    since = 0
+                    await asyncio.sleep(0)
+        packed.end()
+
+    async def read(self, most_bytes: int, most_ratio: int) -> bytes:
         """The whole body."""
-        if self.complete and "content-encoding" not in self.headers:  # the usual case, without detours
+        if not self.packed:
+            return await self.read_raw(most_bytes)
+        return b"".join([chunk async for chunk in self.chunks(most_bytes, most_ratio)])
+
+    async def read_raw(self, most_bytes: int) -> bytes:
+        """The whole body as it was sent."""
+        if self.complete:  # the usual case, without detours
             if self.buffered > most_bytes:
-                raise _too_large(most_bytes)
+                raise too_large(most_bytes)
             if self.on_end is not None:
                 self.on_end()
-            content = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-            self._chunks.clear()
-            self.buffered = 0
-            return content
-        return b"".join([chunk async for chunk in self.chunks(most_bytes)])
+            return self._taken() if self._chunks else b""
+        found, total = [], 0
+        async for chunk in self.raw_chunks():
+            total += len(chunk)
+            if total > most_bytes:
+                raise too_large(most_bytes)
+            found.append(chunk)
+        return b"".join(found)
 
-
-def _too_large(most_bytes: int) -> MessageTooLarge:
-    return MessageTooLarge(f"the request's body has more than {most_bytes} bytes, which is the limit; nothing was done")
+    def unpacked(self, content: bytes, most_bytes: int, most_ratio: int) -> Iterator[bytes]:
+        """What a body that was read as it was sent stands for, piece by piece."""
+        packed = unpacker(self.header("content-encoding"), most_bytes, most_ratio)
+        if packed is None:
+            yield content
+            return
+        yield from packed.feed(content)
+        packed.end()
 
 
 Undelivered = Callable[[], Awaitable[None]]
