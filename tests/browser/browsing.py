@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 WIDE: Final = (1280, 800)
 NARROW: Final = (390, 844)
+_PATIENCE_MS: Final = 60_000  # only what never comes is waited for so long
 _FLAGS: Final = (
     "--no-sandbox",
     "--disable-gpu",
@@ -31,6 +32,7 @@ def browser_path() -> str | None:
 @contextmanager
 def browsing() -> Iterator[Browser]:
     """A browser without a window. Its loop runs in this thread: no other may, until it ends."""
+    expect.set_options(timeout=_PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path(), args=list(_FLAGS))
         try:
