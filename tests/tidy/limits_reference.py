@@ -15,7 +15,7 @@ from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import messages, queues, values
-from holdfast.server import flow, forms, payload, served
+from holdfast.server import flow, forms, payload, scans, served
 from holdfast.server.http import connection, unpack
 from holdfast.server.http.limits import Limits
 from holdfast.server.principals import principal_of
@@ -139,6 +139,9 @@ def _server() -> list[Limit]:
         ),
         Limit("calls of admins that wait beyond that", f"{flow.ADMIN_RESERVE}"),
         _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
+        _setting("searches that run at a time", ServerSettings, "scan_workers", "server"),
+        _setting("messages that one call looks at", ServerSettings, "scan_messages", "server"),
+        Limit("searches of one caller that wait", f"{scans.MOST_WAITING}"),
         _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
         _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),
     ]
