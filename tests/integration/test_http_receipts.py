@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.protocol.locks import KeepLock
+from holdfast.protocol.messages import Ack
+from holdfast.server.auditing import _given
 from tests.integration.http_gear import Serving
 from tests.integration.test_http_access import guarded, routes_of
 from tests.integration.test_http_queues import answering, lines_of
@@ -46,7 +49,6 @@ def test_one_who_may_look_learns_no_receipt_and_no_lease_id_wherever_it_looks(se
     (message,) = take(server)
     lock = server.post("/v1/locks/orders/acquire", {}, **ADMIN).body
     proofs = [message["receipt"].partition("@")[2], lock["lease_id"].partition("@")[2]]
-    # One who is refused is written down, with what it said but not with what it proves by that.
     query = {"lease_id": lock["lease_id"]}
     assert (
         server.request("PUT", "/v1/state/other.x", {"value": 1}, query=query, token="token-of-of-others").status == 403
@@ -72,6 +74,11 @@ def test_one_who_may_look_learns_no_receipt_and_no_lease_id_wherever_it_looks(se
     written = [file.read_text() for file in tmp_path.rglob("audit*.jsonl*")]
     assert written
     assert not [proof for proof in proofs for text in written if proof in text]
+
+
+def test_what_is_written_down_of_a_call_has_no_proof():
+    assert _given(KeepLock(lease_id="report@1", lease=5)) == {"lease": 5}
+    assert _given(Ack(receipts=["orders-0-0@1"], group="audit")) == {"group": "audit"}
 
 
 def test_lists_have_no_field_for_a_proof(server: Serving):
