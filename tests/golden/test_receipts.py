@@ -53,8 +53,9 @@ def test_old_receipts_settle_the_messages_that_were_leased_before_the_upgrade(ol
 
 
 def test_old_receipts_are_good_over_http_one_by_one_or_together(old: Old):
-    first, *others = old.told["default"]
+    *others, first = old.told["default"]
     short = first.removeprefix("orders-0-")  # receipts of partition 0 could be given without their place
+    assert short != first
     with serving(old.data) as server:
         assert server.post("/v1/queues/orders/ack", {"receipts": [first, short]}).status == 200
         assert server.post("/v1/queues/orders/nack", {"receipts": others, "delay": 3600}).status == 200

@@ -146,6 +146,17 @@ def test_the_same_receipt_twice_or_again_is_answered_as_ever(server: Serving):
     assert "it is done" in again.body["error"]["message"]
 
 
+@pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend"])
+def test_one_message_is_settled_once_however_its_receipt_is_spelled(server: Serving, verb: str):
+    put(server)
+    (message,) = take(server)
+    token = message["receipt"].partition("@")[2]
+    spelled = [message["receipt"], f"0@{token}", f"orders-0-00@{token}"]
+    assert server.post(f"{QUEUE}/{verb}", {"receipts": spelled}, **CONSUMER).status == 200
+    put(server)
+    assert take(server)[0]["id"] == "orders-0-1"  # and the journal adds up
+
+
 def test_made_up_receipts_give_a_stream_no_more_room(server: Serving):
     put(server, 3)
     headers = {"authorization": "Bearer token-of-admin"}
