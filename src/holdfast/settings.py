@@ -197,6 +197,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     id: Annotated[str, Meta(max_length=100)] = ""
     open_partitions: Annotated[int, Meta(ge=1, le=1_000_000)] = 128
+    open_files: Annotated[int, Meta(ge=50, le=10_000_000)] = 600
     trace_retention_ms: _Millis | None = 7 * _DAY_MS
     trust_folder: bool = False
     producer: ProducerSettings = msgspec.field(default_factory=ProducerSettings)
@@ -241,6 +242,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_body_bytes_per_s: Annotated[int, Meta(ge=1, le=1024 * _MIB)] = 16 * _KIB
     write_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 30_000
     idle_timeout_ms: Annotated[int, Meta(ge=1, le=_DAY_MS)] = 75_000
+    max_groups: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+    max_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 128
     max_waiters: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     max_waiters_per_principal: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     max_wait_ms: Annotated[int, Meta(ge=0, le=_DAY_MS)] = 300_000

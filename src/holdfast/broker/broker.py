@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ from holdfast.broker.topic_locks import LOCKS, PRODUCERS, TopicLocks
 from holdfast.broker.traces import TraceStep
 from holdfast.broker.tracing import Traces, traced_as
 from holdfast.broker.using import Using
-from holdfast.env import World, close_in_children, real_world
+from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join
@@ -52,7 +53,8 @@ class BrokerEngine:
     """The owner of a data folder. Safe to use from any thread."""
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
-        self.world = world
+        self.world = world = replace(world, open_files=OpenFiles(settings.open_files))
+        world.open_files.on_too_many = self._attention
         self.folder = folder
         self.settings = settings
         self.closed = False
@@ -355,6 +357,7 @@ class BrokerEngine:
                 due.append(self._tick_topic(topic, now_ns, everything=everything))
         if not self._kept:
             due.append(self._sweep.tick())
+        due.append(self.world.open_files.tick())
         return soonest(*due)
 
     def _tick_topic(self, topic: Topic, now_ns: int, *, everything: bool) -> int | None:

@@ -5,6 +5,7 @@ from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, 
 from holdfast.env.exits import end_at_exit
 from holdfast.env.forks import close_in_children
 from holdfast.env.ids import Ids, SeededIds, SystemIds
+from holdfast.env.open_files import OpenFiles
 from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
 from holdfast.env.world import World, real_world
 
@@ -18,6 +19,7 @@ __all__ = [
     "Ids",
     "InotifyWatch",
     "ManualClock",
+    "OpenFiles",
     "OpenFolder",
     "RealDisk",
     "SeededIds",

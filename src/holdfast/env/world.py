@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.env.clock import Clock, SystemClock
 from holdfast.env.disk import Disk, RealDisk
 from holdfast.env.ids import Ids, SystemIds
+from holdfast.env.open_files import OpenFiles
 from holdfast.env.watch import FolderWatch, InotifyWatch, no_watch
 
 
@@ -19,6 +20,7 @@ class World:
     disk: Disk
     ids: Ids
     watch: Callable[[], FolderWatch] = no_watch  # or WatchRefused: then one looks from time to time
+    open_files: OpenFiles = field(default_factory=OpenFiles)  # of all logs that share this world
 
 
 def real_world() -> World:

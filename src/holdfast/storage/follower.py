@@ -33,6 +33,17 @@ class Follower:
         self._next_offset = -1  # what stands at `_next_position` of the data
         self._next_position = 0
 
+    @property
+    def mapped(self) -> int:
+        """Which map it holds, as a number; 0: none."""
+        return id(self._data.obj) if len(self._data) else 0
+
+    def let_go(self) -> None:
+        """Let go of what is mapped. From any thread: whoever reads at this moment finds it again by the index."""
+        self._next_offset = -1
+        self._data = memoryview(b"")
+        self._frame = None
+
     def frame(self, offset: int) -> Frame:
         """The frame that holds the offset; raises what `Log.read` does."""
         frame = self._frame

@@ -36,7 +36,7 @@ class KeptOpen:
 
     def touch(self, segment: Segment) -> Segment:
         """Remember that it is in use."""
-        if segment.stays_open:
+        if segment.is_active:
             return segment
         name, left = id(segment), []
         with self._lock:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -26,6 +26,7 @@ from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progres
 from holdfast.storage.follower import Follower
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.lock import take_lock
+from holdfast.storage.log_files import LogFiles
 from holdfast.storage.opening import is_log, open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
@@ -63,7 +64,6 @@ class Log:
         self.before_close: Callable[[], None] = lambda: None
         # The first offset that somebody outside needs; asked whenever something could go, and not before.
         self.needed_outside: Callable[[], int | None] = lambda: None
-        self._lock: FolderLock | None = lock
         self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
         self._writer.on_readable = self._call_readable
@@ -74,6 +74,8 @@ class Log:
             lambda: self._writer.readable_end,
             max_raw_bytes=settings.max_raw_bytes,
         )
+        self._files = LogFiles(world, folder, lock, self._writer, self._view, self.sync)
+        self._lock: LogFiles | None = self._files
         self._write_one = self._writer.append_one
         self._encoder = Encoder(settings)
         self._now_ns = world.clock.now_ns
@@ -157,11 +159,9 @@ class Log:
 
     def segments(self) -> list[SegmentFacts]:
         """The segments, oldest first; the last one is the active one."""
-        try:
+        with suppress(FileNotFoundError):
             return self._view.facts()
-        except FileNotFoundError:
-            self._open_view()  # or Closed: it may have been deleted meanwhile
-            raise
+        return self._open_view().facts()  # or Closed: it may have been deleted meanwhile
 
     def append(
         self,
@@ -278,7 +278,7 @@ class Log:
 
     def follower(self) -> Follower:
         """A reader for one thread at a time that goes on from message to message at little cost."""
-        return Follower(self._open_view())
+        return self._files.follower(self._open_view())
 
     def find_time(self, time_ns: int) -> int:
         """Offset of the first message of this time or later; the end if there is none."""
@@ -386,7 +386,8 @@ class Log:
         try:
             if not failed:
                 self.sync()
-                with self._stopping_on_error("closing failed"):
+                with self._stopping_on_error("closing failed"), writer.lock:
+                    writer.stir()
                     if writer.active is not None:
                         writer.active.save_index()
                     writer.state.set_identity(

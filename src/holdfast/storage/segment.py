@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Final
+from typing import Final
 
 from holdfast.codec.frame import FrameHeader
 from holdfast.env.disk import BytesLike, Disk, File, WritableMap
@@ -31,7 +31,7 @@ _MOST_FILL: Final = 256 * 1024
 class Segment:
     """The read side: find a position, read a frame. File and index are opened when first needed."""
 
-    stays_open: ClassVar[bool] = False
+    is_active = False
 
     def __init__(self, disk: Disk, folder: str, base_offset: int, *, log_id: int, index_bytes: int) -> None:
         self._disk = disk
@@ -42,6 +42,7 @@ class Segment:
         self._index_bytes = index_bytes
         self._file: File | None = None
         self._index: SegmentIndex | None = None
+        self.latest: tuple[int, int] | None = None  # up to an offset: the latest time in it
         self._proven: tuple[File, SegmentIndex] | None = None  # an index that is known to be of that file
 
     @property
@@ -50,6 +51,11 @@ class Segment:
         if file is None:
             file = self._file = self._disk.open(self.path)
         return file
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has no file at this moment."""
+        return self._file is None
 
     def index_to(self, next_offset: int) -> SegmentIndex:
         """The index as far as an offset that may be read: from its file, and from the frames that it does not know.
@@ -126,6 +132,7 @@ class Segment:
         """Another file has taken its place, with this index; who reads the old one goes on with that."""
         self.let_go()
         self._index = index
+        self.latest = None
 
     def save_index(self) -> None:
         """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
@@ -166,7 +173,7 @@ class Segment:
 class ActiveSegment(Segment):
     """The write side: the last segment, owned by one process."""
 
-    stays_open = True
+    is_active = True
 
     def __init__(
         self,
@@ -201,9 +208,24 @@ class ActiveSegment(Segment):
         self.index.end, self.index.next_offset = self.position, self.next_offset
         return self.index
 
+    @property
+    def file(self) -> File:
+        """The file; while the log rests, one for whoever reads at this moment."""
+        return self._file or self._disk.open(self.path)
+
+    def reopen(self) -> None:
+        """The log is used again. What was reserved still is."""
+        file = self._disk.open(self.path, write=True)
+        if file.size() < self.reserved:
+            self.reserved = self.filled = 0
+        self.map = file.map(self.reserved) if self.reserved else None
+        self._file = file
+
     def opened(self, next_offset: int) -> tuple[File, memoryview, SegmentIndex]:
         """The file, its bytes, and the index that grows with them."""
-        return self.file, self.data(), self.index_to(next_offset)
+        with self._reading():
+            file = self.file
+            return file, file.view(0, file.size()), self.index_to(next_offset)
 
     def save_index(self) -> None:
         self.index_to(self.next_offset)
@@ -213,9 +235,9 @@ class ActiveSegment(Segment):
         """Never while it is written to."""
 
     def release(self) -> None:
-        """The log is closed: forget the file; who reads at this moment keeps it alive."""
+        """The log is closed, or rests: forget the file; who reads at this moment keeps it alive."""
         self.map = None
-        super().let_go()
+        self._file = None
 
     def shortage(self, length: int) -> int:
         """How many bytes must be reserved before `length` more can be stored; usually 0."""

@@ -62,6 +62,8 @@ class LogView:
         self._segments = segments
         self._readable_end = readable_end
         self._max_raw_bytes = max_raw_bytes
+        self.opened = 0  # how often somebody had to open the last segment of a log that rests
+        self.on_open: Callable[[], None] = lambda: None
 
     def start(self) -> int:
         """The first offset that is kept."""
@@ -131,9 +133,18 @@ class LogView:
         end = self._readable_end()
         segments = self._segments()
         return [
-            SegmentFacts(s.base_offset, next_offset, s.size(), KEPT_OPEN.touch(s).index_to(next_offset).max_time_ns)
+            SegmentFacts(s.base_offset, next_offset, s.size(), self._latest_ns(s, next_offset))
             for s, next_offset in zip(segments, _ends(segments, end), strict=True)
         ]
+
+    def _latest_ns(self, segment: Segment, next_offset: int) -> int:
+        """The latest time in it. Remembered: otherwise whoever counts bytes would open every segment for it."""
+        known = segment.latest
+        if known is None or known[0] != next_offset:
+            touched = segment if segment.is_active else self._touch(segment)
+            latest_ns = touched.index_to(next_offset).max_time_ns
+            segment.latest = known = (next_offset, latest_ns)
+        return known[1]
 
     @_past_trims
     def find_time(self, time_ns: int) -> int:
@@ -141,7 +152,7 @@ class LogView:
         end = self._readable_end()
         segments = self._segments()
         for segment, segment_end in zip(segments, _ends(segments, end), strict=True):
-            if KEPT_OPEN.touch(segment).index_to(segment_end).max_time_ns >= time_ns:
+            if self._touch(segment).index_to(segment_end).max_time_ns >= time_ns:
                 found = self._find_time_in(segment, time_ns, segment_end)
                 if found is not None:
                     return found
@@ -156,7 +167,7 @@ class LogView:
         """The messages [start, stop) by segment: where each part begins, and about how many bytes it takes."""
         found = []
         for segment, first, last in self._stretches(start, stop):
-            index = KEPT_OPEN.touch(segment).index_to(last)
+            index = self._touch(segment).index_to(last)
             i = bisect_left(index.offsets, last)
             above = index.positions[i] if i < len(index.positions) else index.end
             found.append((first, max(above - index.position_before(first), 0)))
@@ -167,7 +178,7 @@ class LogView:
         """How far one comes from `offset` with about so many bytes: at least one step, at most to the readable end."""
         begin, left = offset, max_bytes
         for segment, first, last in self._stretches(offset, self._readable_end()):
-            index = KEPT_OPEN.touch(segment).index_to(last)
+            index = self._touch(segment).index_to(last)
             here = index.position_before(first)
             if index.end - here > left:
                 i = bisect_right(index.positions, here + left) - 1
@@ -227,7 +238,7 @@ class LogView:
         self, segment: Segment, offset: int, end: int, on_damage: OnDamage
     ) -> Iterator[tuple[Frame, memoryview]]:
         """The frames, each with the bytes that it lies in."""
-        file, data, index = KEPT_OPEN.touch(segment).opened(end)
+        file, data, index = self._touch(segment).opened(end)
         position = index.position_before(offset)
         while offset < end:
             try:
@@ -306,6 +317,13 @@ class LogView:
                 start=start,
                 end=end,
             )
+
+    def _touch(self, segment: Segment) -> Segment:
+        """Remember that it is in use. The file of the active one is the writer's, unless the log rests."""
+        if segment.is_active and segment.is_closed:
+            self.opened += 1
+            self.on_open()
+        return KEPT_OPEN.touch(segment)
 
 
 def _ends(segments: Sequence[Segment], end: int) -> list[int]:

@@ -30,7 +30,7 @@ from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import ActiveSegment, Segment
 from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.spool import LaidOut, lay_out
-from holdfast.storage.state import ASKED, READABLE
+from holdfast.storage.state import ASKED, READABLE, State
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class Writer:
         self.readable_end = recovered.end
         self.synced_end = recovered.end
         self.failure: HoldfastError | None = None
+        self.resting = False  # whether its files are closed until they are needed
+        self.wake: Callable[[], None] = lambda: None  # opens them; whoever calls it holds the lock
         self.apart_bytes = _APART_BYTES
         self.on_segment: Callable[[], None] = lambda: None
         self.on_readable: Callable[[int], None] = lambda count: None
@@ -192,6 +194,7 @@ class Writer:
                 laid_out.sync()  # or the next sync, for which others wait, would have all of it to do
             with self.lock:
                 self.check_usable()
+                self.stir()
                 if self.active is not None and self.active.position == 0:
                     return None  # an empty segment has the name that it would need
                 return self._take_apart(laid_out, body, producer, hold=hold)
@@ -262,6 +265,7 @@ class Writer:
         with self.lock:
             self.check_usable()
             if self.active is not None and self.active.position > 0:
+                self.stir()
                 try:
                     self._begin_segment()
                 except OSError as error:
@@ -320,6 +324,33 @@ class Writer:
                 self._changed_folder.close()
             self.state.close()
 
+    def may_rest(self) -> bool:
+        """Whether nothing needs its files at this moment. The caller holds the lock."""
+        return self.failure is None and self.end == self.synced_end
+
+    def rest(self) -> None:
+        """Close all files until `wake`, though nobody will notice. The caller holds the lock, and asked `may_rest`."""
+        self._fast_until = 0
+        self.resting = True
+        for segment, _ in self._unsynced_sealed:
+            segment.let_go()
+        self._unsynced_sealed = []  # all that is written is synced; of their names the next sync takes care
+        if self.active is not None:
+            self.active.release()
+        self.state.close()
+
+    def reopen(self, state: State) -> None:
+        """Go on with this state, and with the segments as they were. The caller holds the lock."""
+        if self.active is not None:
+            self.active.reopen()
+        self.state, self._words = state, state.words
+        self.resting = False
+
+    def stir(self) -> None:
+        """See to it that the files are open. The caller holds the lock."""
+        if self.resting:
+            self.wake()
+
     def change(self, settings: LogSettings) -> None:
         """Go on with other settings. The segments' limits are looked at with the next message."""
         with self.lock:
@@ -363,6 +394,7 @@ class Writer:
     def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
         """The active segment with room for `total` bytes, after rolling where a limit is reached."""
         self.check_usable()
+        self.stir()
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
         segment = self.active

@@ -1,0 +1,212 @@
+"""Logs close their files when too many are open, and nobody notices: not their owner, not who reads, not a crash."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.env import OpenFiles, World, real_world
+from holdfast.errors import DiskFailed, Unavailable
+from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
+from holdfast.storage.log import Log
+from holdfast.storage.log_files import DESCRIPTORS
+from tests.unit.brokers import Place, taken
+
+FEW = BrokerSettings(
+    open_files=60, open_partitions=10_000, topic=TopicSettings(min_free_bytes=0, durability="os", backoff_ms=100)
+)
+# What a scan, a snapshot or a sync has open for a moment, and what is not a log's.
+SLACK = 40
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def world(most: int = 1) -> World:
+    real = real_world()
+    return World(clock=real.clock, disk=real.disk, ids=real.ids, open_files=OpenFiles(most))
+
+
+def at_rest(broker: Any) -> int:
+    return sum(p.log._writer.resting for topic in broker._engine.open_topics() for p in topic.partitions)
+
+
+def test_a_log_that_rests_has_no_descriptor_and_goes_on_when_it_is_used(tmp_path):
+    both = world(most=DESCRIPTORS)
+    before = descriptors()
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), both) as log:
+        log.append([b"one"])
+        assert descriptors() == before + DESCRIPTORS
+        assert log._files.rest(wait=False)
+        assert descriptors() == before
+        assert [record.value for record in log.records(0)] == [b"one"]
+        assert descriptors() == before
+        log.append_one(b"two")
+        assert descriptors() == before + DESCRIPTORS
+        assert [record.value for record in log.records(0)] == [b"one", b"two"]
+    assert descriptors() == before
+    with Log.open(tmp_path / "a") as log:
+        assert log.report.clean
+        assert [record.value for record in log.records(0)] == [b"one", b"two"]
+
+
+def test_what_is_not_synced_keeps_its_files_until_somebody_can_wait(tmp_path):
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0, durability="os"), world()) as log:
+        log.append([b"one"])
+        assert not log._files.rest(wait=False)
+        assert log._files.rest(wait=True)
+        assert log.synced_end == 1
+
+
+def test_a_log_that_rests_is_trimmed_rolled_truncated_and_closed_as_any_other(tmp_path):
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0, segment_bytes=4096), world()) as log:
+        for number in range(20):
+            log.append([b"%d" % number * 1000])
+        assert log._files.rest(wait=False)
+        log.roll()
+        assert log._files.rest(wait=True)
+        assert log.trim(10).segments > 0
+        log.truncate(15)
+        assert log.end == 15
+        assert log._files.rest(wait=True)
+    with Log.open(tmp_path / "a") as log:
+        assert log.report.clean
+        assert log.end == 15
+
+
+def test_a_follower_finds_its_place_again(tmp_path):
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), world()) as log:
+        follower = log.follower()
+        for number in range(10):
+            log.append_one(b"%d" % number)
+            assert follower.record(number).value == b"%d" % number
+            assert log._files.rest(wait=False)
+
+
+def test_a_log_whose_folder_had_another_owner_meanwhile_takes_nothing_more(tmp_path):
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), world()) as log:
+        log.append([b"one"])
+        assert log._files.rest(wait=False)
+        with Log.open(tmp_path / "a") as other:
+            other.append([b"foreign"])
+        with pytest.raises(DiskFailed):
+            log.append([b"two"])
+    with Log.open(tmp_path / "a") as log:
+        assert [record.value for record in log.records(0)] == [b"one", b"foreign"]
+
+
+def test_files_that_cannot_be_opened_refuse_one_call_and_no_more(tmp_path, monkeypatch):
+    both = world()
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), both) as log:
+        log.append([b"one"])
+        assert log._files.rest(wait=False)
+
+        def refuse(*args: Any, **options: Any) -> Any:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(both.disk), "open", refuse)
+            with pytest.raises(Unavailable, match="Too many open files"):
+                log.append([b"two"])
+        log.append([b"two"])
+        assert [record.value for record in log.records(0)] == [b"one", b"two"]
+
+
+def test_a_log_that_was_used_is_passed_over_once(tmp_path):
+    both = world(most=2 * DESCRIPTORS)
+    logs = [Log.open(tmp_path / str(number), LogSettings(min_free_bytes=0), both) for number in range(2)]
+    logs[0].append([b"a"])
+    logs.append(Log.open(tmp_path / "2", LogSettings(min_free_bytes=0), both))
+    assert [log._writer.resting for log in logs] == [False, True, False]
+    for log in logs:
+        log.close()
+    assert both.open_files.count == 0
+
+
+def test_many_partitions_and_groups_go_through_use_with_few_files(tmp_path):
+    before = descriptors()
+    with holdfast.open_broker(tmp_path / "data", settings=FEW) as broker:
+        for name in ("a", "b"):
+            broker.create_topic(name, partitions=12)
+        groups = [broker.group(name, f"g{number}") for name in ("a", "b") for number in range(3)]
+        for turn in range(3):
+            for name in ("a", "b"):
+                for number in range(12):
+                    broker.publish(name, b"%d" % turn, partition=number, durability="fsync")
+            for group in groups:
+                found = group.receive_many(100, timeout=0)
+                assert sorted(message.body for message in found) == [b"%d" % turn] * 12
+                group.ack_many(found)
+            assert at_rest(broker) > 10
+            broker._engine.tick()
+            assert broker._engine.world.open_files.count <= FEW.open_files
+        broker._engine.tick()
+        assert descriptors() - before <= FEW.open_files + SLACK
+        for group in groups:
+            assert group.stats().ready == 0
+            group.close()
+    assert descriptors() <= before + 1
+
+
+def test_messages_in_hand_delays_retries_and_order_outlive_closed_files():
+    place = Place(settings=BrokerSettings(open_files=50, topic=TopicSettings(min_free_bytes=0, backoff_ms=100)))
+    broker = place.broker
+    broker.create_topic("orders")
+    group = broker.group("orders", "default")
+    for number in range(5):
+        broker.publish("orders", b"%d" % number)
+    broker.publish("orders", b"late", delay=10)
+    held = group.receive(timeout=0)
+    failed = group.receive(timeout=0)
+    failed.nack(error="once")
+
+    def rest_all() -> int:
+        logs = place.engine.world.open_files
+        rested = 0
+        for known, _ in list(logs._openers.values()):
+            rested += known().rest(wait=True)
+        return rested
+
+    assert rest_all() >= 3
+    held.extend(60)
+    assert rest_all() >= 1
+    held.ack()
+    rest_all()
+    place.after(seconds=5)
+    rest_all()
+    found = group.receive_many(10, timeout=0)
+    assert [message.body for message in found] == [b"1", b"2", b"3", b"4"]
+    assert found[0].attempt == 2
+    rest_all()
+    place.after(seconds=5)
+    assert group.receive(timeout=0).body == b"late"
+    rest_all()
+    place.kill()
+    rest_all()
+    assert taken(place.broker.group("orders", "default")) == [b"1", b"2", b"3", b"4", b"late"]
+    place.close()
+
+
+def test_who_waits_is_woken_by_a_message_into_a_log_that_rested(tmp_path: Path):
+    import threading
+
+    with holdfast.open_broker(tmp_path / "data", settings=FEW) as broker:
+        broker.create_topic("orders")
+        group = broker.group("orders", "default")
+        got: list[bytes] = []
+        waiting = threading.Thread(target=lambda: got.append(group.receive(timeout=30).body))
+        waiting.start()
+        while not group._group.waiters:
+            threading.Event().wait(0.01)
+        for station in group._group.stations:
+            assert station.partition.log._files.rest(wait=True)
+            assert station.delivery.journal.log._files.rest(wait=True)
+        broker.publish("orders", b"a")
+        waiting.join(30)
+        assert got == [b"a"]
+        group.close()
