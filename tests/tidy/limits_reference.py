@@ -131,6 +131,8 @@ def _server() -> list[Limit]:
         _setting("a client that does not read its answer", ServerSettings, "write_timeout_ms", "server"),
         _setting("a connection without a request", ServerSettings, "idle_timeout_ms", "server"),
         _setting("how long one call may wait", ServerSettings, "max_wait_ms", "server"),
+        _setting("groups of a topic that callers may make", ServerSettings, "max_groups", "server"),
+        _setting("partitions of a topic that callers may ask for", ServerSettings, "max_partitions", "server"),
         _setting("calls that wait", ServerSettings, "max_waiters", "server"),
         Limit(
             "calls of one token that wait",

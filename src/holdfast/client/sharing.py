@@ -143,6 +143,8 @@ class _Serving:
             drain_ms=_DRAIN_MS,
             max_request_bytes=1 << 30,
             max_connections=min(owner_connections(descriptor_limit()), ServerSettings().max_connections),
+            max_groups=1_000_000,
+            max_partitions=10_000,
         )
         auditor = None if self._audit is None else CallAuditor(self._audit)
         pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
@@ -15,6 +15,7 @@ from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.layout import check_topic_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
+from holdfast.broker.topic import Topic
 from holdfast.embedded.aio import Opening
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.aio_group import AsyncGroup
@@ -158,10 +159,19 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         """
         return await self._at(topic, self._group, AsyncGroup[Any], topic, name, start, body_type, changes)
 
-    async def _served_group(self, kind: type[_Served], topic: str, name: str) -> _Served:
-        """The group in queue mode as another kind of face, for those who serve it to others."""
+    async def _served_group(
+        self,
+        kind: type[_Served],
+        topic: str,
+        name: str,
+        *,
+        check: Callable[[BrokerEngine, Topic, str], None],
+        start: str = "earliest",
+        changes: Mapping[str, Any] | None = None,
+    ) -> _Served:
+        """The group in queue mode as another kind of face, for those who serve it to others, if they may have it."""
         await _aside(self._engine.key.get)  # which may have to be made: not when a message is on its way
-        return await self._at(topic, self._group, kind, topic, name, "earliest", None, {})
+        return await self._at(topic, self._group, kind, topic, name, start, None, changes or {}, check)
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any

@@ -150,6 +150,7 @@ class BrokerFace:
         start: str,
         body_type: Any,
         changes: Mapping[str, Any],
+        check: Callable[[BrokerEngine, Topic, str], None] = lambda engine, topic, name: None,
     ) -> _Group:
         body_type = self._body_type(body_type)
         Bodies(body_type)  # refused before anything is made
@@ -157,6 +158,7 @@ class BrokerFace:
             raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
         with self._engine.using(topic) as opened:
             self._engine.streams.check_free(name, opened)
+            check(self._engine, opened, name)
             # Inside: from now on the face holds the topic, which would be let go at any moment otherwise.
             return kind(self._engine, opened.group(name, start=start, changes=changes), body_type)
 

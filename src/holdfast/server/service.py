@@ -7,10 +7,13 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.topic import Topic
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.effective import Effective
 from holdfast.env import World
+from holdfast.server.caps import check_new_group
 from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
 from holdfast.server.pool import Pool
@@ -70,7 +73,7 @@ class Service:
         name = name or DEFAULT_GROUP
         group = self.known_group(topic, name)
         if group is None:
-            group = await self.broker._served_group(ServedGroup, topic, name)
+            group = await self.broker._served_group(ServedGroup, topic, name, check=self.check_group)
             raced = self.known_group(topic, name)
             if raced is not None:
                 await group.close()
@@ -78,6 +81,10 @@ class Service:
             self._groups[topic, name] = group
             await self._let_go()
         return group
+
+    def check_group(self, engine: BrokerEngine, topic: Topic, name: str) -> None:
+        """Refuse a group that would be one too many. On the topic's own thread, where groups are made one by one."""
+        check_new_group(engine, topic, name, self.settings.max_groups)
 
     async def _let_go(self) -> None:
         """Close the groups that were not used for longest, so that their topics can be; none that is waited for."""

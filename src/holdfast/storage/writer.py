@@ -252,7 +252,9 @@ class Writer:
             changed.close()
         with self.lock:
             readable_end = self.readable_end
-            if self.epoch == epoch:  # otherwise the tail was truncated meanwhile, and what we synced is not the log
+            # Otherwise the tail was truncated meanwhile, and what we synced is not the log; or another sync was first,
+            # and the log has gone to rest behind it.
+            if self.epoch == epoch and not self.resting:
                 self._note_synced(target, sealed)
             synced_end, count = self.synced_end, self.readable_end - readable_end
         self.on_synced(self._world.clock.monotonic_ns() - began_ns)

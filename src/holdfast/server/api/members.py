@@ -18,6 +18,7 @@ from holdfast.protocol.groups import (
     Polled,
 )
 from holdfast.server.calls import Call
+from holdfast.server.caps import check_new_member
 from holdfast.server.http.messages import Response
 from holdfast.server.members import Found, Member, Messages, Waiting
 from holdfast.server.routing import Routes
@@ -67,6 +68,8 @@ async def _may_join(call: Call) -> None:
 async def join(call: Call) -> Joined:
     """Join a group in stream mode, which is made where there is none."""
     wanted: Join = call.body
+    engine, most = call.service.broker._engine, call.service.settings.max_groups
+    await asyncio.to_thread(check_new_member, engine, wanted.topics, call.path["group"], most)
     member = await call.service.members.join(call.path["group"], wanted, wanted.owner or call.principal.name)
     settings = member.consumer.settings
     return Joined(

@@ -49,8 +49,9 @@ from holdfast.protocol.queues import (
     Sought,
 )
 from holdfast.protocol.values import SMALL_BYTES
-from holdfast.server.api.topics import changes_of, told_topic
+from holdfast.server.api.topics import altered, changes_of, told_topic
 from holdfast.server.calls import Call
+from holdfast.server.caps import check_partitions
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
@@ -111,8 +112,9 @@ async def create_queue(call: Call) -> TopicInfo:
         changes["partitions"] = wanted.partitions
     if name in await broker.topics():
         if changes:
-            await broker.alter_topic(name, **changes)
+            await altered(call, name, changes)
     else:
+        check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
         await broker.create_topic(name, exist_ok=True, **changes)
     await call.service.group(name)
     return told_topic(call, await broker.describe_topic(name))

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.broker.partition import Partition
 from holdfast.broker.policy import differing_settings
 from holdfast.broker.waiters import TaskWaiter, Waiters
+from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.message import Contents
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
@@ -32,6 +33,7 @@ from holdfast.protocol.topics import (
 from holdfast.server.api.enqueue import Placing, publish, stored_batch
 from holdfast.server.batches import drafts
 from holdfast.server.calls import Call
+from holdfast.server.caps import check_partitions
 from holdfast.server.http.messages import Response
 from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.routing import Routes
@@ -95,6 +97,7 @@ async def create_topic(call: Call) -> TopicInfo:
     changes = changes_of(wanted.settings)
     if wanted.partitions is not None:
         changes["partitions"] = wanted.partitions
+    check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
     return told_topic(call, await call.service.broker.create_topic(wanted.name, exist_ok=wanted.exist_ok, **changes))
 
 
@@ -116,7 +119,16 @@ async def describe_topic(call: Call) -> TopicInfo:
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
-    return told_topic(call, await call.service.broker.alter_topic(call.path["topic"], **changes_of(given.settings)))
+    return told_topic(call, await altered(call, call.path["topic"], changes_of(given.settings)))
+
+
+async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicInfo:
+    """The topic, after it was changed as far as callers may."""
+    broker = call.service.broker
+    if "partitions" in changes:
+        known = len((await broker.describe_topic(topic)).partitions)
+        check_partitions(changes["partitions"], known, call.service.settings.max_partitions)
+    return await broker.alter_topic(topic, **changes)
 
 
 @routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True, errors=("unknown_topic",))
@@ -137,7 +149,10 @@ async def delete_topic(call: Call) -> None:
 async def add_partitions(call: Call) -> TopicInfo:
     """Give a topic more partitions. From now on keys may go to other partitions than before."""
     given: AddPartitions = call.body
-    return told_topic(call, await call.service.broker.add_partitions(call.path["topic"], given.count))
+    broker, topic = call.service.broker, call.path["topic"]
+    known = len((await broker.describe_topic(topic)).partitions)
+    check_partitions(known + given.count, known, call.service.settings.max_partitions)
+    return told_topic(call, await broker.add_partitions(topic, given.count))
 
 
 @routes.add(
@@ -167,7 +182,10 @@ async def create_group(call: Call) -> GroupSettings:
     wanted: CreateGroup = call.body
     topic, name = call.path["topic"], call.path["group"]
     changes = changes_of(wanted.settings)
-    async with await call.service.broker.group(topic, name, start=wanted.start, **changes) as group:
+    made = await call.service.broker._served_group(
+        AsyncGroup[Any], topic, name, check=call.service.check_group, start=wanted.start, changes=changes
+    )
+    async with made as group:
         return GroupSettings(name=name, topic=topic, settings=differing_settings(group.settings, TopicSettings()))
 
 
