@@ -151,7 +151,7 @@ def test_connections_that_do_not_fit_are_lowered_and_the_server_says_so(tmp_path
         shown = settings["server.max_connections"]
         assert (shown["value"], shown["kind"]) == (status["max_connections"], "limit")
         assert shown["origin"] == "default, lowered to fit 1,024 file descriptors"
-        assert settings["broker.open_partitions"]["value"] < 128
+        assert settings["broker.open_files"]["value"] < 600
         assert server.log.read_text().count("limits lowered") == 1
 
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 _SWITCH_S: Final = 0.0005  # a thread that reads keeps the loop waiting no longer than that, instead of 5 ms
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
-_PARTITIONS: Final = "broker.open_partitions"
+_FILES: Final = "broker.open_files"
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
 TlsCert: TypeAlias = Annotated[
@@ -221,21 +221,21 @@ def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effe
     from holdfast.server.descriptors import budget, read_segments
     from holdfast.storage.kept_open import KEPT_OPEN
 
-    connections, partitions = settings.max_connections, effective.broker.open_partitions
+    connections, files = settings.max_connections, effective.broker.open_files
     given = {path for path, origin in effective.origins.items() if origin != DEFAULT}
     found = budget(
         raise_descriptor_limit(),
         connections=connections,
-        open_partitions=partitions,
+        open_files=files,
         connections_set=_CONNECTIONS in given and connections == effective.server.max_connections,
-        open_partitions_set=_PARTITIONS in given,
+        open_files_set=_FILES in given,
     )
     KEPT_OPEN.most = read_segments(found.descriptors)
     lowered = {}
     if found.connections < connections:
         lowered[_CONNECTIONS] = found.connections
-    if found.open_partitions < partitions:
-        lowered[_PARTITIONS] = found.open_partitions
+    if found.open_files < files:
+        lowered[_FILES] = found.open_files
     if lowered:
         logger.warning(
             "limits lowered: this process may not open more files",
@@ -246,7 +246,7 @@ def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effe
     return (
         msgspec.structs.replace(
             effective,
-            broker=msgspec.structs.replace(effective.broker, open_partitions=found.open_partitions),
+            broker=msgspec.structs.replace(effective.broker, open_files=found.open_files),
             server=settings,
             origins={**effective.origins, **dict.fromkeys(lowered, origin)},
         ),

@@ -6,13 +6,12 @@
            +  connections of the owner's socket         an eighth of the limit
            +  sealed segments that are read             a sixteenth of the limit, at most 512
            +  connections                               max_connections, one each
-           +  open partitions                           open_partitions, PER_PARTITION each
+           +  the files of logs                         open_files
 
-A log takes five: its lock, its state and the map of it, its last segment and the map of it. A partition in use has its
-own log and the journal of each group that works on it; a third one is for delays, or for a second group. Dead letters
-and further groups take more, while most partitions take less.
+A log takes five: its lock, its state and the map of it, its last segment and the map of it. Partitions, groups'
+journals, delayed messages and dead letters are logs; beyond `open_files`, those that were used longest ago close theirs.
 
-What the operator has set is kept or refused. What nobody has set is lowered until it fits: the partitions to no more
+What the operator has set is kept or refused. What nobody has set is lowered until it fits: the files of logs to no more
 than half of what is left, then the connections to the rest.
 """
 
@@ -26,22 +25,22 @@ from holdfast.errors import BadSettings
 from holdfast.server.http.limits import Limits
 from holdfast.storage.kept_open import DESCRIPTORS_EACH, USUAL_MOST
 
-OWN: Final = 64  # standard streams, the loop, listening sockets, the audit log, locks, traces, groups of streams
+# Standard streams, the loop, listening sockets, the audit log, locks, traces, groups of streams; and what logs take for
+# a moment: a scan, a snapshot, a log that waits for its sync before it can close its files.
+OWN: Final = 128
 RESERVE: Final = Limits().reserve
 REFUSED: Final = 64  # accepted, and closed in the same breath
-PER_LOG: Final = 5
-PER_PARTITION: Final = 3 * PER_LOG
 
 LEAST_CONNECTIONS: Final = 64
-LEAST_PARTITIONS: Final = 8
+LEAST_FILES: Final = 100
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """How many connections and open partitions fit into a limit of descriptors."""
+    """How many connections and files of logs fit into a limit of descriptors."""
 
     descriptors: int
     connections: int
-    open_partitions: int
+    open_files: int
 
 
 def owner_connections(descriptors: int) -> int:
@@ -55,7 +54,7 @@ def read_segments(descriptors: int) -> int:
 
 
 def _apart(descriptors: int) -> int:
-    """What is not shared by connections and partitions."""
+    """What is not shared by connections and logs."""
     return OWN + RESERVE + REFUSED + owner_connections(descriptors) + read_segments(descriptors) * DESCRIPTORS_EACH
 
 
@@ -63,29 +62,29 @@ def budget(
     descriptors: int,
     *,
     connections: int,
-    open_partitions: int,
+    open_files: int,
     connections_set: bool = False,
-    open_partitions_set: bool = False,
+    open_files_set: bool = False,
 ) -> Budget:
     """What fits; BadSettings where what was set does not, or too little is left of what was not."""
     left = descriptors - _apart(descriptors)
     least_connections = connections if connections_set else min(connections, LEAST_CONNECTIONS)
-    least_partitions = open_partitions if open_partitions_set else min(open_partitions, LEAST_PARTITIONS)
-    if least_connections + least_partitions * PER_PARTITION > left:
+    least_files = open_files if open_files_set else min(open_files, LEAST_FILES)
+    if least_connections + least_files > left:
         raise BadSettings(
             f"this process may have {descriptors:,} files open, which is too few: {least_connections:,} connections "
-            f"and {least_partitions:,} open partitions need {needed(least_connections, least_partitions):,}. Raise "
+            f"and {least_files:,} files of logs need {needed(least_connections, least_files):,}. Raise "
             "the limit (`ulimit -n`; LimitNOFILE= in a unit file; --ulimit nofile= of a container), or lower "
-            "max_connections in [server] or open_partitions in [broker]"
+            "max_connections in [server] or open_files in [broker]"
         )
-    for_partitions = left - least_connections if connections_set else max(left // 2, left - connections)
-    open_partitions = min(open_partitions, max(for_partitions // PER_PARTITION, least_partitions))
-    return Budget(descriptors, min(connections, left - open_partitions * PER_PARTITION), open_partitions)
+    for_files = left - least_connections if connections_set else max(left // 2, left - connections)
+    open_files = min(open_files, max(for_files, least_files))
+    return Budget(descriptors, min(connections, left - open_files), open_files)
 
 
-def needed(connections: int, open_partitions: int) -> int:
+def needed(connections: int, open_files: int) -> int:
     """The lowest limit of descriptors that so many fit into."""
-    wanted = connections + open_partitions * PER_PARTITION
+    wanted = connections + open_files
     least = wanted
     while least - _apart(least) < wanted:
         least += max((wanted + _apart(least) - least) // 2, 1)
