@@ -9,7 +9,7 @@
            +  the files of logs                         open_files
 
 A log takes five: its lock, its state and the map of it, its last segment and the map of it. Partitions, groups'
-journals, delayed messages and dead letters are logs; beyond `open_files`, those that were used longest ago close theirs.
+journals, delayed messages and dead letters are logs; beyond `open_files`, those used longest ago close theirs.
 
 What the operator has set is kept or refused. What nobody has set is lowered until it fits: the files of logs to no more
 than half of what is left, then the connections to the rest.

@@ -7,14 +7,13 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol, cast
-from urllib.parse import unquote
 
 import httptools
 
 from holdfast.env.sockets import is_own_peer
 from holdfast.errors import HoldfastError
 from holdfast.server.http.admission import Admitted
-from holdfast.server.http.hosts import parse_host
+from holdfast.server.http.head import NAMES, check_head, large_head, unquoted
 from holdfast.server.http.limits import Limits
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
 from holdfast.server.http.refused import NotTheSameUser, Refused, TooLarge, no_room
@@ -29,21 +28,6 @@ _AT_ONCE_BYTES: Final = 32 * 1024  # so much is looked at before anybody asks wh
 _MOST_FIELDS: Final = 1_000  # headers of a request
 _MOST_PIECES: Final = 10_000  # so many chunks of a body may be as small as they like,
 _PIECE_BYTES: Final = 16  # more must have so many bytes on average
-
-# Nearly every request has these, in one of two spellings: to look them up is faster than to make them again.
-_USUAL: Final = (
-    "accept",
-    "accept-encoding",
-    "authorization",
-    "connection",
-    "content-length",
-    "content-type",
-    "host",
-    "traceparent",
-    "user-agent",
-    "x-correlation-id",
-)
-_NAMES: Final = {spelt.encode(): name for name in _USUAL for spelt in (name, name.title())}
 
 Answer = Response | StreamResponse
 
@@ -200,7 +184,7 @@ class Connection(asyncio.Protocol):
         if self._in_headers and not self._mixed:  # with no end in sight; one that ended is counted below
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
-                self._refuse(_large_head(self._limits))
+                self._refuse(large_head(self._limits))
 
     def eof_received(self) -> None:
         return None
@@ -235,11 +219,11 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         assert self._incoming is not None
-        key, text = _NAMES.get(name) or name.decode("latin-1").lower(), value.decode("latin-1")
+        key, text = NAMES.get(name) or name.decode("latin-1").lower(), value.decode("latin-1")
         self._header_size += len(name) + len(value) + 4
         self._fields += 1
         if self._header_size > self._limits.header_bytes:
-            raise _large_head(self._limits)
+            raise large_head(self._limits)
         if self._fields > _MOST_FIELDS:
             raise Refused(f"the request has more than {_MOST_FIELDS} headers, which is the limit", status=431)
         if not self._in_headers:
@@ -256,14 +240,14 @@ class Connection(asyncio.Protocol):
         assert request is not None
         self._in_headers = False
         if len(request.target) > self._limits.header_bytes:
-            raise _large_head(self._limits)
+            raise large_head(self._limits)
         request.method = self._parser.get_method().decode("latin-1")
         request.keep_alive = self._parser.should_keep_alive() and not request.in_reserve
         path, _, query = request.target.decode("latin-1").partition("?")
         request.path, request.query = path, query.partition("#")[0]
         if "%" in path:
-            request.path = _unquoted(path)
-        self._check_head(request)
+            request.path = unquoted(path)
+        check_head(request.headers, self._parser.get_http_version())
         length = request.headers.get("content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         if size > self._limits.body_bytes:
@@ -278,24 +262,6 @@ class Connection(asyncio.Protocol):
         if size > _WAIT_FOR_BYTES or self._expects or "transfer-encoding" in request.headers:
             self._begun = True
             self._begin(request)
-
-    def _check_head(self, request: Request) -> None:
-        """What others on the way could read in another way than we do is refused."""
-        host = request.headers.get("host")
-        if host is None:
-            if self._parser.get_http_version() != "1.0":
-                raise Refused("the request has no Host header, which HTTP/1.1 asks for", status=400)
-        elif parse_host(host) is None:
-            raise Refused("the Host header is no name or address with a port", status=400)
-        if "transfer-encoding" not in request.headers:
-            return
-        if self._parser.get_http_version() == "1.0":
-            raise Refused("HTTP/1.0 knows no transfer-encoding: send a content-length", status=400)
-        codings = [coding.strip().lower() for coding in request.headers["transfer-encoding"].split(",")]
-        if codings[-1] != "chunked":
-            raise Refused("the last transfer-encoding must be chunked, or nobody knows where the body ends", status=400)
-        if len(codings) > 1:
-            raise Refused("the only transfer-encoding here is chunked; say gzip as content-encoding", status=501)
 
     def on_body(self, content: bytes) -> None:
         request = self._incoming
@@ -511,16 +477,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """End it now."""
         self._transport.abort()
-
-
-def _unquoted(path: str) -> str:
-    """The path with its escapes undone; an escaped slash stays one, so that it is no end of a name."""
-    parts = [unquote(part).replace("/", "%2F") for part in path.split("/")]
-    return "/".join(parts)
-
-
-def _large_head(limits: Limits) -> Refused:
-    return Refused(f"the request's headers have more than {limits.header_bytes} bytes, which is the limit", status=431)
 
 
 async def _tell(undelivered: Undelivered) -> None:
