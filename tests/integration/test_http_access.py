@@ -87,6 +87,7 @@ GUARDS: dict[str, str] = {
     "POST /v1/groups/{group}/members/{member}/seek": "stream",
     "GET /v1/groups/{group}/offsets": "topic stream",
     "POST /v1/groups/{group}/reset": "topic stream",
+    "DELETE /v1/locks/{name}": "lock",
     "GET /v1/locks": "any",
     "GET /v1/locks/{name}": "lock",
     "POST /v1/locks/{name}/acquire": "lock",

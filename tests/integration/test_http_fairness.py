@@ -22,7 +22,10 @@ from tests.integration.test_http_revoked import write_tokens
 
 QUEUE = "/v1/queues/orders"
 POLL = b'{"wait": 60}'
-OPS, ONE, OTHER = {"name": "ops"}, {"name": "one", "role": "consumer"}, {"name": "other", "role": "consumer"}
+OPS, ONE, OTHER = (
+    {"name": "ops"},
+    *({"name": name, "role": "consumer", "create_groups": True} for name in ("one", "other")),
+)
 
 
 @contextmanager

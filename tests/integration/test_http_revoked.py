@@ -33,7 +33,7 @@ def write_tokens(path: Path, *entries: dict[str, Any]) -> None:
 
 
 OPS = {"name": "ops"}
-WORKER = {"name": "worker", "role": ["consume", "read", "publish", "lock"]}
+WORKER = {"name": "worker", "role": ["consume", "read", "publish", "lock"], "create_groups": True}
 
 
 class Guarded:

@@ -24,6 +24,8 @@ SMALL_SEGMENTS = {"segment_bytes": 4_096, "frame_bytes": 1_024}
 class Line:
     """One who stands in line and only notes that it was woken."""
 
+    count = 1
+
     def __init__(self) -> None:
         self.woken = False
         self.ticket = 0

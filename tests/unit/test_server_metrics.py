@@ -156,6 +156,7 @@ def wait_in_line(stage: Stage) -> None:
 
 
 class Waiter:
+    count = 1
     woken = False
     ticket = 0
 

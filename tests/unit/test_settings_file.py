@@ -96,7 +96,10 @@ def another(knob: Knob) -> Any:
         case inspect.StrType():
             return "x"
         case _:
-            return 3 if knob.default is None else knob.default + 1
+            at_most = getattr(kind, "le", None)
+            if knob.default is None:
+                return 3
+            return knob.default - 1 if knob.default == at_most else knob.default + 1
 
 
 def toml(value: Any) -> str:

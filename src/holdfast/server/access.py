@@ -171,7 +171,10 @@ def _allows_all_of(entry: Entry, before: Entry) -> bool:
         now, then = getattr(entry, field), getattr(before, field)
         if now == then or field in ("name", "role", "expires"):
             continue
-        if not (isinstance(now, tuple) and isinstance(then, tuple) and set(now) >= set(then)):
+        if isinstance(now, bool):
+            if then:
+                return False
+        elif not (isinstance(now, tuple) and isinstance(then, tuple) and set(now) >= set(then)):
             return False
     return True
 

@@ -4,7 +4,7 @@
            +  connections for health checks and admins  RESERVE
            +  connections on their way to a refusal     REFUSED
            +  connections of the owner's socket         an eighth of the limit
-           +  sealed segments that are read             a sixteenth of the limit, at most 512
+           +  sealed segments that are read             a sixteenth of the limit, at most 256
            +  connections                               max_connections, one each
            +  the files of logs                         open_files
 

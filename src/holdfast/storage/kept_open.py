@@ -15,7 +15,7 @@ from holdfast.env import close_in_children
 from holdfast.storage.segment import Segment
 
 DESCRIPTORS_EACH: Final = 2
-USUAL_MOST: Final = 256
+USUAL_MOST: Final = 128
 
 
 class KeptOpen:
