@@ -11,7 +11,7 @@ from typing import Final, Self
 from holdfast.broker.hands import Delivered, Dropped
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.lookahead import look_ahead
+from holdfast.broker.lookahead import give_way, look_ahead
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.renewals import Renewals
 from holdfast.broker.supply import Supply
@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 _SCAN_MOST: Final = 500_000
 # How many expired messages are buried at a time.
 _BURY_MOST: Final = 1_000
+_END_MOST: Final = 250  # leases that end before others have their turn at the lock
 _UNHURRIED: Final = ("interval", "os")
 
 _FENCE: Final = attrgetter("fence")
@@ -347,31 +348,45 @@ class Delivery:
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
-        with self.lock:
-            self._take_back_dropped()
-            now = self._moment()
-            for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
-                self._commit(Extend([receipt], lease_ms), now=now)
-            events = decide(self.group, Tick(), self.settings, now)
-            if events:
-                self.commit_events(events)
-                self._after(events, now)
-            if self.group.floor < self._log.start and self._skipped_to < self._log.start:
-                self._skipped_to = self._log.start
-                if not self.settings.retention_ignores_pins:
-                    logger.error(
-                        "messages %d to %d of %s are gone", self.group.floor, self._skipped_to - 1, self._log.folder
-                    )
-                self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
-            self.group.deadlines.forget(now.mono_ms)
-            self.group.timers.forget(now.wall_ms)
-            due_ms = self._next_due_ms(now)
-            self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
-            snapshot = self._snapshot_if_due()
+        ended: tuple[int | None, Snapshot | None] | None = None
+        while ended is None:
+            with self.lock:
+                now = self._end_leases()
+                ended = None if now is None else self._end_tick(now)
+            if ended is None:  # tens of thousands of leases may end together, and an event loop wait for the lock
+                give_way()
+        due_ms, snapshot = ended
         if snapshot is not None:
             self.journal.keep(snapshot)
         self.pin()
         return soonest(due_ms, self.journal.log.tick())
+
+    def _end_leases(self) -> Moment | None:
+        """Take back what was dropped, renew, and end leases; answers up to when, or None if more of them are due."""
+        self._take_back_dropped()
+        now = self._moment()
+        for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
+            self._commit(Extend([receipt], lease_ms), now=now)
+        events = decide(self.group, Tick(_END_MOST), self.settings, now)
+        if events:
+            self.commit_events(events)
+            self._after(events, now)
+        return now if len(events) < _END_MOST else None  # each lease that ends is one event at least
+
+    def _end_tick(self, now: Moment) -> tuple[int | None, Snapshot | None]:
+        """What is left to do when all that is due by now was done; answers in how many ms more will be due."""
+        if self.group.floor < self._log.start and self._skipped_to < self._log.start:
+            self._skipped_to = self._log.start
+            if not self.settings.retention_ignores_pins:
+                logger.error(
+                    "messages %d to %d of %s are gone", self.group.floor, self._skipped_to - 1, self._log.folder
+                )
+            self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
+        self.group.deadlines.forget(now.mono_ms)
+        self.group.timers.forget(now.wall_ms)
+        due_ms = self._next_due_ms(now)
+        self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
+        return due_ms, self._snapshot_if_due()
 
     def due_ms(self) -> int | None:
         """In how many ms a lease or a delay ends."""

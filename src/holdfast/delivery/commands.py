@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
@@ -96,7 +97,9 @@ class Seek(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed."""
+    """Time has passed. At most `most` leases end by it; as long as so many do, another tick is due at once."""
+
+    most: int = sys.maxsize
 
 
 class Open(msgspec.Struct, frozen=True, gc=False):

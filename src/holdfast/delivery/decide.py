@@ -154,18 +154,27 @@ def _(command: Seek, group: Group, policy: QueueSettings, now: Moment) -> Iterat
 
 @_events.register
 def _(command: Tick, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
-    ended = {
-        offset
-        for start, stop in group.deadlines.due(now.mono_ms)
-        for offset in range(start, stop)
-        if offset in group.leases and group.leases[offset].until_ms <= now.mono_ms
-    }
+    ended = _ended(group, now.mono_ms, command.most)
     for offset in sorted(ended):
         delay_ms = backoff_ms(policy, offset, group.attempts(offset) + 1)
         yield from _give_back(group, offset, policy, now, delay_ms, LEASE_ENDED, "", counted=True)
+    if len(ended) == command.most:
+        return  # the rest comes with the next one
     due = {offset for due_ms, offset in group.timers.due(now.wall_ms) if group.waiting.get(offset) == due_ms}
     if due:
         yield Released(runs_of(due))
+
+
+def _ended(group: Group, mono_ms: int, most: int) -> set[int]:
+    """Whose leases are over, as far as `most`."""
+    found: set[int] = set()
+    for start, stop in group.deadlines.due(mono_ms):
+        for offset in range(start, stop):
+            if offset in group.leases and group.leases[offset].until_ms <= mono_ms:
+                found.add(offset)
+                if len(found) == most:
+                    return found
+    return found
 
 
 @_events.register

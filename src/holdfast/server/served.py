@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -27,6 +30,7 @@ from holdfast.server.payload import ANSWER_BYTES
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 
 _AT_ONCE: Final = 100
+MOST_AT_ONCE: Final = 200  # messages or receipts that are handled before other tasks have their turn
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
 _NO_STATE: Final = State()
 
@@ -59,7 +63,7 @@ class ServedGroup(AsyncGroup[bytes]):
         if wanted.count <= _AT_ONCE:
             return super()._take(wanted, waiter)
         found: Taken = []
-        left, room, count = wanted.count, ANSWER_BYTES, _AT_ONCE
+        left, room, count = min(wanted.count, MOST_AT_ONCE), ANSWER_BYTES, _AT_ONCE
         while left and count:
             try:
                 some = super()._take(msgspec.structs.replace(wanted, count=count), waiter)
@@ -79,14 +83,51 @@ class ServedGroup(AsyncGroup[bytes]):
             count = min(left, max(room, 0) * taken // max(size, 1))
         return found
 
+    async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
+        """Add what else is ready, up to `count` in all and to about what one answer holds.
+
+        With turns for other tasks in between. What is in `found` is leased, also when this is cancelled.
+        """
+        taken, size = _extent(found)
+        while MOST_AT_ONCE <= taken < count and size < ANSWER_BYTES:
+            await asyncio.sleep(0)
+            try:
+                some = self.take_now(count - taken, lease_s, owner)
+            except HoldfastError:
+                return  # what is leased already must reach its caller
+            if not some:
+                return
+            found += some
+            more, more_bytes = _extent(some)
+            if more < min(MOST_AT_ONCE, count - taken):
+                return
+            taken, size = taken + more, size + more_bytes
+
     async def give_back(self, taken: Taken) -> None:
         """They did not reach the one who asked: ready again at once, as if they had not been touched."""
         for station, delivered in taken:
-            commands = [Nack(each.receipt, 0, why=DEFERRED, counted=False) for each in delivered]
-            try:
-                await station.wait_async(station.settle_all(commands))
-            except LeaseLost:
-                continue  # somebody has them by now, or they are done
+            for i in range(0, len(delivered), MOST_AT_ONCE):
+                some = delivered[i : i + MOST_AT_ONCE]
+                commands = [Nack(each.receipt, 0, why=DEFERRED, counted=False) for each in some]
+                with suppress(LeaseLost):  # somebody has them by now, or they are done
+                    await station.wait_async(station.settle_all(commands))
+                await asyncio.sleep(0)
+
+    async def _claims(self, receipts: Sequence[str]) -> Claims:
+        """The same, with turns for other tasks where they are many."""
+        if len(receipts) <= MOST_AT_ONCE:
+            return self.claims(receipts)
+        good: dict[Station, dict[Receipt, str]] = {}
+        bad: list[str] = []
+        refused: LeaseLost | None = None
+        for i in range(0, len(receipts), MOST_AT_ONCE):
+            some = self.claims(receipts[i : i + MOST_AT_ONCE])
+            for station, texts in some.good.items():
+                good[station] = texts | good.get(station, {})
+            bad += some.bad
+            refused = some.refused or refused
+            await asyncio.sleep(0)
+        return Claims(good, bad, refused)
 
     def claims(self, receipts: Iterable[str]) -> Claims:
         """What receipts prove, each message once; InvalidRequest for a text that is no receipt of this topic."""
@@ -105,7 +146,7 @@ class ServedGroup(AsyncGroup[bytes]):
 
     async def ack(self, receipts: Sequence[str], durability: Durability | None) -> None:
         self._check_open()
-        await self._settle_all(self.claims(receipts), lambda station, own: station.ack(own, durability))
+        await self._settle_all(await self._claims(receipts), lambda station, own: station.ack(own, durability))
 
     async def nack(self, receipts: Sequence[str], delay_s: float | None, error: str | None) -> None:
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay")
@@ -129,13 +170,18 @@ class ServedGroup(AsyncGroup[bytes]):
 
     async def _settle(self, receipts: Sequence[str], command: Callable[[Receipt], Command]) -> int:
         self._check_open()
-        claims = self.claims(receipts)
+        claims = await self._claims(receipts)
         await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own))))
         return sum(map(len, claims.good.values()))
 
     async def _settle_all(self, claims: Claims, settle: Callable[[Station, list[Receipt]], Pending]) -> None:
         """Settle each partition's messages, then wait for all; the error names every receipt that was not good."""
-        settled = [(station, texts, settle(station, list(texts))) for station, texts in claims.good.items()]
+        settled: list[tuple[Station, dict[Receipt, str], Pending]] = []
+        for station, texts in claims.good.items():
+            for part in _parts(texts):
+                if settled:
+                    await asyncio.sleep(0)
+                settled.append((station, part, settle(station, list(part))))
         refused, lost = claims.refused, list(claims.bad)
         self._group.metrics.lost_leases.add(len(lost))
         for station, texts, pending in settled:
@@ -223,6 +269,19 @@ class ServedGroup(AsyncGroup[bytes]):
             lease_ms=lease.lease_ms,
             state=self.state_at(station, record.offset) if state else None,
         )
+
+
+def _parts(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
+    """Receipts of one partition, as many at a time as are settled in one go."""
+    pairs = iter(texts.items())
+    while part := dict(islice(pairs, MOST_AT_ONCE)):
+        yield part
+
+
+def _extent(taken: Taken) -> tuple[int, int]:
+    """How many messages these are, and about how many bytes of an answer."""
+    count = sum(len(delivered) for _, delivered in taken)
+    return count, sum(told_bytes(station, each) for station, delivered in taken for each in delivered)
 
 
 def told_bytes(station: Station, delivered: Delivered) -> int:

@@ -56,7 +56,7 @@ from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
 from holdfast.server.scans import Full, Scan
-from holdfast.server.served import ServedGroup, Taken, _said, document_content, said, within
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, _said, document_content, said, within
 
 routes = Routes("queues")
 
@@ -141,6 +141,8 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
             call.confirm()
         if wanted.count == 1:
             return _answer(call, group, found, state=state)
+        if wanted.count > MOST_AT_ONCE:
+            await group.take_more(found, wanted.count, wanted.lease, owner)
         found, surplus, size = within(found)
         if surplus:
             await group.give_back(surplus)

@@ -1,0 +1,95 @@
+"""Many messages at once, or many leases that end together: others have their turn in between."""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast.broker.delivery import _END_MOST
+from holdfast.embedded.aio_broker import open_broker
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken
+from tests.unit.queues import Place
+
+MANY = 5 * MOST_AT_ONCE
+
+
+class Turns:
+    """A task that counts how often it has its turn."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.count += 1
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
+def size(taken: Taken) -> int:
+    return sum(len(delivered) for _, delivered in taken)
+
+
+def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
+    async def story() -> None:
+        async with open_broker(tmp_path, durability="os") as broker:
+            await broker.create_topic("jobs", min_free_bytes=0)
+            await broker.publish_many("jobs", [b"x"] * MANY)
+            group = await broker._served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
+            found = group.take_now(MANY, None, "bob")
+            assert found is not None
+            assert size(found) == MOST_AT_ONCE
+            turns = Turns()
+            await group.take_more(found, MANY, None, "bob")
+            assert size(found) == MANY
+            assert turns.count >= 3
+            receipts = [
+                station.receipt_text(each.record.offset, each.lease) for station, taken in found for each in taken
+            ]
+            turns.count = 0
+            await group.ack(receipts, None)
+            assert turns.count >= 6  # while they are read, and while they are settled
+            turns.stop()
+            stats = await group.stats()
+            assert (stats.ready, stats.leased) == (0, 0)
+            await group.close()
+
+    asyncio.run(story())
+
+
+def test_a_large_take_that_is_given_back_gives_other_tasks_their_turn(tmp_path):
+    async def story() -> None:
+        async with open_broker(tmp_path, durability="os") as broker:
+            await broker.create_topic("jobs", min_free_bytes=0)
+            await broker.publish_many("jobs", [b"x"] * MANY)
+            group = await broker._served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
+            found = group.take_now(MANY, None, "bob")
+            assert found is not None
+            await group.take_more(found, MANY, None, "bob")
+            turns = Turns()
+            await group.give_back(found)
+            assert turns.count >= 4
+            turns.stop()
+            assert (await group.stats()).ready == MANY
+            await group.close()
+
+    asyncio.run(story())
+
+
+def test_leases_that_end_together_end_in_portions_and_all_of_them():
+    place = Place(max_attempts=2, backoff_ms=0, lease_ms=1_000)
+    q = place.q
+    many = 3 * _END_MOST + 7
+    q.put_many([b"x"] * many)
+    messages = q.get_many(many, detached=True)
+    assert len(messages) == many
+    delivery = q._stations[0].delivery
+    commits = []
+    committed = delivery.commit_events
+    delivery.commit_events = lambda events, *rest: commits.append(len(events)) or committed(events, *rest)
+    place.after(seconds=2)
+    assert max(commits) <= 2 * _END_MOST  # each comes back, and is ready at once
+    assert len(commits) >= 4
+    assert q.stats().ready == many
