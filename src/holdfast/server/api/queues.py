@@ -65,7 +65,7 @@ _CANCELLABLE = frozenset({"ready", "delayed"})
 _Told = TypeVar("_Told", bound=Said)
 
 _FEW = 100  # messages that are looked at, and told at once, and not on a thread
-_MANY = 500
+_MANY = 200
 _LARGE_BYTES = 256 * 1024
 
 
@@ -126,9 +126,8 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
     service = call.service
     group = await group_of(call, wanted.group)
     owner = wanted.owner or call.principal.name
-    found = group.take_now(wanted.count, wanted.lease, owner)
-    if found is None:
-        found = await group.take_further(wanted.count, wanted.lease, owner)
+    ready = group.take_now(wanted.count, wanted.lease, owner)
+    found: Taken = await group.take_further(wanted.count, wanted.lease, owner) if ready is None else ready
     waited = False
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
@@ -143,10 +142,12 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
             return _answer(call, group, found, state=state)
         if wanted.count > MOST_AT_ONCE:
             await group.take_more(found, wanted.count, wanted.lease, owner)
-        found, surplus, size = within(found)
+        many = sum(len(each) for _, each in found) > _MANY
+        taken = found
+        found, surplus, size = await service.pool.run(lambda _: within(taken)) if many else within(taken)
         if surplus:
             await group.give_back(surplus)
-        if size <= _LARGE_BYTES and sum(len(taken) for _, taken in found) <= _MANY:
+        if size <= _LARGE_BYTES and not many:
             return _answer(call, group, found, state=state)
         return await service.pool.run(lambda _: _answer(call, group, found, state=state))
     except BaseException:  # also when the caller is gone
