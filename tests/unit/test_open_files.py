@@ -128,6 +128,24 @@ def test_a_log_that_was_used_is_passed_over_once(tmp_path):
     assert both.open_files.count == 0
 
 
+def test_whoever_can_wait_is_told_again_after_it_had_files_closed(tmp_path):
+    both = world(most=2 * DESCRIPTORS)
+    files, told = both.open_files, []
+    files.on_too_many = lambda: told.append(files.count)
+    logs = []
+    for number in range(6):
+        logs.append(Log.open(tmp_path / str(number), LogSettings(min_free_bytes=0, durability="os"), both))
+        logs[-1].append([b"unsynced"])
+        if files.too_many:
+            assert len(told) == number - 1
+            while files.tick() is not None:
+                pass
+    assert len(told) == 4
+    assert files.count <= 2 * DESCRIPTORS
+    for log in logs:
+        log.close()
+
+
 def test_many_partitions_and_groups_go_through_use_with_few_files(tmp_path):
     before = descriptors()
     with holdfast.open_broker(tmp_path / "data", settings=FEW) as broker:

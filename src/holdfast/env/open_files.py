@@ -64,7 +64,9 @@ class OpenFiles:
     def tick(self) -> int | None:
         """Have files closed where there are too many, also of those for whom one must wait; in how many ms again."""
         if not self.too_many:
-            return None
+            self._told = False
+            if not self.too_many:  # otherwise somebody came in between, who took us for told
+                return None
         self.rest_idle(wait=True)
         return _AGAIN_MS
 
