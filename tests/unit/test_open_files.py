@@ -146,6 +146,25 @@ def test_whoever_can_wait_is_told_again_after_it_had_files_closed(tmp_path):
         log.close()
 
 
+def test_a_log_that_is_woken_while_others_close_files_is_still_counted(tmp_path):
+    both = world()
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), both) as log:
+        log.append([b"one"])
+        rest = log._files.rest
+
+        def rest_and_wake(*, wait: bool) -> bool:
+            rested = rest(wait=wait)
+            log.append([b"two"])  # as another thread may at this moment
+            return rested
+
+        log._files.used()
+        log._files.rest = rest_and_wake
+        both.open_files.rest_idle()
+        del log._files.rest
+        assert not log._writer.resting
+        assert both.open_files.count == DESCRIPTORS
+
+
 def test_many_partitions_and_groups_go_through_use_with_few_files(tmp_path):
     before = descriptors()
     with holdfast.open_broker(tmp_path / "data", settings=FEW) as broker:

@@ -18,7 +18,10 @@ class Opener(Protocol):
         """Whether it was used since it was last asked."""
 
     def rest(self, *, wait: bool) -> bool:
-        """Close its files for now; False where they are needed. Without `wait` it never waits for anybody."""
+        """Close its files for now; False where they are needed. Without `wait` it never waits for anybody.
+
+        It says itself that it `gave` them, before it can have opened them again.
+        """
 
 
 class OpenFiles:
@@ -76,8 +79,8 @@ class OpenFiles:
             opener = self._next()
             if opener is None:
                 return
-            if opener is not but and not opener.used() and opener.rest(wait=wait):
-                self.gave(opener)
+            if opener is not but and not opener.used():
+                opener.rest(wait=wait)
 
     def _next(self) -> Opener | None:
         """The one that was longest not looked at; None where there are few enough."""

@@ -105,6 +105,8 @@ class LogFiles:
                 lock, self._lock = self._lock, None
                 if lock is not None:
                     lock.release()
+            # Before anybody can wake it, or its new files would be taken for those that are closed now.
+            self._world.open_files.gave(self)
         finally:
             writer.lock.release()
         for follower in list(self._followers):
