@@ -11,11 +11,13 @@ import errno
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import Queue
+from holdfast.broker.dead import Graveyard
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import DiskFull, HoldfastError, TopicExists, Unavailable, UnknownGroup
@@ -131,6 +133,26 @@ def test_what_runs_out_refuses_one_call_of_a_queue_and_the_same_queue_goes_on(na
             fired = history.disk.faults.fired[:3]
             error.add_note(f"{name}, {durability}, {shortage} at call {nth} of {calls}, {sticky=}: {fired}")
             raise
+
+
+@pytest.mark.parametrize("shortage", SHORTAGES)
+def test_a_dead_letter_is_stored_once_though_the_journal_has_closed_its_files_and_cannot_open_them(
+    shortage, monkeypatch
+):
+    history, reject = prepared("another dead letter", "fsync", maps=True)
+    append = Graveyard._append
+
+    def append_and_rest(graveyard: Graveyard, burials: dict[int, Any]) -> None:
+        append(graveyard, burials)
+        assert graveyard._delivery.journal.log._files.rest(wait=True)
+        run_out(history.disk, shortage, 1, sticky=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Graveyard, "_append", append_and_rest)
+        refusal_of(partial(reject, history))
+    assert history.disk.faults.fired
+    history.disk.faults.clear()
+    check_queue(history, closes=False)
 
 
 def calls_of(name: str, shortage: str) -> int:

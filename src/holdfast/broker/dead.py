@@ -129,6 +129,7 @@ class Graveyard:
         self._group = group
         self._id_of = id_of
         self._lock = threading.Lock()
+        self._interrupted = False  # whether a move began that may have come half way
 
     def inter(self) -> int:
         """Move what was buried into its log; answers how many."""
@@ -136,15 +137,20 @@ class Graveyard:
             return 0
         moved = 0
         with self._lock:
+            if self._interrupted:
+                moved = self._end_moved()
+                self._delivery.metrics.buried.add(moved)
             while batch := self._next_burials():
                 # The intent first: a letter without one would be the second life of a message that is still ready.
                 self._delivery.journal.log.sync()
+                self._interrupted = True  # until the journal knows: any error on the way may leave letters behind
                 self._append(batch)
                 with self._delivery.lock:
                     # Those that were dropped meanwhile, by other settings, have ended already.
                     left = [offset for offset in batch if offset in self._delivery.group.burials]
                     if left:
                         self._delivery.commit_events([Interred(runs_of(left))])
+                self._interrupted = False
                 moved += len(batch)
                 self._delivery.metrics.buried.add(len(batch))
         return moved
@@ -156,22 +162,29 @@ class Graveyard:
 
     def recover(self) -> None:
         """End the burials that a crash cut short: what is in the log already is not moved again."""
-        burials = self._delivery.group.burials
-        if burials:
-            start = min(burial.dead_from for burial in burials.values())
-            # An offset may die more than once, after a seek: only a letter behind its own intent counts.
-            found = {
-                note.offset
-                for record in moved_records(self.target.log, start)
-                if (note := note_of(record)) is not None
-                and note.group == self._group
-                and note.offset in burials
-                and record.offset >= burials[note.offset].dead_from
-            }
-            if found:
-                with self._delivery.lock:
-                    self._delivery.commit_events([Interred(runs_of(found))])
+        if self._delivery.group.burials:
+            self._end_moved()
             self.inter()
+
+    def _end_moved(self) -> int:
+        """End the burials whose letter is in the log already; answers how many."""
+        burials = dict(self._delivery.group.burials)
+        start = min([burial.dead_from for burial in burials.values()], default=self.target.log.end)
+        # An offset may die more than once, after a seek: only a letter behind its own intent counts.
+        found = {
+            note.offset
+            for record in moved_records(self.target.log, start)
+            if (note := note_of(record)) is not None
+            and note.group == self._group
+            and note.offset in burials
+            and record.offset >= burials[note.offset].dead_from
+        }
+        with self._delivery.lock:
+            left = [offset for offset in sorted(found) if offset in self._delivery.group.burials]
+            if left:
+                self._delivery.commit_events([Interred(runs_of(left))])
+        self._interrupted = False
+        return len(left)
 
     def _next_burials(self) -> dict[int, Burial]:
         with self._delivery.lock:
