@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -205,6 +206,25 @@ def test_a_batch_larger_than_a_segment_gets_a_segment_of_its_own(log):
     log.append([b"after"])
     assert values(log) == [b"before", *big, b"after"]
     assert len(log.segments()) == 3
+
+
+def test_nothing_is_acknowledged_while_the_name_of_its_segment_is_still_being_synced(world, log, monkeypatch):
+    log.append([b"a"], durability="fsync")
+    sync_names, acknowledged, too_early = world.disk.sync_names, [], []
+    other = threading.Thread(target=lambda: acknowledged.append(log.append([b"b"], durability="fsync")))
+
+    def sync_while_another_appends(folder: str) -> None:
+        if not other.ident:
+            other.start()
+            other.join(0.2)
+            too_early.extend(acknowledged)
+        sync_names(folder)
+
+    monkeypatch.setattr(world.disk, "sync_names", sync_while_another_appends)
+    log.roll()
+    other.join()
+    assert not too_early
+    assert len(acknowledged) == 1
 
 
 def test_segments_roll_by_bytes_by_count_and_by_age(world):

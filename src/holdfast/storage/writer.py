@@ -274,16 +274,19 @@ class Writer:
                     raise self._refusal("a segment could not be begun", error) from error
 
     def sync_names(self) -> None:
-        """Make the names of the segments durable, though nothing that they hold may be."""
+        """Make the names of the segments durable, though nothing that they hold may be.
+
+        Under the lock: a sync that came meanwhile would find no name left to sync, and say that its messages are safe.
+        """
         with self.lock:
-            changed, self._changed_folder = self._changed_folder, None
-        if changed is None:
-            return
-        try:
-            changed.sync()
-        except OSError as error:
-            raise self.fail("the names of segments could not be synced", error) from error
-        changed.close()
+            if self._changed_folder is None:
+                return
+            try:
+                self._changed_folder.sync()
+            except OSError as error:
+                raise self.fail("the names of segments could not be synced", error) from error
+            self._changed_folder.close()
+            self._changed_folder = None
 
     def unsynced_segments(self) -> int:
         return len(self._unsynced_sealed)
