@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.env import OpenFiles, World, real_world
+from holdfast.env import ManualClock, OpenFiles, World, real_world
 from holdfast.errors import DiskFailed, Unavailable
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
 from holdfast.storage.log import Log
@@ -77,6 +77,20 @@ def test_a_log_that_rests_is_trimmed_rolled_truncated_and_closed_as_any_other(tm
     with Log.open(tmp_path / "a") as log:
         assert log.report.clean
         assert log.end == 15
+
+
+def test_a_log_that_was_rolled_by_its_age_has_no_descriptor_either_when_it_rests(tmp_path):
+    both = World(clock=ManualClock(), disk=real_world().disk, ids=real_world().ids, open_files=OpenFiles(1))
+    before = descriptors()
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0, segment_ms=1_000), both) as log:
+        log.append([b"one"], durability="fsync")
+        both.clock.advance(seconds=2)
+        log.tick()
+        assert len(log.segments()) == 2
+        assert log._files.rest(wait=True)
+        assert descriptors() == before
+        log.append([b"two"])
+        assert [record.value for record in log.records(0)] == [b"one", b"two"]
 
 
 def test_a_follower_finds_its_place_again(tmp_path):

@@ -91,9 +91,11 @@ class LogFiles:
     def rest(self, *, wait: bool) -> bool:
         """Close all files until they are needed; False where something is not synced, or somebody is at work."""
         writer = self._writer
-        if wait and writer.failure is None and writer.end != writer.synced_end:
+        if wait and writer.failure is None:
             with suppress(HoldfastError):  # whoever uses it is told
-                self._sync()
+                if writer.end != writer.synced_end:
+                    self._sync()
+                writer.sync_names()  # a roll by age leaves them, and with them an open folder, to the next message
         if not writer.lock.acquire(blocking=False):
             return False
         try:

@@ -331,7 +331,7 @@ class Writer:
 
     def may_rest(self) -> bool:
         """Whether nothing needs its files at this moment. The caller holds the lock."""
-        return self.failure is None and self.end == self.synced_end
+        return self.failure is None and self.end == self.synced_end and self._changed_folder is None
 
     def rest(self) -> None:
         """Close all files until `wake`, though nobody will notice. The caller holds the lock, and asked `may_rest`."""
@@ -339,7 +339,7 @@ class Writer:
         self.resting = True
         for segment, _ in self._unsynced_sealed:
             segment.let_go()
-        self._unsynced_sealed = []  # all that is written is synced; of their names the next sync takes care
+        self._unsynced_sealed = []  # all that is written is synced
         if self.active is not None:
             self.active.release()
         self.state.close()
