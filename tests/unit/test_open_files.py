@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.env import ManualClock, OpenFiles, World, real_world
+from holdfast.env import ManualClock, OpenFiles, SeededIds, World, real_world
+from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import DiskFailed, Unavailable
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
 from holdfast.storage.log import Log
@@ -100,6 +103,32 @@ def test_a_follower_finds_its_place_again(tmp_path):
             log.append_one(b"%d" % number)
             assert follower.record(number).value == b"%d" % number
             assert log._files.rest(wait=False)
+
+
+def test_readers_may_come_while_files_are_closed_and_opened():
+    both = World(clock=ManualClock(), disk=SimulatedDisk(), ids=SeededIds(1), open_files=OpenFiles(1))
+    log = Log.open("a", LogSettings(min_free_bytes=0), both)
+    log.append([b"one"], durability="fsync")
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            held = [log.follower() for _ in range(50)]
+            held.clear()
+
+    readers = threading.Thread(target=come_and_go)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        readers.start()
+        for _ in range(1_000):
+            assert log._files.rest(wait=False)
+            log.append([b"more"], durability="fsync")
+    finally:
+        over.set()
+        readers.join()
+        sys.setswitchinterval(usual)
+        log.close()
 
 
 def test_a_log_whose_folder_had_another_owner_meanwhile_takes_nothing_more(tmp_path):
@@ -244,8 +273,6 @@ def test_messages_in_hand_delays_retries_and_order_outlive_closed_files():
 
 
 def test_who_waits_is_woken_by_a_message_into_a_log_that_rested(tmp_path: Path):
-    import threading
-
     with holdfast.open_broker(tmp_path / "data", settings=FEW) as broker:
         broker.create_topic("orders")
         group = broker.group("orders", "default")

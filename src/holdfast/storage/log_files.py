@@ -12,6 +12,7 @@ data folder. The state file tells, and then the log takes no more writes.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -47,6 +48,7 @@ class LogFiles:
         self._left: tuple[int, Identity | None] = (0, None)  # what the state said when the log went to rest
         self._mark = (0, 0)
         self._followers: WeakSet[Follower] = WeakSet()
+        self._following = threading.Lock()  # around that set: whoever goes through it must not meet another who adds
         writer.wake = self.wake
         view.on_open = self._count
         self._count()
@@ -54,7 +56,8 @@ class LogFiles:
     def follower(self, view: LogView) -> Follower:
         """A reader that lets go of what it has mapped when the log goes to rest."""
         follower = Follower(view)
-        self._followers.add(follower)
+        with self._following:
+            self._followers.add(follower)
         return follower
 
     def wake(self) -> None:
@@ -111,7 +114,7 @@ class LogFiles:
             self._world.open_files.gave(self)
         finally:
             writer.lock.release()
-        for follower in list(self._followers):
+        for follower in self._all_followers():
             follower.let_go()
         return True
 
@@ -122,9 +125,13 @@ class LogFiles:
         if lock is not None:
             lock.release()
 
+    def _all_followers(self) -> list[Follower]:
+        with self._following:
+            return list(self._followers)
+
     def _count(self) -> None:
         own = 1 if self._writer.resting else DESCRIPTORS  # 1: whoever is about to read maps something
-        maps = {follower.mapped for follower in list(self._followers)} - {0}
+        maps = {follower.mapped for follower in self._all_followers()} - {0}
         descriptors = own + len(maps)
         self._mark = (self._writer.end, self._view.opened)
         self._world.open_files.took(self, descriptors)
