@@ -15,6 +15,7 @@ from holdfast.env import ManualClock, OpenFiles, SeededIds, World, real_world
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import DiskFailed, Unavailable
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
+from holdfast.storage.index import SegmentIndex
 from holdfast.storage.log import Log
 from holdfast.storage.log_files import DESCRIPTORS
 from tests.unit.brokers import Place, taken
@@ -129,6 +130,29 @@ def test_readers_may_come_while_files_are_closed_and_opened():
         readers.join()
         sys.setswitchinterval(usual)
         log.close()
+
+
+def test_a_segment_may_be_let_go_for_others_while_its_index_is_asked(tmp_path):
+    class LetGoMeanwhile(SegmentIndex):
+        """One whose segment another thread lets go of as soon as it is looked at."""
+
+        def __getattribute__(self, name: str) -> Any:
+            segment.let_go()
+            return super().__getattribute__(name)
+
+    with Log.open(tmp_path / "a", LogSettings(min_free_bytes=0), world()) as log:
+        log.append([b"one"])
+        log.roll()
+        segment = log._writer.segments[0]
+        known = segment.index_to(1)
+        index = LetGoMeanwhile(0, known.spacing_bytes)
+        for name in SegmentIndex.__slots__:
+            setattr(index, name, getattr(known, name))
+        for ask in (lambda: segment.index_to(1), lambda: segment.opened(1)[2]):
+            segment.use_index(index)
+            assert ask().next_offset == 1
+        segment.use_index(index)
+        segment.save_index()
 
 
 def test_a_log_whose_folder_had_another_owner_meanwhile_takes_nothing_more(tmp_path):

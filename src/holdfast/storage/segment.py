@@ -62,11 +62,12 @@ class Segment:
 
         For what it says of the segment as a whole. Positions are good only in the bytes that `opened` gives.
         """
-        if self._index is None:
-            self._index = self.load_index()
-        if self._index is None or self._index.next_offset < next_offset:
+        index = self._index  # taken once, like the file
+        if index is None:
+            index = self._index = self.load_index()
+        if index is None or index.next_offset < next_offset:
             return self.opened(next_offset)[2]
-        return self._index
+        return index
 
     def opened(self, next_offset: int) -> tuple[File, memoryview, SegmentIndex]:
         """The file, all its bytes and their index: of one file, though another may take its place at any moment."""
@@ -88,8 +89,9 @@ class Segment:
 
     def _index_of(self, data: memoryview) -> SegmentIndex:
         """The index that we have, or the one beside the segment, if it is of these bytes; else an empty one."""
-        if self._index is not None and self._index.fits(data):
-            return self._index
+        index = self._index
+        if index is not None and index.fits(data):
+            return index
         index = self.load_index()
         if index is not None and index.fits(data):
             return index
@@ -136,14 +138,15 @@ class Segment:
 
     def save_index(self) -> None:
         """Write the index beside the segment. It is a cache: a failure costs time later, nothing else."""
-        if self._index is None:
+        index = self._index
+        if index is None:
             return
         temporary = self.index_path + ".tmp"
         try:
             file = self._disk.open(temporary, write=True, create=True)
             try:
                 file.truncate(0)
-                write_fully(file, 0, [self._index.encode(self.log_id)])
+                write_fully(file, 0, [index.encode(self.log_id)])
             finally:
                 file.close()
             self._disk.rename(temporary, self.index_path)
