@@ -18,6 +18,7 @@ import pytest
 import holdfast
 from holdfast import Queue
 from holdfast.broker.dead import Graveyard
+from holdfast.broker.partition import Partition
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.errors import DiskFull, HoldfastError, TopicExists, Unavailable, UnknownGroup
@@ -153,6 +154,37 @@ def test_a_dead_letter_is_stored_once_though_the_journal_has_closed_its_files_an
     assert history.disk.faults.fired
     history.disk.faults.clear()
     check_queue(history, closes=False)
+
+
+@pytest.mark.parametrize("at_rest", ["queue", "journal"])
+@pytest.mark.parametrize("shortage", SHORTAGES)
+def test_a_redrive_that_is_refused_leaves_the_letters_for_the_next_try_and_moves_them_once(
+    at_rest, shortage, monkeypatch
+):
+    history, _ = prepared("a redrive", "fsync", maps=True)
+    before, letters = history.q.stats(), history.q._station.graves().letters
+    append = Partition.append_moved
+
+    def append_without_files(partition: Partition, batch: Any) -> Any:
+        appended = append(partition, batch) if at_rest == "journal" else None
+        log = letters.journal.log if at_rest == "journal" else partition.log
+        assert log._files.rest(wait=True)
+        run_out(history.disk, shortage, 1, sticky=True)
+        return appended or append(partition, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partition, "append_moved", append_without_files)
+        with pytest.raises(Unavailable):
+            history.q.dead.redrive()
+    assert history.disk.faults.fired
+    history.disk.faults.clear()
+    if at_rest == "journal":
+        for _ in range(3):  # the lease under which they were moved ends, and the pause behind it
+            history.q._engine.tick()
+            history.clock.advance(seconds=2 * 3600)
+        history.q._engine.tick()
+    assert history.q.dead.redrive().done == (before.dead if at_rest == "queue" else 0)
+    assert history.q.stats().dead == 0
 
 
 def calls_of(name: str, shortage: str) -> int:

@@ -34,11 +34,11 @@ from holdfast.broker.marks import (
 from holdfast.broker.partition import Partition
 from holdfast.broker.portions import portions
 from holdfast.broker.traces import TRACE
-from holdfast.delivery.commands import Cancel, Nack
+from holdfast.delivery.commands import Ack, Cancel, Command, Nack
 from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
-from holdfast.errors import DiskFull, InvalidRequest
+from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.keeper import soonest
 
@@ -130,6 +130,8 @@ class Graveyard:
         self._id_of = id_of
         self._lock = threading.Lock()
         self._interrupted = False  # whether a move began that may have come half way
+        self._settling = threading.Lock()
+        self._unsettled: list[Command] = []  # how redrives ended of which the letters' journal does not know yet
 
     def inter(self) -> int:
         """Move what was buried into its log; answers how many."""
@@ -263,10 +265,10 @@ class Graveyard:
         self.letters.journal.log.sync()  # the intent first, as in `inter`
         try:
             appended = self._source.append_moved(self._revived(moving))
-        except (DiskFull, InvalidRequest):  # nothing was written; after any other error the next opening must look
-            self.letters.settle_all([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
+        except (Unavailable, InvalidRequest):  # nothing was written; after any other error the next opening must look
+            self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
             raise
-        self.letters.ack([delivered.receipt for delivered in moving])
+        self._settle([Ack([delivered.receipt for delivered in moving])])
         # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
         self.letters.journal.log.sync()
         self._delivery.metrics.redriven.add(len(moving))
@@ -274,6 +276,21 @@ class Graveyard:
             notes = [(delivered.record, note_of(delivered.record)) for delivered in moving]
             self._source.tracer.redriven(notes, appended.offset)
         return len(moving)
+
+    def end_redrives(self) -> None:
+        """Tell the journal how redrives ended that it could not be told of: otherwise those would go a second time."""
+        if self._unsettled:
+            self._settle([])
+            self.letters.journal.log.sync()
+
+    def _settle(self, commands: Sequence[Command]) -> None:
+        with self._settling:
+            commands, self._unsettled = [*self._unsettled, *commands], []
+            try:
+                self.letters.settle_all(commands)
+            except Unavailable:  # any other error leaves it to the next opening
+                self._unsettled = commands
+                raise
 
     def purge(self, letters: Sequence[LetterPlace]) -> int:
         """Drop these for good; answers how many."""

@@ -120,6 +120,8 @@ class Station:
 
     def inter(self) -> None:
         """Move what died into the dead letters, whose topic is made when the first one does."""
+        if self._graves is not None:
+            self._graves.end_redrives()
         burials = self.delivery.group.burials
         if not burials:
             return
