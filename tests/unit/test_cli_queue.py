@@ -1084,3 +1084,18 @@ def test_log_commands_take_a_queue(run, full):
     assert [info["messages"] for info in infos if info["name"].endswith("/0/log")] == [3, 1]
     assert str(full / "topics/jobs/0/log") in run("log", "info", full).out
     assert run("doctor", full, "--seconds", 0.1, "--json").document["holds_queue"] is True
+
+
+def test_a_log_of_a_queue_that_somebody_owns_is_not_repaired_though_its_files_are_closed(run, jobs):
+    with holdfast.open(jobs) as queue:
+        queue.put(b"one")
+        log = queue._station.partition.log
+        log.roll()
+        Path(log.folder, "00000000000000000000.idx").write_bytes(b"spoiled")
+        assert log._files.rest(wait=True)
+        done = run("repair", log.folder, "--yes")
+        assert done.code == 2
+        assert f"{jobs} is owned by process" in done.err
+        queue.put(b"two")
+    assert run("repair", log.folder, "--yes").code == 0
+    assert bodies(jobs) == [b"one", b"two"]

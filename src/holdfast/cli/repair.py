@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +16,9 @@ from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, print_json, stdo
 from holdfast.cli.plans import document, show_plan, show_result
 from holdfast.cli.reports import progress_bar
 from holdfast.cli.wholequeue import repair_queue
+from holdfast.env import real_world
+from holdfast.storage.lock import take_lock
+from holdfast.storage.opening import translated
 from holdfast.storage.plan import RepairPlan
 from holdfast.storage.repair import RepairResult, plan_repair, repair
 
@@ -46,10 +52,25 @@ def repair_command(
         show_plan(stdout(), plan)
     if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
         return NOT_DONE
-    with progress_bar("repairing", shown=not as_json) as progress:
+    with _owned_above(folder), progress_bar("repairing", shown=not as_json) as progress:
         result = repair(folder, backup=backup, progress=progress, trust_folder=trusts_folders())
     _answer(result.plan, result, as_json=as_json)
     return OK if result.after.ok else DAMAGED
+
+
+@contextmanager
+def _owned_above(folder: str) -> Iterator[None]:
+    """Own the data folder that the log is in, if any: while a log has its files closed, its own lock is free."""
+    above = next((str(each) for each in Path(folder).resolve().parents if is_queue(str(each))), None)
+    if above is None:
+        yield
+        return
+    with translated(above):
+        lock = take_lock(real_world(), above)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _answer(plan: RepairPlan, result: RepairResult | None, *, as_json: bool) -> None:
