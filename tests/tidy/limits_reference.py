@@ -15,7 +15,7 @@ from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import messages, queues, values
-from holdfast.server import flow, forms, payload, scans, served
+from holdfast.server import flow, forms, payload, room, scans, served
 from holdfast.server.http import connection, unpack
 from holdfast.server.http.limits import Limits
 from holdfast.server.principals import principal_of
@@ -139,6 +139,11 @@ def _server() -> list[Limit]:
             f"{flow.WaitLimit(ServerSettings().max_waiters).share(_TOKEN):,}",
             _named("max_waiters_per_principal", "server"),
         ),
+        Limit(
+            "bytes of one token's bodies above 64 KiB that are in memory; then they wait",
+            f"{room.BODIES_EACH} times `max_request_bytes`",
+        ),
+        Limit("bodies of one token that wait for that", f"{room.MOST_WAITING}"),
         Limit("calls of admins that wait beyond that", f"{flow.ADMIN_RESERVE}"),
         _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
         _setting("searches that run at a time", ServerSettings, "scan_workers", "server"),

@@ -135,6 +135,7 @@ class App:
                 call.task = asyncio.current_task()
                 if not call.request.complete:  # what comes meanwhile has no effect where the token is gone by then
                     call.request.on_end = call.confirm
+                    call.request.ask_room = call.ask_room
                 self.revocation.add(call)
         try:
             if call.request.in_reserve:
@@ -153,6 +154,9 @@ class App:
         finally:
             if call.task is not None:
                 self.revocation.remove(call)
+            call.request.ask_room = None  # which keeps the call
+            if call.room:
+                self.service.room.give_back(call.principal.name, call.room)
         ended = call.why_ended()
         if ended is not None:  # what it was cancelled in went on all the same
             await _withdrawn(answer)

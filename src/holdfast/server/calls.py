@@ -45,6 +45,7 @@ class Call:
         "principal",
         "query",
         "request",
+        "room",
         "route",
         "service",
         "target",
@@ -70,6 +71,7 @@ class Call:
         self.count: int | None = None  # and how many messages, or other things, it concerned
         self.error: HoldfastError | None = None  # what went wrong when the answer had begun
         self.act: Act | None = None  # as it was noted before it was done
+        self.room = 0  # how many bytes of its body may be in memory
         self.task: asyncio.Task[Any] | None = None  # what answers it, if the server may want to end it
         self.ended: HoldfastError | None = None  # why the server did
 
@@ -84,6 +86,11 @@ class Call:
         if self.ended is not None and self.task is not None and self.task.cancelling():
             self.task.uncancel()
         return self.ended
+
+    async def ask_room(self, size: int) -> None:
+        """Wait until so much of the body may be in memory, once: it is given back when the call is over."""
+        if not self.room:
+            self.room = await self.service.room.take(self.principal.name, size)
 
     async def scan(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
         """Work that looks through many messages: `work(scan, ...)`, on a thread for that, in the caller's turn."""

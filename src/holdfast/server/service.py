@@ -18,6 +18,7 @@ from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
 from holdfast.server.pool import Pool
 from holdfast.server.publishing import Publishing
+from holdfast.server.room import BODIES_EACH, Room
 from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
@@ -40,6 +41,7 @@ class Service:
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
         self.members = ServedMembers(broker)
         self.pool = Pool()
+        self.room = Room(BODIES_EACH * settings.max_request_bytes)
         self.publishing = Publishing(broker, self.pool)
         self.leaving = False
         self.began_ns = world.clock.now_ns()

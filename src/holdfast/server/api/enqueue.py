@@ -11,6 +11,7 @@ from msgspec import Meta
 from holdfast.embedded.drafts import NewMessage as Draft
 from holdfast.embedded.publisher import Stored as Written
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
+from holdfast.large import LARGE_BYTES
 from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW
 from holdfast.protocol.messages import (
     MOST_HEADERS,
@@ -109,8 +110,9 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
     if query.codec is not None:
         raise InvalidRequest("what comes as a form is stored as it is: leave codec out")
     options = {name: value for name, value in msgspec.structs.asdict(message).items() if name != "body"}
-    length = call.request.header("content-length")
-    hint = int(length) if length and call.request.media != MULTIPART and not call.request.packed else None
+    length = call.request.length
+    hint = length if call.request.media != MULTIPART and not call.request.packed else None
+    await call.request.need_room(LARGE_BYTES if hint is None else min(hint, LARGE_BYTES))
 
     async def store() -> Written:
         return await call.service.broker.publish_stream(

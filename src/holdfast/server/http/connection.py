@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._paused = False
         self._expects = False
-        self._body_began = 0.0
+        self._body_began = self._paused_at = 0.0
         self._lost = False
         self._discarding = False
         self._writable: asyncio.Future[None] | None = None
@@ -301,6 +301,7 @@ class Connection(asyncio.Protocol):
         if not self._paused or self._lost or len(self._waiting) >= _MOST_WAITING:
             return
         self._paused = False
+        self._body_began += self._loop.time() - self._paused_at  # that time was not the client's
         held, self._held = self._held, b""
         self.data_received(held)
         if not self._paused:
@@ -315,6 +316,7 @@ class Connection(asyncio.Protocol):
     def _pause(self) -> None:
         if not self._paused:
             self._paused = True
+            self._paused_at = self._loop.time()
             self.deadline = None  # now it is we who are slow
             self._transport.pause_reading()
 

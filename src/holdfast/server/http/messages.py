@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final, Protocol
 
 from holdfast.server.http.refused import Refused
-from holdfast.server.http.unpack import too_large, unpacker
+from holdfast.server.http.unpack import FREE_BYTES, too_large, unpacker
 
 _HIGH_BYTES: Final = 256 * 1024  # received and not taken: then the client waits
 _TURN_BYTES: Final = 1024 * 1024
+_SMALL_BYTES: Final = 64 * 1024  # a body up to this size is held in memory without asking for room
 
 
 class Source(Protocol):
@@ -30,6 +31,7 @@ class Request:
     __slots__ = (
         "_chunks",
         "_waiter",
+        "ask_room",
         "buffered",
         "certificate",
         "complete",
@@ -65,6 +67,7 @@ class Request:
         self.gone = False
         self.error: Refused | None = None
         self.on_end: Callable[[], None] | None = None  # who may still refuse a body that was long in coming
+        self.ask_room: Callable[[int], Awaitable[None]] | None = None  # before much of a body is held in memory
         self.received = 0
         self.buffered = 0
         self._chunks: deque[bytes] = deque()
@@ -169,7 +172,9 @@ class Request:
         """The whole body."""
         if not self.packed:
             return await self.read_raw(most_bytes)
-        return b"".join([chunk async for chunk in self.chunks(most_bytes, most_ratio)])
+        length = self.length
+        most = most_bytes if length is None else min(most_bytes, max(length * most_ratio, FREE_BYTES))
+        return await self._whole(self.chunks(most_bytes, most_ratio), most)
 
     async def read_raw(self, most_bytes: int) -> bytes:
         """The whole body as it was sent."""
@@ -179,13 +184,35 @@ class Request:
             if self.on_end is not None:
                 self.on_end()
             return self._taken() if self._chunks else b""
+        length = self.length
+        return await self._whole(self.raw_chunks(), most_bytes if length is None else min(most_bytes, length))
+
+    async def _whole(self, chunks: AsyncIterator[bytes], most_bytes: int) -> bytes:
+        """All of a body that may have so many bytes, for which there must be room as soon as it is not small."""
+        asked = (self.length or 0) > _SMALL_BYTES
+        if asked:
+            await self.need_room(most_bytes)
         found, total = [], 0
-        async for chunk in self.raw_chunks():
+        async for chunk in chunks:
             total += len(chunk)
             if total > most_bytes:
                 raise too_large(most_bytes)
             found.append(chunk)
+            if total > _SMALL_BYTES and not asked:
+                asked = True
+                await self.need_room(most_bytes)
         return b"".join(found)
+
+    @property
+    def length(self) -> int | None:
+        """How many bytes will come, if the client said it."""
+        text = self.headers.get("content-length", "")
+        return int(text) if text.isdigit() else None
+
+    async def need_room(self, size: int) -> None:
+        """Wait until so much of the body may be in memory; the client is not listened to meanwhile."""
+        if self.ask_room is not None:
+            await self.ask_room(size)
 
     def unpacked(self, content: bytes, most_bytes: int, most_ratio: int) -> Iterator[bytes]:
         """What a body that was read as it was sent stands for, piece by piece."""
