@@ -124,6 +124,7 @@ class App:
             request.received,
             len(answer.body) if isinstance(answer, Response) else 0,
         )
+        error = None  # it keeps this frame, and all frames that it came through, with the request's body in them
         return answer
 
     async def _while_allowed(self, call: Call) -> Answer:
@@ -149,6 +150,7 @@ class App:
         except asyncio.CancelledError:
             ended = call.why_ended()
             if ended is None:
+                call.task = None  # which keeps the error, and that the call
                 raise
             raise ended from None
         finally:
@@ -188,7 +190,7 @@ class App:
             if route.allowed is not None:
                 await route.allowed(call)
         if self._auditor is not None:
-            call.begin_act = partial(self._auditor.begin, call)
+            call.write_down = self._auditor.begin
             if route.act and not route.looks_first:
                 await call.begin_act()
         found = await _handled(call)

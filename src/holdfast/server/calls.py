@@ -34,7 +34,6 @@ class Call:
 
     __slots__ = (
         "act",
-        "begin_act",
         "body",
         "confirm",
         "correlation_id",
@@ -51,6 +50,7 @@ class Call:
         "target",
         "task",
         "trace",
+        "write_down",
     )
 
     def __init__(
@@ -63,7 +63,7 @@ class Call:
         self.correlation_id = correlation_id
         self.principal: Principal = None  # type: ignore[assignment]  # known before any handler runs
         self.trace: TraceContext | None = None
-        self.begin_act: Callable[[], Awaitable[None]] = _unwritten  # for what becomes an act only on the way
+        self.write_down: Callable[[Call], Awaitable[None]] | None = None  # who does that with acts
         self.confirm: Callable[[], None] = _nobody  # that the caller may still do this, for answers that go on
         self.query: Any = None
         self.body: Any = None
@@ -86,6 +86,11 @@ class Call:
         if self.ended is not None and self.task is not None and self.task.cancelling():
             self.task.uncancel()
         return self.ended
+
+    async def begin_act(self) -> None:
+        """Write down that an act is about to be done; called by whoever sees only on the way that it is one."""
+        if self.write_down is not None:
+            await self.write_down(self)
 
     async def ask_room(self, size: int) -> None:
         """Wait until so much of the body may be in memory, once: it is given back when the call is over."""
@@ -124,10 +129,6 @@ class Call:
 
 def _nobody() -> None:
     """Nobody has to be asked."""
-
-
-async def _unwritten() -> None:
-    """Nobody writes down what is done here."""
 
 
 def not_understood(media: str, *known: str) -> Refused:

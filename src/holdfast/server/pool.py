@@ -53,6 +53,7 @@ class Pool:
             raise
         finally:
             self.waiting -= 1
+            del running  # its error keeps this frame, and with it what the work was given
 
     def close(self) -> None:
         """Take no more work; what has begun comes to its end."""

@@ -104,6 +104,7 @@ class Scans:
             return await asyncio.wrap_future(running)
         finally:
             scan.abandoned = True  # has no effect where it is over
+            del running  # its error keeps this frame, and with it what was looked at
 
     async def _turn(self, caller: str) -> None:
         if self.running < self.workers and not self._waiting:

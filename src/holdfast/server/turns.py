@@ -126,5 +126,6 @@ def _done(future: Future[Any], work: Callable[[], Any]) -> None:
         result = work()
     except BaseException as error:
         future.set_exception(error)
+        del future, work  # the error keeps this frame
     else:
         future.set_result(result)

@@ -147,8 +147,9 @@ class Connection(asyncio.Protocol):
             telling = self._loop.create_task(_tell(unread))
             _telling.add(telling)
             telling.add_done_callback(_telling.discard)
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_exception(ConnectionResetError("the client is gone"))
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_exception(ConnectionResetError("the client is gone"))
         if self._task is not None:
             self._task.cancel()
 
@@ -349,8 +350,8 @@ class Connection(asyncio.Protocol):
         self._task = self._loop.create_task(self._run(request))
 
     async def _run(self, request: Request) -> None:
-        answer = await self._hub.handle(request)
         try:
+            answer = await self._hub.handle(request)
             if isinstance(answer, Response):
                 await self._answer(request, answer)
             else:
@@ -358,6 +359,7 @@ class Connection(asyncio.Protocol):
         except ConnectionError:
             return
         except asyncio.CancelledError:  # by the server: half an answer must not look like a whole one
+            self._task = None  # it keeps its error, and that all that the call had in memory
             self._transport.abort()
             raise
         except Exception:
