@@ -244,6 +244,32 @@ async def new_group_names(place: Place) -> None:
 
 
 @shape("consumer")
+async def streams_that_beat_often(place: Place) -> None:
+    async def watch(connection: Connection, _: int) -> None:
+        await connection.send("GET", "/v1/queues/a.empty/watch?stats=0.1")
+        while await connection.reader.read(65_536):
+            pass
+        raise ConnectionResetError
+
+    await _each(place, 1_500, watch)
+
+
+@shape("producer")
+async def bodies_that_never_end(place: Place) -> None:
+    async def hold(connection: Connection, _: int) -> None:
+        size = 60 * 1024 * 1024
+        head = {"content-length": str(size), "content-type": "application/json"}
+        connection.writer.write(connection.head("POST", "/v1/queues/a.jobs/batch", head))
+        for _ in range(59):
+            connection.writer.write(b" " * (1024 * 1024))
+            await connection.writer.drain()
+        await connection.reader.read()
+        raise ConnectionResetError
+
+    await _each(place, 50, hold)
+
+
+@shape("consumer")
 async def searches(place: Place) -> None:
     path = "/v1/queues/a.many/messages?where=size%20%3E%201000000&limit=10"
     await _each(place, 12, lambda each, _: each.call("GET", path))

@@ -25,7 +25,13 @@ routes = Routes("streams")
 _AT_ONCE: Final = 100
 _LARGE_BYTES: Final = 256 * 1024
 _LEAST_STATS_S: Final = 0.1  # what is asked for more often costs more than it tells
+_BEATS_PER_S: Final = 500  # of all streams of one caller together
 _KEEP_ALIVE: Final = b": \n\n"
+
+
+def _beat_s(call: Call, wanted_s: float) -> float:
+    """How often a stream says that it is alive: the more of them its caller has, the less often each one."""
+    return max(wanted_s, call.service.waits.of(call.principal) / _BEATS_PER_S)
 
 
 async def _subscribed(call: Call, *, state: bool) -> StreamResponse:
@@ -47,15 +53,16 @@ async def _deliveries(
         yield framed({}, media)  # it has begun
         while not service.leaving and not group.closed:
             found: Taken = []
+            beat_s = _beat_s(call, wanted.heartbeat)
             try:
-                if not await service.wait(call, window.wait_for_room(wanted.heartbeat), nothing=False):
+                if not await service.wait(call, window.wait_for_room(beat_s), nothing=False):
                     call.confirm()
                     yield framed({}, media)
                     continue
                 ready = group.take_now(window.free, wanted.lease, owner)
                 found = await group.take_further(window.free, wanted.lease, owner) if ready is None else ready
                 if not found:
-                    waiting = group.take(window.free, wanted.heartbeat, wanted.lease, owner)
+                    waiting = group.take(window.free, beat_s, wanted.lease, owner)
                     found = await service.wait(call, waiting, [])
                 call.confirm()
             except HoldfastError as error:
@@ -134,8 +141,9 @@ async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIte
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.stats())
         loop = asyncio.get_running_loop()
-        told, every_s = loop.time(), max(query.stats, _LEAST_STATS_S) if query.stats else 0
+        told = loop.time()
         while not service.leaving and not group.closed:
+            every_s = _beat_s(call, max(query.stats, _LEAST_STATS_S)) if query.stats else 0
             try:
                 with line.in_line(waiter):
                     fresh = await group._aside(_fresh, group, places, query.bodies)
