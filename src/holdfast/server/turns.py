@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # for whom this is done
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 3
 _THREADS_EACH: Final = 2
 
 _Result = TypeVar("_Result")
