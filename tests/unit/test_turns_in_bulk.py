@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 from holdfast.broker.delivery import _END_MOST
 from holdfast.embedded.aio_broker import open_broker
@@ -28,16 +31,23 @@ class Turns:
         self._task.cancel()
 
 
+@asynccontextmanager
+async def many_messages(folder: Path) -> AsyncIterator[ServedGroup]:
+    async with open_broker(folder, durability="os") as broker:
+        await broker.create_topic("jobs", min_free_bytes=0)
+        await broker.publish_many("jobs", [b"x"] * MANY)
+        group = await broker._served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
+        yield group
+        await group.close()
+
+
 def size(taken: Taken) -> int:
     return sum(len(delivered) for _, delivered in taken)
 
 
 def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
     async def story() -> None:
-        async with open_broker(tmp_path, durability="os") as broker:
-            await broker.create_topic("jobs", min_free_bytes=0)
-            await broker.publish_many("jobs", [b"x"] * MANY)
-            group = await broker._served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
+        async with many_messages(tmp_path) as group:
             found = group.take_now(MANY, None, "bob")
             assert found is not None
             assert size(found) == MOST_AT_ONCE
@@ -54,17 +64,13 @@ def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
             turns.stop()
             stats = await group.stats()
             assert (stats.ready, stats.leased) == (0, 0)
-            await group.close()
 
     asyncio.run(story())
 
 
 def test_a_large_take_that_is_given_back_gives_other_tasks_their_turn(tmp_path):
     async def story() -> None:
-        async with open_broker(tmp_path, durability="os") as broker:
-            await broker.create_topic("jobs", min_free_bytes=0)
-            await broker.publish_many("jobs", [b"x"] * MANY)
-            group = await broker._served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
+        async with many_messages(tmp_path) as group:
             found = group.take_now(MANY, None, "bob")
             assert found is not None
             await group.take_more(found, MANY, None, "bob")
@@ -73,7 +79,6 @@ def test_a_large_take_that_is_given_back_gives_other_tasks_their_turn(tmp_path):
             assert turns.count >= 4
             turns.stop()
             assert (await group.stats()).ready == MANY
-            await group.close()
 
     asyncio.run(story())
 

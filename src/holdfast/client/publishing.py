@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, get_args
 
@@ -147,12 +148,8 @@ class Publishing:
         found: dict[int, Stored] = {}
         for number, indexes in _calls(routed):
             batch = messages if len(indexes) == len(messages) else [messages[i] for i in indexes]
-            try:
+            with _noting(found, messages):
                 written = await self._lanes.append(topic, number, wire.batch_of(batch), durability, codec)
-            except HoldfastError as error:
-                if found:
-                    error.add_note(f"{len(found)} of {len(messages)} messages are stored, by calls before this one")
-                raise
             offsets: Sequence[int | None] = written.offsets or [None] * len(indexes)
             for i, offset in zip(indexes, offsets, strict=True):
                 found[i] = Stored(topic, offset, None, False, written.durability, number)
@@ -170,12 +167,8 @@ class Publishing:
         found: list[Stored] = []
         for start in range(0, len(messages), wire.MOST_MESSAGES):
             some = messages[start : start + wire.MOST_MESSAGES]
-            try:
+            with _noting(found, messages):
                 found += await self.publish_loose(topic, some, partition, durability, codec)
-            except HoldfastError as error:
-                if found:
-                    error.add_note(f"{len(found)} of {len(messages)} messages are stored, by calls before this one")
-                raise
         return found
 
     async def publish_loose(
@@ -209,6 +202,17 @@ class Publishing:
             )
             for i, told in enumerate(answer.stored)
         ]
+
+
+@contextmanager
+def _noting(stored: Sized, messages: Sized) -> Iterator[None]:
+    """Note on an error how many messages earlier calls have stored, where one publish takes several."""
+    try:
+        yield
+    except HoldfastError as error:
+        if stored:
+            error.add_note(f"{len(stored)} of {len(messages)} messages are stored, by calls before this one")
+        raise
 
 
 def _calls(routed: Mapping[int, list[int]]) -> Iterator[tuple[int, list[int]]]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -49,34 +48,15 @@ class Audit:
             reason = error.strerror or error
             raise BadSettings(f"the audit log {self._file.path} cannot be written: {reason}; set audit_file") from None
 
-    def begin(
-        self,
-        *,
-        principal: str,
-        peer: str,
-        action: str,
-        route: str,
-        target: str = "",
-        parameters: Mapping[str, Any] | None = None,
-        correlation_id: str = "",
-    ) -> Act:
+    def begin(self, **facts: Any) -> Act:
         """Note what is about to be done. If that fails the act must not be done, and nothing of it has been."""
-        act = act_of(
-            self._world,
-            principal=principal,
-            peer=peer,
-            action=action,
-            route=route,
-            target=target,
-            parameters=parameters,
-            correlation_id=correlation_id,
-        )
+        act = act_of(self._world, **facts)
         try:
             self._file.append(line_of(act), sync=True)
         except OSError as error:
             kind = DiskFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
             raise kind(
-                f"nothing was done: {route} would change things, and cannot be written to the audit log "
+                f"nothing was done: {act.route} would change things, and cannot be written to the audit log "
                 f"{self._file.path}: {error.strerror or error}. Mend that, then try again"
             ) from error
         return act
