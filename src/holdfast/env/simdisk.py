@@ -53,12 +53,12 @@ class SimulatedDisk:
         self.faults = FaultPlan()
         self.calls: dict[str, int] = defaultdict(int)
         self.on_call: Callable[[str], None] | None = None  # told of each change after it took effect
-        self._maps = maps
+        self.maps = maps
         self._capacity_bytes = capacity_bytes
         self._tree = NameTree()
 
     def can_map(self, folder: str) -> bool:
-        return self._maps
+        return self.maps
 
     def kind(self, folder: str) -> str:
         return "simulated"
@@ -215,6 +215,6 @@ class SimulatedDisk:
 
     def _successor(self, tree: NameTree) -> SimulatedDisk:
         """The same machine started anew: no counts, no faults, no hook."""
-        disk = SimulatedDisk(maps=self._maps, capacity_bytes=self._capacity_bytes)
+        disk = SimulatedDisk(maps=self.maps, capacity_bytes=self._capacity_bytes)
         disk._tree = tree
         return disk

@@ -21,6 +21,8 @@ assert WORD_BYTES == 8
 class Device(Protocol):
     """What a file asks of the disk that it lies on."""
 
+    maps: bool  # whether stores into a map cannot fail here
+
     def reach(self, call: str) -> bool:
         """Count a call, which may raise a fault; answers whether it is a write to be cut short."""
 
@@ -164,7 +166,7 @@ class SimulatedMap:
     def __setitem__(self, key: slice, value: BytesLike) -> None:
         start = 0 if key.start is None else key.start
         stop = self._length if key.stop is None else key.stop
-        _check_store(self._inode, start, stop, write=self._write)
+        _check_store(self._device, self._inode, start, stop, write=self._write)
         if stop > self._length or stop - start != len(value):
             raise IndexError("mmap slice assignment is wrong size")
         self._inode.write(start, bytes(value))
@@ -191,7 +193,7 @@ class SimulatedWords:
 
     def __setitem__(self, index: int, value: int) -> None:
         start = self._position(index)
-        _check_store(self._inode, start, start + WORD_BYTES, write=self._write)
+        _check_store(self._device, self._inode, start, start + WORD_BYTES, write=self._write)
         if not 0 <= value < 1 << 64:
             raise ValueError("not a 64-bit word")
         self._inode.write(start, _WORD.pack(value))
@@ -203,8 +205,10 @@ class SimulatedWords:
         return (index % self._count) * WORD_BYTES
 
 
-def _check_store(inode: Inode, start: int, stop: int, *, write: bool) -> None:
+def _check_store(device: Device, inode: Inode, start: int, stop: int, *, write: bool) -> None:
     if not write:
         raise TypeError("a map of a file that was opened for reading cannot be stored into")
+    if not device.maps:
+        raise AssertionError("a store into a map where it may need new blocks: a full disk would be SIGBUS")
     if not 0 <= start <= stop <= min(len(inode.content), inode.allocated):
         raise AssertionError(f"a store at {start}..{stop}, outside of what is reserved: SIGBUS")

@@ -9,9 +9,10 @@ Durability is chosen by name, for the log and for a single call, and the answer 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -23,6 +24,7 @@ from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, 
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin, most_plain_bytes
 from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progress, compact_keys
+from holdfast.storage.files import FULL_DISK
 from holdfast.storage.follower import Follower
 from holdfast.storage.gate import SyncGate
 from holdfast.storage.lock import take_lock
@@ -37,6 +39,8 @@ from holdfast.storage.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 _DURABILITIES = frozenset(get_args(Durability))
 
@@ -386,13 +390,7 @@ class Log:
         try:
             if not failed:
                 self.sync()
-                with self._stopping_on_error("closing failed"), writer.lock:
-                    writer.stir()
-                    if writer.active is not None:
-                        writer.active.save_index()
-                    writer.state.set_identity(
-                        Identity(writer.log_id, writer.epoch, self._world.ids.boot_id(), clean_end=writer.end)
-                    )
+                self._note_orderly_end()
         finally:
             self._gate.close()
             writer.release()
@@ -490,9 +488,21 @@ class Log:
         self._writer.check_usable()
         return remove_head(self._world, self._writer, self.folder, bases)
 
-    @contextmanager
-    def _stopping_on_error(self, what: str) -> Iterator[None]:
+    def _note_orderly_end(self) -> None:
+        """So that the next opening need not look for one. All messages are synced."""
+        writer = self._writer
         try:
-            yield
+            with writer.lock:
+                writer.stir()
+                if writer.active is not None:
+                    writer.active.save_index()
+                writer.state.set_identity(
+                    Identity(writer.log_id, writer.epoch, self._world.ids.boot_id(), clean_end=writer.end)
+                )
         except OSError as error:
-            raise self._writer.fail(what, error) from error
+            if error.errno not in FULL_DISK:
+                raise writer.fail("closing failed", error) from error
+            logger.warning(
+                "orderly end not noted: the next opening looks for the end again",
+                extra={"folder": self.folder, "error": str(error)},
+            )

@@ -101,8 +101,7 @@ class LogReader:
         state = self._state
         if state is None or not self._may_ask:
             return False
-        state.ask_for_sign()
-        return state.gives_signs
+        return state.ask_for_sign()
 
     def look_anew(self) -> None:
         """Take nothing for granted that was known; NotALog where the log is gone."""

@@ -11,7 +11,8 @@
     8     slot A: sequence, then words 9 identity, 10 boot_id, 11 clean_end, 12 check
     16    slot B: the same
 
-Words are 64-bit little endian, each stored at once. `readable_end` is one store for each append, so
+Words are 64-bit little endian, each stored at once: into a map, or by a write of eight bytes where a store into a map
+may need new blocks, and so may fail as a signal that ends the process. `readable_end` is one store for each append, so
 that it costs next to nothing and readers in other processes never see half of it. `synced_end` is
 stored only after the sync it tells of; of the two copies the smaller is true whatever was torn. A slot
 is written as a whole behind the other's back: the valid one with the higher sequence counts, so a crash
@@ -31,15 +32,14 @@ The log can be opened without this file: all that is lost is the knowledge of wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import MutableSequence
 from struct import Struct
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.env.disk import Disk, File
-from holdfast.storage.files import STATE, durable_replace, join
+from holdfast.storage.files import STATE, durable_replace, join, write_fully
 
 WORDS: Final = 24
 STATE_BYTES: Final = WORDS * 8
@@ -63,12 +63,59 @@ class Identity(msgspec.Struct, frozen=True, gc=False):
     clean_end: int | None = None
 
 
-class State:
-    """The mapped words. Only the owner stores into them, but for one: `ask_for_sign`."""
+class Words(Protocol):
+    """The words of the file, by their numbers."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+class WrittenWords:
+    """The words where none may be stored into a map: looked at through it, each stored by a write.
+
+    Such a write may fail, most likely because the disk is full. Then the file goes on to tell an older end, which is
+    true, and nobody is refused anything for it: the word is written with the next one that is stored. Only who must
+    know that all of them are there, calls `require_all`.
+    """
 
     def __init__(self, file: File) -> None:
         self._file = file
-        self.words: MutableSequence[int] = file.words(WORDS)
+        self._seen = file.words(WORDS)
+        self._missing: dict[int, int] = {}
+        self._error: OSError | None = None
+
+    def __getitem__(self, index: int) -> int:
+        return self._seen[index]
+
+    def __setitem__(self, index: int, value: int) -> None:
+        missing = self._missing
+        missing.pop(index, None)
+        missing[index] = value  # behind those that were stored before it: the order is a promise
+        try:
+            while missing:
+                first = next(iter(missing))
+                write_fully(self._file, first * 8, [missing[first].to_bytes(8, "little")])
+                del missing[first]
+            self._error = None
+        except OSError as error:
+            self._error = error
+
+    def require_all(self) -> None:
+        """Raise the error that has kept a word from being written."""
+        if self._error is not None:
+            raise self._error
+
+    def release(self) -> None:
+        release_words(self._seen)
+
+
+class State:
+    """The words. Only the owner stores into them, but for one: `ask_for_sign`."""
+
+    def __init__(self, file: File, *, mapped: bool = True) -> None:
+        self._file = file
+        self.words: Words = file.words(WORDS) if mapped else WrittenWords(file)
 
     @staticmethod
     def create(disk: Disk, folder: str, identity: Identity, end: int) -> State:
@@ -78,7 +125,8 @@ class State:
         words[_SLOTS[0] : _SLOTS[0] + 5] = _slot_words(1, identity)
         words[_SIGN_GIVER] = 1
         durable_replace(disk, folder, STATE, b"".join(word.to_bytes(8, "little") for word in words))
-        return State(disk.open(join(folder, STATE), write=True))
+        mapped = disk.can_map(folder)
+        return State(disk.open(join(folder, STATE), write=True), mapped=mapped)
 
     @staticmethod
     def open(disk: Disk, folder: str, *, write: bool) -> State | None:
@@ -86,9 +134,10 @@ class State:
         path = join(folder, STATE)
         if not disk.exists(path):
             return None
+        mapped = not write or disk.can_map(folder)
         file = disk.open(path, write=write)
         if file.size() >= STATE_BYTES:
-            state = State(file)
+            state = State(file, mapped=mapped)
             if state.words[0] == MAGIC_WORD and state.identity is not None:
                 return state
         file.close()
@@ -121,24 +170,28 @@ class State:
         self.words[_SYNCED_COPY] = end
 
     def set_identity(self, identity: Identity) -> None:
-        """Write the slot that is not in use and make it durable."""
+        """Write the slot that is not in use and make it durable, with all that was stored before it."""
         current = self._newest_slot()
         sequence = 1 if current is None else self.words[current] + 1
         slot = _SLOTS[0] if current != _SLOTS[0] else _SLOTS[1]
         for i, word in enumerate(_slot_words(sequence, identity)):
             self.words[slot + i] = word
         self.words[_SIGN_GIVER] = sequence if identity.clean_end is None else 0
+        self._require_written()
         self._file.sync()
         if self.words[ASKED]:
             self.give_sign()
 
-    def ask_for_sign(self) -> None:
-        """For a reader: the owner's next change is to be an event of this file. Look once more before sleeping."""
-        self.words[ASKED] = 1
+    def ask_for_sign(self) -> bool:
+        """For a reader: the owner's next change is to be an event of this file. Look once more before sleeping.
 
-    @property
-    def gives_signs(self) -> bool:
-        """Whether the owner looks at whether it is asked; not so where there is none, or an older one."""
+        False where nobody will answer: there is no owner, or an older one, or the disk did not take the question.
+        """
+        self.words[ASKED] = 1
+        try:
+            self._require_written()
+        except OSError:
+            return False
         return self.words[_SIGN_GIVER] == self.sequence
 
     def give_sign(self) -> None:
@@ -148,11 +201,13 @@ class State:
             self._file.write(ASKED * 8, [bytes(8)])
 
     def close(self) -> None:
-        release = getattr(self.words, "release", None)
-        if release is not None:
-            release()
+        release_words(self.words)
         with contextlib.suppress(OSError):  # what had to be on disk was synced before
             self._file.close()
+
+    def _require_written(self) -> None:
+        if isinstance(self.words, WrittenWords):
+            self.words.require_all()
 
     def _newest_slot(self) -> int | None:
         valid = [slot for slot in _SLOTS if self._slot_is_valid(slot)]
@@ -161,6 +216,13 @@ class State:
     def _slot_is_valid(self, slot: int) -> bool:
         stored = [self.words[slot + i] for i in range(5)]
         return stored[0] > 0 and stored[4] == _check(*stored[:4])
+
+
+def release_words(words: object) -> None:
+    """Let go of the map, where there is one."""
+    release = getattr(words, "release", None)
+    if release is not None:
+        release()
 
 
 def _slot_words(sequence: int, identity: Identity) -> list[int]:
