@@ -27,6 +27,8 @@ NOTE_BYTES = 512
 
 # What a call may run out of before any byte is at stake: descriptors of the process or of the machine, memory.
 RAN_OUT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+# Where the folder above says so, it was none of us who made this one.
+_MADE_BY_OTHERS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _WRITING = os.O_RDWR | os.O_NOFOLLOW
 
 # Where a store into a map may need new blocks (and so fail as SIGBUS, not as an error).
@@ -194,6 +196,7 @@ class RealFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+        _refuse_read_only(self._fd)
 
     def close(self) -> None:
         self._map = None  # unmapped when the last view of it is gone
@@ -246,6 +249,7 @@ class RealOpenFolder:
 
     def sync(self) -> None:
         os.fsync(self._fd)
+        _refuse_read_only(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -285,8 +289,11 @@ class RealDisk:
             missing.append(current)
             current = os.path.dirname(current)
         # Whoever made the last one that is there may have died before its name was synced.
-        with contextlib.suppress(PermissionError):  # then it was none of us who made it
+        try:
             self.sync_folder(os.path.dirname(current))
+        except OSError as error:
+            if error.errno not in _MADE_BY_OTHERS:
+                raise
         for folder in reversed(missing):
             try:
                 os.mkdir(folder, 0o700)
@@ -349,6 +356,16 @@ class RealDisk:
 
     def exposure(self, folder: str, *, above: bool = False) -> str | None:
         return exposure(folder, above=above)
+
+
+def _refuse_read_only(fd: int) -> None:
+    """Raise where the file system has become read-only while the file was open.
+
+    After an error of the disk, or an emergency remount, many kernels answer a sync with success and write nothing,
+    while stores into a map go on. Asked after the sync: what was lost before it is noticed, too.
+    """
+    if os.fstatvfs(fd).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def _file_system(folder: str) -> str:

@@ -124,7 +124,7 @@ class SyncGate:
         try:
             self._reached, self._served = self._sync(), served
         except DiskFailed as failure:
-            self.failure = failure
+            self.failure = DiskFailed(str(failure))  # without its frames, which may hold files
         except Exception as error:  # whatever it was, nobody may be told that the bytes are safe
             self.failure = DiskFailed(f"a sync did not finish: {error!r}; open the log anew")
             raise

@@ -114,8 +114,7 @@ class LogFiles:
             self._world.open_files.gave(self)
         finally:
             writer.lock.release()
-        for follower in self._all_followers():
-            follower.let_go()
+        self._let_followers_go()
         return True
 
     def release(self) -> None:
@@ -124,6 +123,11 @@ class LogFiles:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+        self._let_followers_go()
+
+    def _let_followers_go(self) -> None:
+        for follower in self._all_followers():
+            follower.let_go()
 
     def _all_followers(self) -> list[Follower]:
         with self._following:

@@ -237,11 +237,12 @@ class Writer:
             self._held_since_sync = None
         began_ns = self._world.clock.monotonic_ns()
         try:
-            for file in files:
-                file.sync()
-            if changed is not None:
-                changed.sync()
+            _sync_all(files, changed)
         except OSError as error:
+            if changed is not None:
+                changed.close()
+            files.clear()  # this frame lives for as long as somebody keeps the exception
+            sealed.clear()
             raise self.fail("a sync failed", error) from error
         except BaseException:  # interrupted: the next sync must do all of it
             with self.lock:
@@ -293,15 +294,19 @@ class Writer:
 
     def fail(self, what: str, error: OSError) -> DiskFailed:
         """Stop for good: what the disk did once it may have done to any byte not yet synced."""
-        failure = DiskFailed(
+        why = (
             f"{what} in {self._folder}: {error.strerror or error}. Messages not yet acknowledged may be lost; nothing "
-            "more is accepted. Reading goes on. Look at the disk, then open the log anew: it recovers what is there"
+            "more is accepted. Reading goes on. Look at the disk (`dmesg`), then open the log anew: it recovers what "
+            "is there"
         )
+        # Of an exception that was raised we keep none, for its frames hold files: after a failure, too, closing the log
+        # must close them all, or the disk cannot be unmounted.
+        error.__traceback__ = None
         if self.failure is None:
-            self.failure = failure
+            self.failure = DiskFailed(why)
             logger.error("log stopped", extra={"folder": self._folder, "what": what, "error": str(error)})
         self._fast_until = 0
-        return failure
+        return DiskFailed(why)
 
     def stop(self) -> None:
         """Refuse every change from now on; what is written can still be synced."""
@@ -517,3 +522,10 @@ class Writer:
     def check_usable(self) -> None:
         if self.failure is not None:
             raise type(self.failure)(str(self.failure))
+
+
+def _sync_all(files: Sequence[File], folder: OpenFolder | None) -> None:
+    for file in files:
+        file.sync()
+    if folder is not None:
+        folder.sync()
