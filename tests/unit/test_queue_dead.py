@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 import holdfast
-from holdfast import InvalidRequest, NewMessage
+from holdfast import DiskFull, InvalidRequest, NewMessage
 from tests.unit.queues import Place, bodies
 
 LIMIT = 1_000
@@ -355,3 +356,44 @@ def test_a_queue_with_a_letter_that_is_too_large_to_move_opens_again():
     place.kill()
     assert bodies(place.q) == [b"behind"]
     assert [letter.body for letter in place.q.dead.list()] == [bytes(LIMIT)]
+
+
+# No room for them
+
+
+NO_ROOM = frozenset({"make_folder", "reserve"})
+
+
+def test_a_reject_that_finds_no_room_for_the_letter_has_happened_and_says_nothing_else(caplog):
+    place = Place(lease_ms=1_000)
+    place.q.put_many([b"bad", b"good"])
+    bad, good = place.q.get_many(2, timeout=0)
+    place.disk.faults.fail(1, errno.ENOSPC, sticky=True, calls=NO_ROOM)
+    bad.reject("broken")
+    good.ack()
+    assert "dead letters wait to be moved" in caplog.messages
+    assert place.q.stats().dead == 1
+    place.after(seconds=5)
+    assert place.q.get_many(10, timeout=0) == []
+    with pytest.raises(DiskFull):  # rather than a list without it
+        place.q.dead.list()
+    place.disk.faults.clear()
+    place.after(seconds=5)
+    assert place.q.stats().dead == 1
+    assert [(letter.body, letter.reason, letter.error) for letter in place.q.dead.list()] == [
+        (b"bad", "REJECTED", "broken")
+    ]
+
+
+def test_a_queue_with_a_letter_on_its_way_opens_though_there_is_no_room_for_it():
+    place, no_room = Place(), {"min_free_bytes": 1 << 60}
+    buried(place, b"earlier")  # so that there is a topic of dead letters
+    place.q.put_many([b"bad", b"good"])
+    q = place.reopen(**no_room)
+    q.get(timeout=0).reject("broken")
+    q = place.kill(**no_room)
+    assert q.stats().dead == 2
+    assert bodies(q) == [b"good"]
+    q = place.kill(min_free_bytes=0)
+    place.after(seconds=5)
+    assert sorted(letter.body for letter in q.dead.list()) == [b"bad", b"earlier"]

@@ -163,10 +163,9 @@ class Graveyard:
             self._delivery.close()
 
     def recover(self) -> None:
-        """End the burials that a crash cut short: what is in the log already is not moved again."""
+        """End the burials whose letter is in the log already: a crash came before the journal knew."""
         if self._delivery.group.burials:
             self._end_moved()
-            self.inter()
 
     def _end_moved(self) -> int:
         """End the burials whose letter is in the log already; answers how many."""

@@ -141,7 +141,7 @@ class Delivery:
             self._supply.change(settings)
 
     def recover(self) -> None:
-        """What holders of earlier sessions had comes back. Moves that were cut short have been finished before."""
+        """What holders of earlier sessions had comes back. Moves that a crash cut short behind the letter are ended."""
         with self.lock:
             self._commit(GiveUp())
 

@@ -22,7 +22,7 @@ from holdfast.delivery.commands import Cancel, Command, Receipt
 from holdfast.delivery.events import Buried, Event, Interred
 from holdfast.delivery.group import Lease
 from holdfast.delivery.runs import runs_of
-from holdfast.errors import CorruptData, InvalidRequest, LeaseLost
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, LeaseLost
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -77,7 +77,7 @@ class Station:
         if dead:
             self.graves().recover()
         self.delivery.recover()
-        self.inter()
+        self._inter_if_possible()
 
     def graves(self) -> Graveyard:
         """The dead letters; their topic is made when first needed."""
@@ -142,6 +142,21 @@ class Station:
                 )
             self.delivery.commit_events([Interred(runs_of(dropped))])
             self.metrics.buried.add(len(dropped))
+
+    def _inter_if_possible(self) -> None:
+        """The same for whoever has done his part: what the journal calls dead is dead.
+
+        If the letter cannot be moved now, for the disk is full, then later: upkeep tries until it succeeds. Who
+        rejected the message must not be told of an error, and do again what is done.
+        """
+        try:
+            self.inter()
+        except HoldfastError as error:
+            logger.warning(
+                "dead letters wait to be moved",
+                extra={"topic": self.topic, "partition": self.number, "group": self.group, "error": str(error)},
+            )
+            self.delivery.on_attention()
 
     def close(self) -> None:
         """Let go of the journal. A move into the dead letters that is under way is finished first."""
@@ -232,11 +247,11 @@ class Station:
         return Pending(appended=appended, refused=refused)
 
     def wait(self, pending: Pending) -> None:
-        """Return when what was decided is as durable as asked, and dead letters are where they belong."""
+        """Return when what was decided is as durable as asked, and dead letters have moved if there is room."""
         if pending.appended is not None:
             self.delivery.journal.log.wait(pending.appended)
         if pending.buried:
-            self.inter()
+            self._inter_if_possible()
         if pending.refused is not None:
             raise pending.refused
 
@@ -245,7 +260,7 @@ class Station:
         if pending.appended is not None:
             await self.delivery.journal.log.wait_async(pending.appended)
         if pending.buried:
-            await asyncio.to_thread(self.inter)
+            await asyncio.to_thread(self._inter_if_possible)
         if pending.refused is not None:
             raise pending.refused
 
