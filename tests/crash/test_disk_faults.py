@@ -266,7 +266,7 @@ def test_free_space_is_checked_while_running_not_only_at_opening():
     disk = SimulatedDisk(capacity_bytes=10_000_000)
     run = Run(disk)
     run.log = Log.open(FOLDER, small_settings(min_free_bytes=9_000_000), run.world())
-    with pytest.raises(DiskFull, match="9,000,000 must stay free"):
+    with pytest.raises(DiskFull, match=r"9,000,000 must stay free \(min_free_bytes\)"):
         for n in range(1000):
             run.append([bytes([n % 256]) * 2000], "os")
     assert disk.room_bytes() >= 9_000_000

@@ -33,7 +33,7 @@ from holdfast.storage.index import SegmentIndex
 from holdfast.storage.keys import MOST_KEYS, KeyFacts, Source, look_at_keys
 from holdfast.storage.rewriting import Output, messages_in
 from holdfast.storage.segment import Segment
-from holdfast.storage.shortage import advice
+from holdfast.storage.shortage import advice, room
 from holdfast.storage.writer import Writer
 
 logger = logging.getLogger(__name__)
@@ -237,8 +237,8 @@ class _Compaction:
         free, keep = self._world.disk.free_bytes(self._folder), self._settings.min_free_bytes
         if free - size < keep:
             raise DiskFull(
-                f"compacting {self._folder} takes up to {size:,} bytes for a while: {free:,} are free, {keep:,} must "
-                "stay free. Nothing was changed; free some space"
+                f"compacting {self._folder} takes room for a while: {room(free, size, keep)}. Nothing was changed; "
+                "free some space"
             )
 
     @contextlib.contextmanager

@@ -35,3 +35,9 @@ def shortage(what: str, error: OSError, state: str) -> Unavailable:
 def advice(error: OSError) -> str:
     """What ran out, and what to do about it; of any other error what the system calls it."""
     return _WHAT_TO_DO.get(error.errno or 0) or error.strerror or str(error)
+
+
+def room(free: int, needed: int, min_free_bytes: int) -> str:
+    """Why there is too little on the disk, with the setting that is mostly the cause."""
+    kept = f", {min_free_bytes:,} must stay free (min_free_bytes)" if min_free_bytes else ""
+    return f"{free:,} bytes are free, {needed:,} are needed{kept}"

@@ -23,7 +23,7 @@ from holdfast.errors import Closed, DiskFull, InvalidRequest, MessageTooLarge, U
 from holdfast.large import LARGE_BYTES, LargeValue, Value
 from holdfast.settings import LogSettings
 from holdfast.storage.files import FULL_DISK, join, write_fully
-from holdfast.storage.shortage import ran_out, shortage
+from holdfast.storage.shortage import ran_out, room, shortage
 
 _LOOK_EVERY_BYTES: Final = 16 << 20
 _GIVEN_UP: Final = "a large message was given up while it was stored"
@@ -176,7 +176,7 @@ class Spool(LaidOut):
         with self._naming_errors():
             free = self._world.disk.free_bytes(self._folder)
         if free - more < keep:
-            raise self._full(f"{free:,} bytes are free, {more:,} are needed, {keep:,} must stay free")
+            raise self._full(room(free, more, keep))
 
     @contextlib.contextmanager
     def _naming_errors(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from holdfast.storage.files import FULL_DISK, join, segment_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
 from holdfast.storage.segment import ActiveSegment, Segment
-from holdfast.storage.shortage import ran_out, shortage
+from holdfast.storage.shortage import ran_out, room, shortage
 from holdfast.storage.spool import LaidOut, lay_out
 from holdfast.storage.state import ASKED, READABLE, State
 
@@ -501,9 +501,7 @@ class Writer:
             return
         free = self._world.disk.free_bytes(self._folder)
         if free - shortage < self._settings.min_free_bytes:
-            raise self._disk_full(
-                f"{free:,} bytes are free, {shortage:,} are needed, {self._settings.min_free_bytes:,} must stay free"
-            )
+            raise self._disk_full(room(free, shortage, self._settings.min_free_bytes))
 
     def _refusal(self, what: str, error: OSError) -> HoldfastError:
         """A full disk, or something that ran out, refuses one call; any other error ends the log."""
