@@ -229,7 +229,8 @@ async def test_a_delayed_one_waits_and_can_be_cancelled(place):
         assert stored.delayed_id is not None
         listed = queue.messages("delayed")
         found = [each async for each in listed] if hasattr(listed, "__aiter__") else list(listed)
-        assert [each.body for each in found] == [b"later"]
+        assert [(each.id, each.offset, each.body) for each in found] == [(stored.id, stored.offset, b"later")]
+        assert stored.offset is None
         assert found[0].due_at > datetime.now(UTC) + timedelta(minutes=50)
         assert await done(queue.cancel(stored.id))
         assert not await done(queue.cancel(stored.id))

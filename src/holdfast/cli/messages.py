@@ -17,7 +17,6 @@ from holdfast.broker.marks import TOMBSTONE
 from holdfast.cli.remote import is_remote
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.listed import Waiting
 from holdfast.embedded.lookup import until_ms
 from holdfast.embedded.message import Contents, Place, Said
 from holdfast.embedded.times import to_datetime
@@ -58,10 +57,7 @@ def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
 def offset_of(message: AnyMessage) -> int | None:
     """Its place in the queue's log; None while it has none."""
     original: int | None = getattr(message, "original_offset", None)
-    if original is not None:
-        return original
-    in_no_log = getattr(message, "phase", "") == "delayed" and message.id.rpartition("-")[2].startswith("d")
-    return None if isinstance(message, Waiting) or (in_no_log and hasattr(message, "_told")) else message.offset
+    return message.offset if original is None else original
 
 
 def document(message: AnyMessage, **more: Any) -> dict[str, Any]:

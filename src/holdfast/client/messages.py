@@ -155,6 +155,11 @@ class RemoteListed(RemoteContents[Body]):
         super().__init__(face._client, face._bodies, told)
         self._queue, self._group = face.topic, face.group
 
+    @property
+    def offset(self) -> int | None:  # type: ignore[override]
+        """Its place in the partition's log; None while it is delayed and in no log yet."""
+        return self._told.offset
+
     def _payload(self) -> Payload:
         return payload_by_id(self._client, self._queue, self._group, self._told)
 

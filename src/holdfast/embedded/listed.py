@@ -77,6 +77,11 @@ class Waiting(Listed[Body]):
         return message_id(self._home.topic, self._home.number, None, self._record.offset)
 
     @property
+    def offset(self) -> None:  # type: ignore[override]  # what is in no log has no place there
+        """None, as `put` said: it gets one when it comes due."""
+        return
+
+    @property
     def error(self) -> str:
         return ""
 

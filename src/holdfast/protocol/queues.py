@@ -40,8 +40,9 @@ class ListQuery(InGroup, kw_only=True):
 
 
 class Listed(Said, kw_only=True):
-    """A message that is looked at: where it stands, and what went wrong with it."""
+    """A message that is looked at: where it stands, and what went wrong with it. Without an offset it is delayed."""
 
+    offset: int | None = None  # type: ignore[assignment]
     phase: Phase = "ready"
     attempts: int = 0
     holder: str = ""

@@ -349,7 +349,7 @@ class Room:
 
 def told(found: Found[Any], *, bodies: bool = True) -> Listed:
     """A message that was looked at, as it is told."""
-    facts = _said(found, found._record)
+    facts = _said(found, found._record) | {"offset": found.offset}
     if not bodies:
         facts |= {"body": b"", "omitted": True}
     due = found.due_at

@@ -37,7 +37,7 @@ class MessageShown(msgspec.Struct, frozen=True, kw_only=True):
 
     row: MessageRow
     partition: int
-    offset: int
+    offset: int | None
     correlation_id: str
     expires_ms: int
     headers: list[tuple[str, str]]
