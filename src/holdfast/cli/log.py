@@ -7,13 +7,13 @@ from typing import Annotated
 import typer
 
 from holdfast.broker.catalog import Catalog
+from holdfast.broker.check.parts import parts_of
 from holdfast.broker.routing import check_partition
 from holdfast.cli.dump import Dump
 from holdfast.cli.info import info_of, show_info
 from holdfast.cli.opened import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
 from holdfast.cli.output import DAMAGED, OK, command, print_json, stdout
-from holdfast.cli.parts import parts_of
 from holdfast.cli.reading import check_has_log
 from holdfast.cli.section import Section
 from holdfast.cli.text import time_ns_of

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,32 +11,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.broker.catalog import Catalog
-from holdfast.broker.commits import CommitState, commits_of
-from holdfast.broker.layout import TOPICS, topics
+from holdfast.broker.check import PartReport, check_folder
+from holdfast.broker.check.parts import parts_of
+from holdfast.broker.layout import topics
 from holdfast.cli.ask import confirmed
-from holdfast.cli.missing import may_be_forced, missing_folders, missing_start, unread_start
-from holdfast.cli.notes import damaged_notes
 from holdfast.cli.opened import trusts_folders
 from holdfast.cli.output import DAMAGED, NOT_DONE, OK, print_json, stdout
 from holdfast.cli.owner import owner_of
-from holdfast.cli.parts import (
-    JOURNAL_FILES,
-    GroupState,
-    LocksState,
-    Part,
-    damaged_runs,
-    locks_state,
-    parts_of,
-    state_of,
-)
 from holdfast.cli.plans import document, show_plan, show_result
 from holdfast.cli.reports import STYLES, progress_bar, report_document, show_findings
 from holdfast.cli.text import safe, size
 from holdfast.env import real_world
-from holdfast.errors import HoldfastError
-from holdfast.storage.check import check
-from holdfast.storage.finding import CheckReport, count_of
+from holdfast.storage.finding import count_of
 from holdfast.storage.lock import take_lock
 from holdfast.storage.opening import require_own
 from holdfast.storage.repair import plan_repair, repair
@@ -47,105 +32,18 @@ _MOST_ROWS: Final = 60
 _COPIED: Final = frozenset({"messages", "commits", "locks"})
 
 
-class PartReport(msgspec.Struct, frozen=True):
-    """What was found in one log of a queue."""
-
-    part: Part
-    log: CheckReport
-    state: GroupState | CommitState | LocksState | None
-    wrong: tuple[str, ...]
-
-    @property
-    def ok(self) -> bool:
-        return self.log.ok and not self.wrong
-
-
 def check_queue(folder: str, *, as_json: bool) -> int:
     """Look at all of it; takes no lock and changes nothing."""
     owner = owner_of(folder)
     owned = owner is not None and owner.alive is True
     with progress_bar("checking", shown=not as_json) as progress:
-        found = _checked_all(folder, progress, owned=owned)
-    ends = {
-        report.part.name: report.state.cursor if isinstance(report.state, GroupState) else report.log.end
-        for report in found
-    }
-    missing = missing_folders(real_world(), folder, ends, owned=owned)
-    noted = list(damaged_notes(real_world(), folder))
-    wrong = [what for severity, what in noted if severity == "damage"]
-    notes = [what for severity, what in noted if severity == "note"]
-    ok = not missing and not wrong and all(report.ok for report in found)
+        report = check_folder(folder, owned=owned, progress=progress)
     if as_json:
-        logs = list(map(_document, found))
-        facts = {"folder": folder, "ok": ok, "owned": owned, "missing": missing, "wrong": wrong, "notes": notes}
-        print_json({**facts, "logs": logs})
+        facts = {name: getattr(report, name) for name in ("folder", "ok", "owned", "missing", "wrong", "notes")}
+        print_json({**facts, "logs": list(map(_document, report.parts))})
     else:
-        _show(stdout(), folder, found, [*missing, *wrong], notes, owned=owned)
-    return OK if ok else DAMAGED
-
-
-def _checked_all(folder: str, progress: Any, *, owned: bool) -> list[PartReport]:
-    """Each log, and the journals held against the logs of their messages."""
-    world = real_world()
-    found: dict[str, PartReport] = {}
-    for part in parts_of(world, folder):
-        log = found.get(f"{part.name.partition('/groups/')[0]}/log") if part.kind == "journal" else None
-        report = _checked(part, progress, owned=owned, log_start=log.log.start if log is not None else 0)
-        found[part.name] = report
-        if part.kind == "commits":
-            found[part.name] = _against_logs(folder, report, found)
-        if (
-            not isinstance(report.state, GroupState)
-            or log is None
-            or any(each.code == "unpublished" for each in report.log.findings)
-        ):
-            continue  # of events that only the next opening will see, some may have settled what seems to be missing
-        _, topic, _, _, group = part.name.split("/")
-        what = missing_start(world, folder, topic, group, log.log, report.state)
-        if what is not None:
-            found[log.part.name] = msgspec.structs.replace(log, wrong=(*log.wrong, what))
-    return list(found.values())
-
-
-def _against_logs(folder: str, report: PartReport, found: Mapping[str, PartReport]) -> PartReport:
-    """A group in stream mode held against the logs that it reads: they were looked at before."""
-    world, wrong = real_world(), list(report.wrong)
-    assert isinstance(report.state, CommitState)
-    catalog = Catalog(world, folder)
-    for entry in report.state.committed:
-        log = found.get(f"{TOPICS}/{entry.topic}/{entry.partition}/log")
-        if log is None or may_be_forced(world, folder, entry.topic):
-            continue
-        with suppress(HoldfastError):  # deleted meanwhile, or damaged, which is said elsewhere
-            if catalog.facts(entry.topic).id == entry.topic_id:
-                what = unread_start(report.part.name.rpartition("/")[2], entry, log.log.start)
-                wrong += [] if what is None else [what]
-    return msgspec.structs.replace(report, wrong=tuple(wrong))
-
-
-def _checked(part: Part, progress: Any, *, owned: bool, log_start: int) -> PartReport:
-    world = real_world()
-    report = check(part.folder, owned=True if owned else None, progress=progress)
-    if part.kind in ("journal", "commits", "locks"):
-        findings = tuple(
-            finding
-            for finding in report.findings
-            if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
-        )
-        report = msgspec.structs.replace(report, findings=findings)
-        state = _state(part, log_start)
-        return PartReport(part, report, state, state.wrong)
-    # An owner drops these files while we look: only without one is a file that is not there a missing one.
-    wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
-    return PartReport(part, report, None, wrong)
-
-
-def _state(part: Part, log_start: int) -> GroupState | CommitState | LocksState:
-    """What the events of a journal add up to."""
-    world = real_world()
-    if part.kind == "locks":
-        return locks_state(world, part.folder.rpartition("/")[0])
-    return commits_of(world, part.folder) if part.kind == "commits" else state_of(world, part, log_start)
+        _show(stdout(), folder, report.parts, [*report.missing, *report.wrong], report.notes, owned=owned)
+    return OK if report.ok else DAMAGED
 
 
 def _document(found: PartReport) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from os.path import abspath
 from typing import Final
 
 import msgspec
 
 from holdfast.broker.catalog import Catalog
+from holdfast.broker.check.parts import GroupState
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
@@ -24,7 +24,6 @@ from holdfast.broker.layout import (
 )
 from holdfast.broker.offsets import Committed
 from holdfast.broker.replay import folders_in, holds_log
-from holdfast.cli.parts import GroupState
 from holdfast.env import World
 from holdfast.errors import CorruptData, UnknownTopic
 from holdfast.storage.files import join, read_file
@@ -69,10 +68,11 @@ def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned
 
     `ends` tells of each log by its name how far it goes, and of each journal how far its group has come.
     """
+    never = threading.Event()
     for _ in range(_TRIES - 1 if owned else 0):
         if not _missing_folders(world, folder, ends):
             return []
-        time.sleep(_LOOK_EVERY_S)
+        world.clock.wait(never, _LOOK_EVERY_S)
     return _missing_folders(world, folder, ends)
 
 
@@ -110,7 +110,7 @@ def _groups(world: World, folder: str, topic: str, count: int) -> list[str]:
             if notes.read(name).deleted:
                 continue
         found.append(name)
-    simple = topic == topic_for(abspath(folder)) or _is_folder(world, topic_folder(folder, topic + DEAD_SUFFIX))
+    simple = topic == topic_for(folder) or _is_folder(world, topic_folder(folder, topic + DEAD_SUFFIX))
     streams = folders_in(world, join(folder, GROUPS))
     return found or ([DEFAULT_GROUP] if simple and not streams else [])
 
