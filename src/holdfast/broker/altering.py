@@ -35,6 +35,7 @@ def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) ->
         kept = settings_for(world, folder, None, changes, base)
         settings = settings_for(world, folder, None, {**engine.filed(name), **changes}, base)
         keep_settings(world, folder, kept, base)
+        topic.list_parts()
         topic.alter(msgspec.structs.replace(settings, partitions=count))
         engine.tell(topic)
         return wanted

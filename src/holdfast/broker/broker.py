@@ -310,8 +310,10 @@ class BrokerEngine:
                 key=self.key,
             )
             try:
+                self.catalog.bring_up_to_date(name, facts)
                 if changes or given is not None:
                     keep_settings(self.world, folder, kept, base)
+                    topic.list_parts()
                 self.tell(topic)  # before a keeper finds it: its retention would not know what others still need
             except BaseException:
                 topic.close()

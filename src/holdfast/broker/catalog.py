@@ -7,10 +7,12 @@ name that no topic can have, and is removed at the next opening.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from holdfast.broker.contents import Contents, TopicFacts, load_contents, save_contents
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
     SETTINGS,
@@ -21,6 +23,7 @@ from holdfast.broker.layout import (
     topic_folder,
 )
 from holdfast.broker.policy import differing_settings
+from holdfast.broker.sealed import is_sealed, sealed, unsealed
 from holdfast.env import World
 from holdfast.errors import CorruptData, TopicExists, UnknownTopic
 from holdfast.settings import TopicSettings
@@ -29,15 +32,9 @@ from holdfast.storage.opening import translated
 
 _NEW: Final = ".new-"
 _GONE: Final = ".gone-"
+__all__ = ["Catalog", "TopicFacts"]
+
 _LEFT: Final = re.compile(r"(\.new-|\.gone-)(.*)-[0-9]+")
-
-
-class TopicFacts(msgspec.Struct, frozen=True):
-    """What a topic is, whatever its settings: another one of the same name has another id."""
-
-    id: int = 0
-    created_ms: int = 0
-    partitions: int = 1
 
 
 _decode = msgspec.json.Decoder(TopicFacts).decode
@@ -65,15 +62,46 @@ class Catalog:
             there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
             how = "Make it with create_topic, or in a shell with `holdfast topic create`"
             raise UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
+        try:
+            return self.noted(name) or self._listed(name) or TopicFacts()
+        except CorruptData:
+            listed = self._listed(name)
+            if listed is None:
+                raise
+            return listed
+
+    def noted(self, name: str) -> TopicFacts | None:
+        """What `topic.json` says, None where there is none; CorruptData where it is not what was written."""
+        path, content = self._note_of(name)
+        if content is None:
+            return None
+        try:
+            return _decode(unsealed(content, path))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
+
+    def is_listed(self, name: str) -> bool:
+        """Whether the topic was written by a release that keeps a list of its parts."""
+        return is_sealed(self._note_of(name)[1] or b"")
+
+    def bring_up_to_date(self, name: str, facts: TopicFacts) -> None:
+        """Write `topic.json` anew where it is lost, damaged, or of an older release. The parts are listed by then."""
+        with suppress(CorruptData):
+            if self.noted(name) == facts and self.is_listed(name):
+                return
+        self._note(topic_folder(self._root, name), facts)
+
+    def _note_of(self, name: str) -> tuple[str, bytes | None]:
         path = join(topic_folder(self._root, name), TOPIC)
         with translated(path):
-            content = read_file(self._world.disk, path)
-        if content is None:
-            return TopicFacts()
-        try:
-            return _decode(content)
-        except msgspec.MsgspecError as error:
-            raise CorruptData(f"{path} cannot be read: {error}. Restore it from a backup") from error
+            return path, read_file(self._world.disk, path)
+
+    def _listed(self, name: str) -> TopicFacts | None:
+        """The copy of the facts in the list of parts."""
+        with suppress(CorruptData):
+            contents = load_contents(self._world, self._root, name)
+            return None if contents is None else contents.facts
+        return None
 
     def create(self, name: str, settings: TopicSettings, base: TopicSettings) -> TopicFacts:
         """Make a topic with its settings, wholly or not at all."""
@@ -90,7 +118,8 @@ class Catalog:
         self._note(fresh, facts)
         kept = differing_settings(settings, base)
         if kept:
-            durable_replace(disk, fresh, SETTINGS, msgspec.json.format(msgspec.json.encode(kept)))
+            durable_replace(disk, fresh, SETTINGS, sealed(msgspec.json.format(msgspec.json.encode(kept))))
+        save_contents(self._world, fresh, Contents(facts, frozenset([SETTINGS] if kept else [])))
         disk.rename(fresh, topic_folder(self._root, name))
         disk.sync_folder(self._folder)
         return facts
@@ -127,4 +156,4 @@ class Catalog:
             remove_tree(disk, join(self._folder, left))
 
     def _note(self, folder: str, facts: TopicFacts) -> None:
-        durable_replace(self._world.disk, folder, TOPIC, msgspec.json.encode(facts))
+        durable_replace(self._world.disk, folder, TOPIC, sealed(msgspec.json.encode(facts)))

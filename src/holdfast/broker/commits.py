@@ -35,24 +35,24 @@ class CommitState(msgspec.Struct, frozen=True, kw_only=True):
     wrong: tuple[str, ...] = ()
 
 
-def commits_of(world: World, folder: str) -> CommitState:
-    """Replay the commits in a folder, as opening would."""
+def commits_of(world: World, folder: str, end: int | None = None) -> CommitState:
+    """Replay the commits in a folder, as opening would; `end`: where it would end their log, if that is known."""
     for _ in range(_TRIES - 1):
         try:
-            return _replayed(world, folder)
+            return _replayed(world, folder, end)
         except (OSError, HoldfastError):
             continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
     try:
-        return _replayed(world, folder)
+        return _replayed(world, folder, end)
     except (OSError, HoldfastError) as error:
         return CommitState(wrong=(str(error),))
 
 
-def _replayed(world: World, folder: str) -> CommitState:
+def _replayed(world: World, folder: str, end: int | None) -> CommitState:
     image, name = SnapshotFiles(world, folder).newest(decode_image)
     if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
-    reader = LogReader(folder, world=world)
+    reader = LogReader(folder, world=world, end=end)
     state, wrong, at = _State(), [], 0
     if image is not None:
         state.entries = {entry.place: entry for entry in image.entries}

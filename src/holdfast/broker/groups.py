@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.broker.layout import GROUPS, check_name, names_in
+from holdfast.broker.sealed import sealed, unsealed
 from holdfast.env import World
 from holdfast.errors import CorruptData
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
@@ -49,7 +50,7 @@ class GroupNotes:
         if content is None:
             return GroupNote()
         try:
-            return _decode(content)
+            return _decode(unsealed(content, path))
         except msgspec.MsgspecError as error:
             raise CorruptData(
                 f"{path} cannot be read: {error}. Restore it from a backup, or remove it: the group then has the "
@@ -61,7 +62,7 @@ class GroupNotes:
         if needed:
             self._world.disk.make_folder(self._folder)
             durable_replace(
-                self._world.disk, self._folder, f"{check_name(group, 'group')}.json", msgspec.json.encode(note)
+                self._world.disk, self._folder, f"{check_name(group, 'group')}.json", sealed(msgspec.json.encode(note))
             )
 
     def deleted(self) -> list[str]:

@@ -24,25 +24,25 @@ class ReplayedLocks(NamedTuple):
     wrong: list[str]
 
 
-def replayed_locks(world: World, root: str) -> ReplayedLocks:
-    """The locks and documents of a data folder; none where nobody has used any."""
+def replayed_locks(world: World, root: str, end: int | None = None) -> ReplayedLocks:
+    """The locks and documents of a data folder; none where nobody has used any. `end`: as for `replayed_group`."""
     folder = join(root, LOCKS)
     for _ in range(TRIES - 1):
         try:
-            return _replayed(world, folder)
+            return _replayed(world, folder, end)
         except (OSError, HoldfastError):
             continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
-    return _replayed(world, folder)
+    return _replayed(world, folder, end)
 
 
-def _replayed(world: World, folder: str) -> ReplayedLocks:
+def _replayed(world: World, folder: str, end: int | None) -> ReplayedLocks:
     if not holds_log(world, folder):
         return ReplayedLocks(Table(), [])
     snapshot, name = newest_locks(world, folder)
     table = Table() if snapshot is None else table_of(snapshot.image)
     at = 0 if snapshot is None else snapshot.position
     means = LocksJournal.damage_means
-    wrong = replay_beside(world, folder, at, name, lambda value: table.apply(decode_event(value)), means)
+    wrong = replay_beside(world, folder, at, name, lambda value: table.apply(decode_event(value)), means, end)
     return ReplayedLocks(table, wrong or check(table))
 
 

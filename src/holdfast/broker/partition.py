@@ -73,6 +73,7 @@ class Partition:
         self.deliveries: list[Delivery] = []
         self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
         self.on_attention: Callable[[], None] = lambda: None
+        self.on_new_part: Callable[[], None] = lambda: None  # delays, dedup ids, producers: kept here from now on
         self.tracer: PartitionTracer | None = None  # while the topic is sampled
         self.delayed: DelayStore | None = None
         self.dedup: DedupIndex | None = None
@@ -447,6 +448,8 @@ class Partition:
                     if self.dedup is not None:
                         store.intake.pin("dedup", self.dedup.covered.intake.offset)
                     self.delayed = store
+                    if not store.intake.written_end:
+                        self.on_new_part()
                 return self.delayed
         return store
 
@@ -465,6 +468,7 @@ class Partition:
         if self.dedup is None:
             self._check_open()
             folder = join(self._folder, "dedup")
+            new = not self._world.disk.exists(folder)
             try:
                 self._world.disk.make_folder(folder)
             except OSError as error:
@@ -479,6 +483,8 @@ class Partition:
                 intake.pin("dedup", dedup.covered.intake.offset)
             self.log.pin("dedup", dedup.covered.partition.offset)
             self.dedup = dedup
+            if new:
+                self.on_new_part()
         return self.dedup
 
     def _check_open(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.broker.layout import SETTINGS
+from holdfast.broker.sealed import sealed, unsealed
 from holdfast.env import World
 from holdfast.errors import BadSettings, CorruptData
 from holdfast.settings import QueueSettings, TopicSettings, load
@@ -48,7 +49,7 @@ def check_settings(given: QueueSettings | None, changes: Mapping[str, Any]) -> T
 def keep_settings(world: World, folder: str, settings: TopicSettings, base: TopicSettings = _DEFAULTS) -> None:
     """Note what differs from the base, where that has changed."""
     differing = differing_settings(settings, base)
-    content = msgspec.json.format(msgspec.json.encode(differing))
+    content = sealed(msgspec.json.format(msgspec.json.encode(differing)))
     known = read_file(world.disk, join(folder, SETTINGS))
     if content != known and (differing or known is not None):
         durable_replace(world.disk, folder, SETTINGS, content)
@@ -96,7 +97,7 @@ def kept_settings(world: World, path: str) -> dict[str, Any]:
     if content is None:
         return {}
     try:
-        kept = msgspec.json.decode(content, type=dict[str, Any])
+        kept = msgspec.json.decode(unsealed(content, path), type=dict[str, Any])
         if isinstance(kept.get("priority_weights"), list):
             kept["priority_weights"] = tuple(kept["priority_weights"])
         load(TopicSettings, kept)

@@ -35,33 +35,43 @@ class Replayed(NamedTuple):
     wrong: list[str]
 
 
-def replayed_group(world: World, folder: str, start: int = 0) -> Replayed:
-    """The group whose journal is in the folder; without a snapshot it began at `start`."""
+def replayed_group(world: World, folder: str, start: int = 0, end: int | None = None) -> Replayed:
+    """The group whose journal is in the folder; without a snapshot it began at `start`.
+
+    `end` is where opening would end the journal, if that is known: after a restart its owner's word may be old.
+    """
     for _ in range(TRIES - 1):
         try:
-            return _replayed(world, folder, start)
+            return _replayed(world, folder, start, end)
         except (OSError, HoldfastError):
             continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
-    return _replayed(world, folder, start)
+    return _replayed(world, folder, start, end)
 
 
-def _replayed(world: World, folder: str, start: int) -> Replayed:
+def _replayed(world: World, folder: str, start: int, end: int | None) -> Replayed:
     if not holds_log(world, folder):
         return Replayed(Group(start), known=False, wrong=[])
     snapshot, name = newest_snapshot(world, folder)
     group = Group(start) if snapshot is None else group_of(snapshot.image)
     at = 0 if snapshot is None else snapshot.position
-    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(decode_event(value)), Journal.damage_means)
+    means = Journal.damage_means
+    wrong = replay_beside(world, folder, at, name, lambda value: group.apply(decode_event(value)), means, end)
     return Replayed(group, known=snapshot is not None, wrong=wrong)
 
 
 def replay_beside(
-    world: World, folder: str, at: int, snapshot: str, apply: Callable[[bytes], None], damage_means: str
+    world: World,
+    folder: str,
+    at: int,
+    snapshot: str,
+    apply: Callable[[bytes], None],
+    damage_means: str,
+    end: int | None = None,
 ) -> list[str]:
     """Let the events of a journal from `at` on happen, behind the snapshot of that file; answers what is wrong."""
     if snapshot != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
         raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
-    reader = LogReader(folder, world=world)
+    reader = LogReader(folder, world=world, end=end)
     if at < reader.start:
         raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")
     wrong: list[str] = []

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.catalog import TopicFacts
+from holdfast.broker.contents import TopicFacts, is_vital, lacking, missing_parts, renew_contents, strike_off
 from holdfast.broker.dead import DeadPartition
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder_key import FolderKey
@@ -21,6 +21,7 @@ from holdfast.broker.groups import GroupNote, GroupNotes
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
+    GROUPS,
     check_name,
     group_folder,
     partition_folder,
@@ -39,11 +40,11 @@ from holdfast.broker.trace_log import TraceLog
 from holdfast.broker.tracing import TopicTracing
 from holdfast.delivery.fences import PROVEN
 from holdfast.env import World
-from holdfast.errors import BadSettings, Closed, HoldfastError, UnknownGroup
+from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.keeper import soonest
-from holdfast.storage.opening import translated
+from holdfast.storage.opening import is_log, translated
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +95,28 @@ class Topic:
         self._notes = GroupNotes(world, topic_folder(root, name))
         self._dead: dict[int, DeadPartition] = {}
         self._lock = threading.RLock()
+        self._listing = threading.Lock()
         try:
+            self._require_parts()
             self._open(facts.partitions)
+            self.list_parts()
         except BaseException:
             self.closed = True
             self._let_go()
             raise
+
+    def _require_parts(self) -> None:
+        """Refuse a topic that lacks something without which messages are lost: opening would make it anew, empty."""
+        with suppress(CorruptData):  # a list that is damaged: what is there is listed anew
+            for part in missing_parts(self._world, self.root, self.name):
+                if is_vital(part):
+                    raise lacking(self.root, self.name, part)
+
+    def list_parts(self) -> None:
+        """Note what there is now, so that it is missed if it is lost."""
+        facts = TopicFacts(self.id, self.created_ms, len(self.partitions))
+        with self._listing, translated(topic_folder(self.root, self.name)):
+            renew_contents(self._world, self.root, self.name, facts)
 
     def _open(self, count: int) -> None:
         for number in range(count):
@@ -118,6 +135,7 @@ class Topic:
         partition.log.needed_outside = partial(self._queries.floor, self.name, self.id, number)
         if self.settings.trace_sample:
             self._trace_partition(partition, number)
+        partition.on_new_part = self.list_parts
         self.partitions.append(partition)  # in place: the faces look at this list
 
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
@@ -182,6 +200,7 @@ class Topic:
     def _open_dead(self, number: int) -> DeadPartition:
         name, settings, metrics = self.name + DEAD_SUFFIX, dead_settings(self.settings), Metrics()
         with translated(topic_folder(self.root, name)), ExitStack() as opened:
+            new = not is_log(self._world, group_folder(self.root, name, number, DEFAULT_GROUP))
             self._world.disk.make_folder(topic_folder(self.root, name))
             target = Partition.open(self._world, partition_folder(self.root, name, number), settings, metrics)
             opened.callback(target.close)
@@ -194,6 +213,8 @@ class Topic:
             letters.on_attention = letters.journal.log.on_attention = self._attend
             place = DeadPartition(self.partitions[number], target, letters)
             place.recover()
+            if new:
+                self.list_parts()
             opened.pop_all()
         return place
 
@@ -228,9 +249,12 @@ class Topic:
                     positions = [partition.log.written_end for partition in self.partitions]
                 note = GroupNote(positions=positions, settings=kept)
                 self._notes.write(name, note, needed=bool(positions or kept))
-                return self._open_group(name, note, settings)
+                group = self._open_group(name, note, settings)
+                self.list_parts()
+                return group
             if kept != note.settings:
                 self._notes.write(name, msgspec.structs.replace(note, settings=kept))
+                self.list_parts()
             if settings != known.settings:  # otherwise nobody is to begin anew with its turns
                 known.change(settings)
             return known
@@ -304,7 +328,11 @@ class Topic:
             if self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)):
                 for number in range(len(self.partitions)):
                     self.dead_partition(number).drop_letters_of(group)
-            self._notes.forget(group, len(self.partitions))
+            count = len(self.partitions)
+            parts = frozenset([f"{GROUPS}/{group}.json", *(f"{number}/{GROUPS}/{group}" for number in range(count))])
+            with self._listing:
+                strike_off(self._world, self.root, self.name, parts)
+            self._notes.forget(group, count)
 
     def grow(self, count: int) -> None:
         """Open the partitions that were added; every group serves them from their first message on."""
@@ -318,6 +346,7 @@ class Topic:
                         self._open_station(group, number, 0)
                     unless_done.pop_all()
                 self.settings = msgspec.structs.replace(self.settings, partitions=number + 1)
+            self.list_parts()
 
     def _close_partition(self, number: int) -> None:
         """Take the last partition out of use: not all of it could be opened. What it holds stays for the next try."""

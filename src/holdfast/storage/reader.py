@@ -30,8 +30,14 @@ class LogReader:
     """The read side of a log in a folder. Call `refresh` to see segments that came or went."""
 
     def __init__(
-        self, folder: str | PathLike[str], settings: LogSettings | None = None, world: World | None = None
+        self,
+        folder: str | PathLike[str],
+        settings: LogSettings | None = None,
+        world: World | None = None,
+        *,
+        end: int | None = None,
     ) -> None:
+        """`end` is for who knows better than the state file how far the log goes: nobody owns it, and it was judged."""
         self._world = world or real_world()
         self._settings = settings or LogSettings()
         folder = fspath(folder)
@@ -40,6 +46,7 @@ class LogReader:
         self._segments: tuple[Segment, ...] = ()
         self._state: State | None = None
         self._fixed_end = 0  # without a state file
+        self._given_end = end
         self._restarted = False
         self._seen_end = 0
         self._seen_sequence = 0
@@ -69,6 +76,8 @@ class LogReader:
         """The readable end."""
         if self._changed_hands():
             self.refresh()  # nothing that was known need be true any more
+        if self._given_end is not None:
+            return self._given_end
         if self._state is None:
             return self._fixed_end
         end = self._state.synced_end if self._restarted else self._state.readable_end

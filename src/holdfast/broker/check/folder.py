@@ -131,15 +131,16 @@ def _checked(world: World, part: Part, progress: Progress | None, *, owned: bool
             if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
         )
         report = msgspec.structs.replace(report, findings=findings)
-        state = _state(world, part, log_start)
+        # What opening would keep counts: after a restart the state file may tell of an end long past.
+        state = _state(world, part, log_start, None if owned else report.end)
         return PartReport(part, report, state, state.wrong)
     # An owner drops these files while we look: only without one is a file that is not there a missing one.
     wrong = tuple(damaged_runs(world, part)) if part.kind == "delayed" and not owned else ()
     return PartReport(part, report, None, wrong)
 
 
-def _state(world: World, part: Part, log_start: int) -> GroupState | CommitState | LocksState:
-    """What the events of a journal add up to."""
+def _state(world: World, part: Part, log_start: int, end: int | None) -> GroupState | CommitState | LocksState:
+    """What the events of a journal add up to, up to `end`."""
     if part.kind == "locks":
-        return locks_state(world, part.folder.rpartition("/")[0])
-    return commits_of(world, part.folder) if part.kind == "commits" else state_of(world, part, log_start)
+        return locks_state(world, part.folder.rpartition("/")[0], end)
+    return commits_of(world, part.folder, end) if part.kind == "commits" else state_of(world, part, log_start, end)

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.check.parts import GroupState
+from holdfast.broker.contents import cost_of, is_vital, load_contents, missing_parts, part_path
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
@@ -30,6 +31,8 @@ from holdfast.storage.files import join, read_file
 from holdfast.storage.finding import CheckReport, count_of
 
 _ADVICE: Final = "Restore the folder from a copy before you open the queue: opening goes on without them"
+_RESTORE: Final = "Restore it from a copy; without it the topic opens only after a repair"
+
 
 # An owner that makes a topic just now is through with it soon.
 _TRIES: Final = 5
@@ -79,6 +82,11 @@ def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned
 def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list[str]:
     found = []
     for topic in topics(world, folder):
+        listed = _missing_listed(world, folder, topic, ends)
+        if listed is not None:
+            found += listed
+            continue
+        # A topic from before there were lists: as far as it can be told from what the others have.
         count, letters = _partitions(world, folder, topic), f"{TOPICS}/{topic}{DEAD_SUFFIX}"
         groups = _groups(world, folder, topic, count)
         for number in range(count):
@@ -92,6 +100,30 @@ def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list
             if any(holds_log(world, join(folder, f"{place}/{part}")) for part in ("log", f"{GROUPS}/{DEFAULT_GROUP}")):
                 found += _missing_of(world, folder, place, [DEFAULT_GROUP], ends)
     return found
+
+
+def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, int]) -> list[str] | None:
+    """What the list of a topic's parts names and is not there; None where there is no list, or none to be trusted."""
+    try:
+        if load_contents(world, folder, topic) is None:
+            return None
+        parts = missing_parts(world, folder, topic)
+    except CorruptData:
+        return None
+    found = []
+    for part in parts:
+        name = part_path(folder, topic, part).removeprefix(f"{folder}/")
+        come = _come_to(name, ends) if part.endswith("/log") else 0
+        far = f"; the group had come up to {come}" if come else ""
+        advice = _RESTORE if is_vital(part) else "Restore it from a copy to prevent that"
+        found.append(f"{name} {_lack(world, folder, name)}{far}: {cost_of(part)}. {advice}")
+    return found
+
+
+def _come_to(log: str, ends: Mapping[str, int]) -> int:
+    """How far any group had come in a log that is gone."""
+    groups = f"{log.removesuffix('/log')}/{GROUPS}/"
+    return max((end for name, end in ends.items() if name.startswith(groups)), default=0)
 
 
 def _partitions(world: World, folder: str, topic: str) -> int:

@@ -71,19 +71,19 @@ def parts_of(world: World, folder: str) -> list[Part]:
     return [part for part in found if holds_log(world, part.folder)]
 
 
-def state_of(world: World, part: Part, log_start: int = 0) -> GroupState:
+def state_of(world: World, part: Part, log_start: int = 0, end: int | None = None) -> GroupState:
     """Replay a journal, as opening would, and look at the state that comes of it.
 
     The log's start is to be older than this call: an owner raises the floor before it lets go of messages.
     """
     try:
-        return _replayed(world, part, log_start)
+        return _replayed(world, part, log_start, end)
     except (OSError, HoldfastError) as error:
         return GroupState(wrong=(str(error),))
 
 
-def _replayed(world: World, part: Part, log_start: int) -> GroupState:
-    group, begun, wrong = replayed_group(world, part.folder)
+def _replayed(world: World, part: Part, log_start: int, end: int | None) -> GroupState:
+    group, begun, wrong = replayed_group(world, part.folder, end=end)
     if not wrong:
         wrong = check_group(group)
     # Without a snapshot nobody knows where the group began: perhaps there, with a new journal.
@@ -99,10 +99,10 @@ def _replayed(world: World, part: Part, log_start: int) -> GroupState:
     )
 
 
-def locks_state(world: World, folder: str) -> LocksState:
+def locks_state(world: World, folder: str, end: int | None = None) -> LocksState:
     """The same for the locks and documents of a data folder."""
     try:
-        table, wrong = replayed_locks(world, folder)
+        table, wrong = replayed_locks(world, folder, end)
     except (OSError, HoldfastError) as error:
         return LocksState(wrong=(str(error),))
     return LocksState(held=len(table.held), documents=len(table.documents), wrong=tuple(wrong[:_MOST_WRONG]))

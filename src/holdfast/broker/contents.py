@@ -1,0 +1,168 @@
+"""What must be in the folder of a topic: a list of its parts, so that one that is gone is missed.
+
+A part is made, durably, then listed, then used; it is struck off the list, then removed. So what the list names was
+there, wherever a crash came. A topic from before there were lists has none until it is opened: then what is there is
+listed. The list also has a copy of the topic's facts, should `topic.json` be lost.
+
+The file `contents` is JSON with a checksum: `{"check": …, "facts": {…}, "parts": […]}`. A part is named by its path
+from the topic's folder; the dead letters lie beside it, and their parts begin with `.dlq/`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.layout import DEAD_SUFFIX, GROUPS, SETTINGS, names_in, topic_folder
+from holdfast.broker.sealed import sealed, unsealed
+from holdfast.env import World
+from holdfast.errors import CorruptData
+from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.opening import is_log
+
+CONTENTS: Final = "contents"
+DELAYED: Final = "delayed"
+DEDUP: Final = "dedup"
+PRODUCERS: Final = "producers"
+
+
+_COSTS: Final = {
+    "/log": "its messages are lost",
+    f"/{DELAYED}": "its delayed messages are lost",
+    f"/{DEDUP}": "messages that are put again are known only as far as the logs still hold the first ones",
+    f"/{PRODUCERS}": "what producers wrote is known only as far as the log still holds it",
+}
+
+
+class TopicFacts(msgspec.Struct, frozen=True):
+    """What a topic is, whatever its settings: another one of the same name has another id."""
+
+    id: int = 0
+    created_ms: int = 0
+    partitions: int = 1
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """The list."""
+
+    facts: TopicFacts = TopicFacts()
+    parts: frozenset[str] = frozenset()
+
+
+_decode = msgspec.json.Decoder(Contents).decode
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+def load_contents(world: World, root: str, topic: str) -> Contents | None:
+    """The list of a topic, None where there is none; CorruptData where it is not what was written."""
+    path = join(topic_folder(root, topic), CONTENTS)
+    content = read_file(world.disk, path)
+    if content is None:
+        return None
+    try:
+        return _decode(unsealed(content, path))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptData(f"{path} cannot be read: {error}") from error
+
+
+def save_contents(world: World, folder: str, contents: Contents) -> None:
+    """Put a list into the folder of a topic, durably."""
+    durable_replace(world.disk, folder, CONTENTS, sealed(_encode(contents)))
+
+
+def renew_contents(world: World, root: str, topic: str, facts: TopicFacts) -> None:
+    """List what is there now, where the list says something else."""
+    contents = Contents(facts, frozenset(parts_there(world, root, topic, facts.partitions)))
+    try:
+        known = load_contents(world, root, topic)
+    except CorruptData:
+        known = None  # `check` tells; made anew, it is good again
+    if known != contents:
+        save_contents(world, topic_folder(root, topic), contents)
+
+
+def strike_off(world: World, root: str, topic: str, parts: frozenset[str]) -> None:
+    """These are about to go, or are given up."""
+    known = load_contents(world, root, topic)
+    if known is not None and known.parts & parts:
+        save_contents(world, topic_folder(root, topic), msgspec.structs.replace(known, parts=known.parts - parts))
+
+
+def missing_parts(world: World, root: str, topic: str) -> list[str]:
+    """The parts that are listed and not there, in order."""
+    contents = load_contents(world, root, topic)
+    if contents is None or not contents.parts:
+        return []
+    return sorted(part for part in contents.parts if not is_there(world, root, topic, part))
+
+
+def is_vital(part: str) -> bool:
+    """Whether a topic without this part would have lost messages, or not keep those it has as it was told to."""
+    return part == SETTINGS or part.endswith(("/log", f"/{DELAYED}"))
+
+
+def lacking(root: str, topic: str, part: str) -> CorruptData:
+    """The error for a part that is not there."""
+    return CorruptData(
+        f"{part_path(root, topic, part)} is missing: {cost_of(part)}. Nothing was changed. Restore it from a copy; or "
+        f"run `holdfast repair {shlex.quote(root)}` to go on without it"
+    )
+
+
+def cost_of(part: str) -> str:
+    """What is lost with a part."""
+    if part == SETTINGS:
+        return "the topic would have the default settings"
+    if part.endswith(".json"):
+        return "the group would have the settings of its topic, and begin with the oldest message where it is new"
+    if part.startswith(DEAD_SUFFIX) and part.endswith("/log"):
+        return "its dead letters are lost"
+    for ending, cost in _COSTS.items():
+        if part.endswith(ending):
+            return cost
+    return "what was handled is not known, and all messages that are kept come again"
+
+
+def part_path(root: str, topic: str, part: str) -> str:
+    """Where a part lies."""
+    folder = topic_folder(root, topic)
+    return folder + part if part.startswith(DEAD_SUFFIX + "/") else join(folder, part)
+
+
+def is_there(world: World, root: str, topic: str, part: str) -> bool:
+    """Whether a part is there, or what is left of it."""
+    path = part_path(root, topic, part)
+    if part.endswith((".json", f"/{DEDUP}", f"/{PRODUCERS}")):
+        return world.disk.exists(path)
+    if part.endswith(f"/{DELAYED}"):
+        return _holds_log(world, join(path, "intake"))
+    return _holds_log(world, path)
+
+
+def _holds_log(world: World, folder: str) -> bool:
+    return is_log(world, folder) or any(name.endswith(".log") for name in names_in(world, folder))
+
+
+def parts_there(world: World, root: str, topic: str, partitions: int) -> list[str]:
+    """The parts that a topic has now."""
+    folder = topic_folder(root, topic)
+    found: list[str] = [SETTINGS] if world.disk.exists(join(folder, SETTINGS)) else []
+    found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if name.endswith(".json")]
+    for number in range(partitions):
+        found += _parts_of(world, root, topic, f"{number}")
+    letters = folder + DEAD_SUFFIX
+    for name in names_in(world, letters):
+        if name.isdigit():
+            found += _parts_of(world, root, topic, f"{DEAD_SUFFIX}/{name}")
+    return found
+
+
+def _parts_of(world: World, root: str, topic: str, place: str) -> list[str]:
+    folder = part_path(root, topic, place)
+    names = names_in(world, folder)
+    found: list[str] = [name for name in ("log", DELAYED, DEDUP, PRODUCERS) if name in names]
+    if GROUPS in names:
+        found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if not name.startswith(".")]
+    return [part for name in found if is_there(world, root, topic, part := f"{place}/{name}")]
