@@ -38,9 +38,10 @@ def stop_everywhere(history: QueueHistory, rng: random.Random) -> None:
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 def test_nothing_is_missed_wherever_making_a_queue_is_cut_short(durability):
+    rng = random.Random(durability)
     for seed in range(3):
 
-        def stop(history: QueueHistory, _: str, rng: random.Random = random.Random(seed)) -> None:
+        def stop(history: QueueHistory, _: str) -> None:
             stop_everywhere(history, rng)
 
         QueueHistory(seed, durability=durability, on_cut_point=stop).do(lambda: None)
@@ -77,3 +78,18 @@ def test_what_retention_took_behind_acks_is_not_missed_though_the_state_file_tel
     assert queue._log.start == 20
     for seed in range(20):
         assert alarms(disk.cut(random.Random(seed)), SeededIds(AFTER_A_RESTART)) == []
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_nothing_is_missed_after_a_failed_disk_was_mounted_anew_without_a_restart(durability):
+    for seed in range(6):
+        rng = random.Random(seed)
+
+        def remount(history: QueueHistory, _: str, rng: random.Random = rng) -> None:
+            if rng.random() < 0.05:
+                disk = history.disk.remount(rng)
+                assert alarms(disk, history.ids) == []
+                small_queue(disk, ManualClock(history.clock.now_ns()), history.ids, durability=history.durability)
+                assert alarms(disk, history.ids) == []
+
+        QueueHistory(seed, durability=durability, maps=seed % 2 == 0, on_cut_point=remount).run(steps=30)

@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 
 from holdfast.env.exposure import exposure
 from holdfast.env.forks import close_in_children
+from holdfast.env.mounts import mount_id
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
 
@@ -106,6 +107,9 @@ class Disk(Protocol):
 
     def kind(self, folder: str) -> str:
         """The file system's name, for people."""
+
+    def mount_id(self, folder: str) -> int:
+        """Which mount it lies on; 0 where that is not known. One that is mounted anew has another number."""
 
     def names(self, folder: str) -> list[str]:
         """What the folder holds, sorted; FileNotFoundError where there is no such folder."""
@@ -268,6 +272,9 @@ class RealDisk:
 
     def kind(self, folder: str) -> str:
         return _file_system(folder)
+
+    def mount_id(self, folder: str) -> int:
+        return mount_id(folder)
 
     def names(self, folder: str) -> list[str]:
         return sorted(os.listdir(folder))

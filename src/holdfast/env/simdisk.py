@@ -56,12 +56,16 @@ class SimulatedDisk:
         self.maps = maps
         self._capacity_bytes = capacity_bytes
         self._tree = NameTree()
+        self._mount_id = 1
 
     def can_map(self, folder: str) -> bool:
         return self.maps
 
     def kind(self, folder: str) -> str:
         return "simulated"
+
+    def mount_id(self, folder: str) -> int:
+        return self._mount_id
 
     def names(self, folder: str) -> list[str]:
         self.reach("names")
@@ -164,7 +168,13 @@ class SimulatedDisk:
         """A power cut: a new disk with what may be left. This one goes on as if nothing had happened."""
         chance = rng.random()
         fate = Fate.LOST if chance < 0.1 else Fate.KEPT if chance < 0.2 else Fate.MIXED
-        return self._successor(self._tree.after_cut(rng, fate))
+        successor = self._successor(self._tree.after_cut(rng, fate))
+        successor._mount_id = self._mount_id + 1
+        return successor
+
+    def remount(self, rng: random.Random) -> SimulatedDisk:
+        """A disk that failed is unmounted and mounted anew: what was not synced may be gone, without a restart."""
+        return self.cut(rng)
 
     def kill(self) -> SimulatedDisk:
         """kill -9: a new disk with all that this one shows, unsynced things still unsynced, locks gone."""
@@ -217,4 +227,5 @@ class SimulatedDisk:
         """The same machine started anew: no counts, no faults, no hook."""
         disk = SimulatedDisk(maps=self.maps, capacity_bytes=self._capacity_bytes)
         disk._tree = tree
+        disk._mount_id = self._mount_id
         return disk

@@ -275,8 +275,8 @@ class _Pass:
         end = findings.end if findings.lost_tail is None else findings.lost_tail[1]
         closed_end = facts.identity.clean_end
         readable_end = findings.epochs.cap(facts.identity.epoch, facts.readable_end)
-        # After a restart of the machine it may be ahead: it was stored, and what it tells of was not synced.
-        beyond = self._same_boot and readable_end > end
+        # Where the cache was lost it may be ahead: it was stored, and what it tells of was not synced.
+        beyond = findings.cache_kept and readable_end > end
         if beyond or (closed_end is not None and (facts.readable_end, facts.synced_end) != (closed_end, closed_end)):
             yield self._words.wrong_state(facts.readable_end, facts.synced_end, end)
 

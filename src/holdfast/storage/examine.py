@@ -5,7 +5,8 @@ were not yet synced: it may be cut. *Damage* is synced data that is no longer wh
 reported, and everything behind it stays. What tells them apart:
 
 - Without a restart of the machine the page cache lost nothing, and the owner writes front to back. So
-  whatever lies behind a bad frame was written after it, and the frame was whole once: damage.
+  whatever lies behind a bad frame was written after it, and the frame was whole once: damage. But a file system
+  that was mounted anew, as it must be after its disk failed, has lost its cache as in a restart.
 - After a restart, what was known to be synced (the state file says so, and so does every later frame)
   and is bad now is damage. Anything else bad is torn, and what follows it was never promised.
 """
@@ -65,6 +66,7 @@ class Findings:
     published_end: int
     clean: bool
     same_boot: bool
+    cache_kept: bool  # what was written is there, synced or not: neither the machine nor the mount was begun anew
     end: int
     last_epoch: int
     active_base: int = 0
@@ -176,6 +178,7 @@ def _known_facts(world: World, folder: str, state: State | None) -> Findings:
     log_id = identity.log_id if identity is not None else table[0] if table is not None else None
     epochs = table[1] if table is not None and table[0] == log_id else None
     boot_id = world.ids.boot_id()
+    same_boot = identity is not None and boot_id != 0 and identity.boot_id == boot_id
     synced_end = 0
     if state is not None and identity is not None:
         synced_end = (epochs or NO_EPOCHS).cap(identity.epoch, state.synced_end)
@@ -192,10 +195,17 @@ def _known_facts(world: World, folder: str, state: State | None) -> Findings:
         and epochs is not None
         and identity.clean_end == synced_end
         and identity.epoch == epochs.last,
-        same_boot=identity is not None and boot_id != 0 and identity.boot_id == boot_id,
+        same_boot=same_boot,
+        cache_kept=same_boot and state is not None and same_mount(world, folder, state),
         end=synced_end,
         last_epoch=max(epochs.last if epochs else 0, identity.epoch if identity else 0),
     )
+
+
+def same_mount(world: World, folder: str, state: State) -> bool:
+    """Whether the log lies on the mount that its last owner found it on, as far as that can be told."""
+    before, now = state.mount_id, world.disk.mount_id(folder)
+    return not before or not now or before == now
 
 
 def _log_id_of_frames(world: World, folder: str, bases: list[int]) -> int | None:
@@ -230,7 +240,7 @@ def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
         return bases
     # What was synced needs no look after a restart. Without one, nothing but the last segment does: the last that
     # can hold a message, for a file of any name may have been put behind it.
-    restarted = not findings.same_boot and findings.identity.clean_end is None
+    restarted = not findings.cache_kept and findings.identity.clean_end is None
     trusted = findings.end if restarted else max(findings.end, findings.published_end)
     if findings.identity.epoch != findings.epochs.last:
         trusted = min(trusted, findings.epochs.last_first_offset)  # somebody died while cutting the tail off there
@@ -241,7 +251,7 @@ def _to_scan(findings: Findings, *, everything: bool) -> list[int]:
 def _judge(findings: Findings, scan: _Scan) -> tuple[_End, _End, str]:
     """Where the log ends, by frames and by whole batches; holes that stay inside it are damage."""
     for hole, follower in zip(scan.holes, scan.good_after, strict=True):
-        promised = findings.same_boot or hole.first_offset < findings.known_synced
+        promised = findings.cache_kept or hole.first_offset < findings.known_synced
         if follower is None or not promised:
             return hole.frame_before, hole.batch_before, hole.reason
         findings.damage.append(

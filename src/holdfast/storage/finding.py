@@ -101,7 +101,7 @@ def torn_cost(findings: Findings) -> str:
     """What cutting off a torn tail costs."""
     if findings.identity is None:
         return "not known: the state file, which told what was synced, is gone"
-    return "no acknowledged message is lost" if findings.same_boot else "no synced message is lost"
+    return "no acknowledged message is lost" if findings.cache_kept else "no synced message is lost"
 
 
 class Words:

@@ -100,6 +100,7 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
     else:
         state.words[1] = end
         state.set_synced(end)
+        state.set_mount(world.disk.mount_id(folder))
         state.set_identity(identity)
     new = findings.identity is None and not findings.bases and not findings.epochs_are_whole
     report = OpenReport(findings.clean or new, epoch, findings.cut, tuple(findings.damage), findings.lost_tail)

@@ -7,7 +7,8 @@
     3     synced_copy     the same again, stored after it
     4     asked           1 where a reader waits for a sign of the owner
     5     sign_giver      the sequence of the owner that gives signs; 0 once it has closed the log
-    6..7  unused, 0
+    6     mount_id        the mount that the owner found the log on; 0 where that was not known
+    7     unused, 0
     8     slot A: sequence, then words 9 identity, 10 boot_id, 11 clean_end, 12 check
     16    slot B: the same
 
@@ -50,6 +51,7 @@ _SYNCED: Final = 2
 _SYNCED_COPY: Final = 3
 ASKED: Final = 4
 _SIGN_GIVER: Final = 5
+_MOUNT: Final = 6
 _SLOTS: Final = (8, 16)
 _SLOT: Final = Struct("<QQQQ")
 
@@ -123,7 +125,7 @@ class State:
         words = [0] * WORDS
         words[0], words[READABLE], words[_SYNCED], words[_SYNCED_COPY] = MAGIC_WORD, end, end, end
         words[_SLOTS[0] : _SLOTS[0] + 5] = _slot_words(1, identity)
-        words[_SIGN_GIVER] = 1
+        words[_SIGN_GIVER], words[_MOUNT] = 1, disk.mount_id(folder)
         durable_replace(disk, folder, STATE, b"".join(word.to_bytes(8, "little") for word in words))
         mapped = disk.can_map(folder)
         return State(disk.open(join(folder, STATE), write=True), mapped=mapped)
@@ -168,6 +170,15 @@ class State:
     def set_synced(self, end: int) -> None:
         self.words[_SYNCED] = end
         self.words[_SYNCED_COPY] = end
+
+    @property
+    def mount_id(self) -> int:
+        """The mount that the last owner found the log on."""
+        return self.words[_MOUNT]
+
+    def set_mount(self, mount_id: int) -> None:
+        """Note the mount, to be made durable with the next identity."""
+        self.words[_MOUNT] = mount_id
 
     def set_identity(self, identity: Identity) -> None:
         """Write the slot that is not in use and make it durable, with all that was stored before it."""
