@@ -87,6 +87,15 @@ class LogPosition(msgspec.Struct, frozen=True, gc=False):
     offset: int
 
 
+class Retained(msgspec.Struct, frozen=True, kw_only=True):
+    """What went when the retention settings of a topic were applied: in whole segments, of so many bytes together."""
+
+    messages: int
+    dead_letters: int
+    segments: int
+    bytes: int
+
+
 class Trimmed(msgspec.Struct, frozen=True, gc=False):
     """What a trim or a retention run removed."""
 

@@ -50,6 +50,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     retention_ms: _Millis | None = None
     retention_bytes: Annotated[int, Meta(ge=0)] | None = None
     retention_segments: _Count | None = None
+    retention_done_bytes: Annotated[int, Meta(ge=0)] | None = None
     retention_min_segments: _Count = 1
     retention_ignores_pins: bool = False
     retention_check_ms: _Millis = 60_000
@@ -65,6 +66,7 @@ class QueueSettings(LogSettings, frozen=True, kw_only=True, forbid_unknown_field
     """Settings of one queue: those of its log, and how its messages are delivered."""
 
     retention_ms: _Millis | None = 7 * _DAY_MS
+    retention_done_bytes: Annotated[int, Meta(ge=0)] | None = 1024 * _MIB
     segment_ms: _Millis | None = None
 
     lease_ms: Annotated[int, Meta(ge=1, le=30 * _DAY_MS)] = 30_000

@@ -74,6 +74,7 @@ def _messages() -> list[Limit]:
         Limit("the name of a group", f"{_meta(messages.Name, 'max_length')} characters, the same ones"),
         _setting("partitions of a topic", TopicSettings, "partitions", "topics"),
         Limit("a condition (`where`)", f"{where.MAX_CHARACTERS:,} characters, {where.MAX_DEPTH} levels deep"),
+        _setting("done messages that are kept for replay, in each partition", TopicSettings, "retention_done_bytes"),
         Limit("free space that is left on the disk", _size(LogSettings().min_free_bytes), _named("min_free_bytes")),
     ]
 

@@ -66,12 +66,12 @@ def test_age_counts_from_the_newest_message_of_a_segment():
     kept.clock.advance(seconds=13 * 3600)
     assert kept.log.retain().segments == 2  # the third got its last message half a day ago
     kept.clock.advance(seconds=12 * 3600)
-    assert kept.log.retain().segments == 2
+    assert kept.log.retain().segments == 3  # the last of them was the active one when we first looked
     assert kept.files == 1
 
 
 def test_the_active_segment_is_never_removed():
-    kept = Kept(retention_segments=1, retention_bytes=0, retention_ms=1).fill(4)
+    kept = Kept(retention_segments=1, retention_bytes=0).fill(4)
     kept.clock.advance(seconds=3600)
     kept.log.retain()
     assert kept.files == 1
@@ -87,6 +87,49 @@ def test_an_old_active_segment_is_rolled_by_age_and_then_goes_too():
     kept.log.tick()
     assert (kept.files, kept.log.start, kept.log.end) == (1, 1, 1)
     assert kept.log.append([b"ids go on"]).offset == 1
+
+
+def test_a_quiet_log_drops_its_only_messages_in_time_though_nothing_more_is_appended():
+    kept = Kept(retention_ms=DAY_MS)
+    kept.log.append([b"a person's address"])
+    for _ in range(23):
+        kept.clock.advance(seconds=3600)
+        kept.log.tick()
+        assert [r.value for r in kept.log.records(0)] == [b"a person's address"]
+    kept.clock.advance(seconds=3600 + 61)
+    kept.log.tick()
+    assert (kept.files, kept.log.start, kept.log.end) == (1, 1, 1)
+    assert kept.log.append([b"ids go on"]).offset == 1
+
+
+def test_a_message_is_gone_at_most_a_tenth_of_the_time_late_however_little_is_appended():
+    kept = Kept(retention_ms=10 * DAY_MS, segment_bytes=1 << 20)
+    for _ in range(40 * 24):
+        kept.log.append([b"one each hour"])
+        kept.clock.advance(seconds=3600)
+        kept.log.tick()
+        oldest = next(kept.log.records(kept.log.start))
+        assert kept.clock.now_ns() - oldest.timestamp_ns <= (11 * DAY_MS + 2 * 3600 * 1000) * 1_000_000
+        assert kept.files <= 13
+
+
+def test_a_log_that_is_opened_anew_all_the_time_ages_as_well():
+    kept = Kept(retention_ms=10 * DAY_MS, segment_bytes=1 << 20, retention_check_ms=1)
+    for _ in range(40):
+        kept.log.append([b"one a day"])
+        kept.clock.advance(seconds=24 * 3600)
+        kept.log.tick()
+        kept.log.close()
+        kept.log = Log.open(FOLDER, kept.settings, World(clock=kept.clock, disk=kept.disk, ids=SeededIds(1)))
+    assert kept.log.end - kept.log.start <= 13
+
+
+def test_without_a_limit_by_age_no_segment_is_sealed_by_age():
+    kept = Kept(retention_segments=5, retention_check_ms=1)
+    kept.log.append([b"x"])
+    kept.clock.advance(seconds=10**6)
+    kept.log.tick()
+    assert (kept.files, kept.log.start, kept.log.end) == (1, 0, 1)
 
 
 def test_what_is_pinned_stays_until_the_pin_moves_or_goes():

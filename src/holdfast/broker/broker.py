@@ -28,6 +28,7 @@ from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import keep_settings, settings_for
 from holdfast.broker.producers import Producers
 from holdfast.broker.query_pins import Queries
+from holdfast.broker.space import Space
 from holdfast.broker.stream_groups import StreamGroups
 from holdfast.broker.sweep import Sweep
 from holdfast.broker.topic import Topic
@@ -53,7 +54,8 @@ class BrokerEngine:
     """The owner of a data folder. Safe to use from any thread."""
 
     def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
-        self.world = world = replace(world, open_files=OpenFiles(settings.open_files))
+        self.space = Space(self)
+        self.world = world = replace(world, open_files=OpenFiles(settings.open_files), make_space=self.space.make)
         world.open_files.on_too_many = self._attention
         self.folder = folder
         self.settings = settings
@@ -357,6 +359,7 @@ class BrokerEngine:
         for topic in list(self._topics.values()):
             if not topic.closed:
                 due.append(self._tick_topic(topic, now_ns, everything=everything))
+        self.space.tick(everything=everything)
         if not self._kept:
             due.append(self._sweep.tick())
         due.append(self.world.open_files.tick())

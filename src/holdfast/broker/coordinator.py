@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from holdfast.broker.offsets import Committed, Offsets, Remembered
-from holdfast.broker.partition import Partition
+from holdfast.broker.partition import STREAM_PIN, Partition
 from holdfast.broker.positions import (
     GroupFacts,
     MemberFacts,
@@ -334,12 +334,12 @@ class StreamGroup:
         for number, partition in enumerate(topic.partitions):
             entry = self.offsets.of(topic.name, topic.id, number)
             if entry is not None:
-                partition.log.pin(f"stream:{self.name}", entry.offset)
+                partition.log.pin(STREAM_PIN + self.name, entry.offset)
 
     def unpin(self, topic: Topic) -> None:
         """The group is to go."""
         for partition in topic.partitions:
-            partition.log.unpin(f"stream:{self.name}")
+            partition.log.unpin(STREAM_PIN + self.name)
 
     def nudge(self) -> None:
         """Wake all who wait: something has changed. Takes no lock of the group."""

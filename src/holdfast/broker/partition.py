@@ -58,6 +58,7 @@ __all__ = ["Draft", "Partition", "Place", "Publication"]
 
 _RELEASE_MOST: Final = 1_000
 _SAVE_DEDUP_EVERY_MS: Final = 3_600_000
+STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
 
 
 class Partition:
@@ -70,6 +71,7 @@ class Partition:
         self._metrics = metrics
         self.log = log
         self.log.on_readable = self.wake
+        self.log.done_before = self._done_before
         self.deliveries: list[Delivery] = []
         self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
         self.on_attention: Callable[[], None] = lambda: None
@@ -323,6 +325,18 @@ class Partition:
             with self._release_lock:
                 self.log.sync()
                 self.delayed.settled(self.log.synced_end)
+
+    def _done_before(self) -> int | None:
+        """Below this offset all groups are done, as far as their acks are on disk.
+
+        None where no group in queue mode says so. Streams are there to be read again: none is ever done with a message.
+        """
+        pins = self.log.pins
+        floors = [pins.get(delivery.journal.log.folder) for delivery in list(self.deliveries)]
+        known = [floor for floor in floors if floor is not None]
+        if not known or len(known) < len(floors) or any(name.startswith(STREAM_PIN) for name in pins):
+            return None
+        return min(known)
 
     def _pin(self) -> None:
         if self.delayed is not None:

@@ -88,7 +88,9 @@ def log_settings(settings: TopicSettings) -> TopicSettings:
     """As the logs of its partitions follow them: a topic that is only compacted keeps the last of each key for ever."""
     if settings.cleanup != "compact":
         return settings
-    return msgspec.structs.replace(settings, retention_ms=None, retention_bytes=None, retention_segments=None)
+    return msgspec.structs.replace(
+        settings, retention_ms=None, retention_bytes=None, retention_segments=None, retention_done_bytes=None
+    )
 
 
 def kept_settings(world: World, path: str) -> dict[str, Any]:

@@ -83,6 +83,7 @@ class Sweep:
             with engine.using(name) as topic:
                 topic.tick()
                 topic.retain()
+                engine.space.tick(everything=True)
             engine.let_go_idle()
         except HoldfastError as error:  # it may be gone by now; if it is damaged, whoever uses it is told
             if engine.closed:

@@ -41,9 +41,11 @@ from holdfast.broker.tracing import TopicTracing
 from holdfast.delivery.fences import PROVEN
 from holdfast.env import World
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup
+from holdfast.model import Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.keeper import soonest
+from holdfast.storage.log import Log
 from holdfast.storage.opening import is_log, translated
 
 logger = logging.getLogger(__name__)
@@ -410,10 +412,28 @@ class Topic:
         self.leaving = not self.busy
         return self.leaving
 
-    def retain(self) -> None:
-        """Apply the retention settings to every partition now."""
-        for partition, _ in self._parts():
-            partition.log.retain()
+    def apply_retention(self) -> Retained:
+        """The same as `retain`, by what all groups are done with as of now."""
+        self.check_open()
+        self.bring_pins()
+        gone = self.retain()
+        for _, deliveries in self._parts():
+            for delivery in deliveries:
+                delivery.tick()  # where retention does not wait for them, they are told of what is gone
+        return gone
+
+    def retain(self) -> Retained:
+        """Apply the retention settings to every partition now, dead letters included; answers with what is gone."""
+        messages, letters = [partition.log for partition in self.partitions], self._dead_logs()
+        starts = [log.start for log in [*messages, *letters]]
+        gone = [log.retain() for log in [*messages, *letters]]
+        removed = [trimmed.start - start for trimmed, start in zip(gone, starts, strict=True)]
+        return Retained(
+            messages=sum(removed[: len(messages)]),
+            dead_letters=sum(removed[len(messages) :]),
+            segments=sum(trimmed.segments for trimmed in gone),
+            bytes=sum(trimmed.bytes for trimmed in gone),
+        )
 
     def compact_keys(self, progress: Progress | None = None, *, roll: bool = False) -> KeysCompacted:
         """Of each key keep the last message, where every group is through with the others.
@@ -451,6 +471,20 @@ class Topic:
             segments += freed.segments
             size += freed.bytes
         return segments, size
+
+    def logs(self) -> list[Log]:
+        """The logs of its messages, dead letters included."""
+        return [*[partition.log for partition in self.partitions], *self._dead_logs()]
+
+    def _dead_logs(self) -> list[Log]:
+        return [place.target.log for place in list(self._dead.values())]
+
+    def bring_pins(self) -> None:
+        """Let the logs go up to what all groups are done with as of now."""
+        for partition, deliveries in self._parts():
+            partition.save()
+            for delivery in deliveries:
+                delivery.bring_pin()
 
     def compact_dead(self) -> int:
         """Let go of the dead letters' journals behind new snapshots; answers how many bytes that freed."""

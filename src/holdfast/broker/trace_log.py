@@ -33,7 +33,6 @@ TRACES: Final = "__traces"
 
 _WRITE_MOST: Final = 10_000
 _NEVER_NS: Final = 2**63 - 1
-_HOUR_MS: Final = 3_600_000
 
 
 class Readable(Protocol):
@@ -132,11 +131,8 @@ class TraceLog:
 
 
 def trace_settings(retention_ms: int | None) -> LogSettings:
-    """Settings of the log of traces: segments are short, or a short retention would never find one to drop."""
-    segment_ms = None if retention_ms is None else max(min(retention_ms // 10, 24 * _HOUR_MS), 1)
-    return LogSettings(
-        durability="os", segment_bytes=16 * 1024 * 1024, segment_ms=segment_ms, retention_ms=retention_ms
-    )
+    """Settings of the log of traces."""
+    return LogSettings(durability="os", segment_bytes=16 * 1024 * 1024, retention_ms=retention_ms)
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ from holdfast.storage.log_files import LogFiles
 from holdfast.storage.opening import is_log, open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
-from holdfast.storage.retention import SegmentFacts, expired
+from holdfast.storage.retention import SegmentFacts, done_segments, expired, seal_after_ms
 from holdfast.storage.state import Identity
 from holdfast.storage.view import LogView, OnDamage
 from holdfast.storage.writer import Writer
@@ -68,6 +68,8 @@ class Log:
         self.before_close: Callable[[], None] = lambda: None
         # The first offset that somebody outside needs; asked whenever something could go, and not before.
         self.needed_outside: Callable[[], int | None] = lambda: None
+        # Below this offset every message is handled, and kept only to be replayed; None where nobody can say so.
+        self.done_before: Callable[[], int | None] = lambda: None
         self._writer = Writer(world, folder, settings, recovered, kind)
         self._writer.on_segment = self._call_attention
         self._writer.on_readable = self._call_readable
@@ -86,6 +88,7 @@ class Log:
         self._default_durability: Durability = settings.durability
         self._most_plain_bytes = most_plain_bytes(settings)
         self._pins: dict[str, int] = {}
+        self._first_of_active = (-1, 0)  # the base offset of an active segment, and the time of its first message
         self._compacting = threading.RLock()
         self._unsynced_since_ns: int | None = None
         close_in_children(self)
@@ -319,11 +322,32 @@ class Log:
 
     def retain(self) -> Trimmed:
         """Apply the retention settings now; answers with what was freed."""
+        self._seal_aged()
         floor = min(self._pins.values(), default=None)
-        segments = self.segments()
-        going = segments[: expired(segments, self.settings, now_ns=self._now_ns(), floor=floor)]
+        segments, now_ns = self.segments(), self._now_ns()
+        going = segments[
+            : expired(segments, self.settings, now_ns=now_ns, floor=floor, done_before=self._done_before())
+        ]
         forced = self.settings.retention_ignores_pins
         return self._remove_head([s.base_offset for s in going] if forced else self._unneeded(going))
+
+    def done_segments(self) -> list[SegmentFacts]:
+        """The segments that hold nothing but handled messages, oldest first; the active one never counts."""
+        segments, keep = self.segments(), self.settings.retention_min_segments
+        return done_segments(segments, self._done_before())[: max(len(segments) - keep, 0)]
+
+    def drop_done(self, segment: SegmentFacts) -> Trimmed:
+        """Remove a segment of `done_segments`, if it is the oldest by now, and nobody needs it after all."""
+        done_before = self._done_before()
+        done = done_before is not None and segment.next_offset <= done_before
+        return self._remove_head(self._unneeded([segment] if done else []))
+
+    @property
+    def all_done(self) -> bool:
+        """Whether the active segment holds messages, and all of them are handled."""
+        active, done_before = self._writer.active, self._done_before()
+        held = active is not None and active.position > 0
+        return held and done_before is not None and done_before >= self._writer.end
 
     def compact_keys(
         self,
@@ -468,13 +492,45 @@ class Log:
 
     def _tick_retention(self) -> list[int]:
         settings = self.settings
-        if settings.retention_ms is None and settings.retention_bytes is None and settings.retention_segments is None:
+        limits = (
+            settings.retention_ms,
+            settings.retention_bytes,
+            settings.retention_segments,
+            settings.retention_done_bytes,
+        )
+        if not any(limit is not None for limit in limits):
             return []
         now_ns = self._world.clock.monotonic_ns()
         if now_ns >= self._retention_due_ns:
             self._retention_due_ns = now_ns + settings.retention_check_ms * 1_000_000
             self.retain()
         return [(self._retention_due_ns - now_ns) // 1_000_000 + 1]
+
+    def _seal_aged(self) -> None:
+        """Seal the active segment where its first message is so old that retention by age must soon be able to drop it.
+
+        Not while messages are appended: then it is looked at for each of them, which costs time there.
+        """
+        after_ms, since_ns = seal_after_ms(self.settings), self._active_since_ns()
+        if after_ms is not None and since_ns is not None and self._now_ns() - since_ns >= after_ms * 1_000_000:
+            self.roll()
+
+    def _active_since_ns(self) -> int | None:
+        """The time of the active segment's first message; None where it has none yet."""
+        active = self._writer.active
+        if active is None or active.base_offset >= self._writer.readable_end:
+            return None
+        base, since_ns = self._first_of_active
+        if base != active.base_offset:
+            # From the file: its index knows when a small segment was last written to, not when it was begun.
+            first = next(self.read(active.base_offset, on_damage="skip"), None)
+            since_ns = active.created_ns if first is None else first.header.max_time_ns
+            self._first_of_active = active.base_offset, since_ns
+        return since_ns
+
+    def _done_before(self) -> int | None:
+        done_before = None if self.settings.retention_done_bytes is None else self.done_before()
+        return None if done_before is None else min([done_before, *self._pins.values()])
 
     def _unneeded(self, segments: Sequence[SegmentFacts]) -> Iterator[int]:
         """Of each its base offset, when it is its turn: somebody outside may have come meanwhile who needs it."""

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 # Reserved blocks grow from small to large, so that a thousand quiet logs do not hold a disk between them.
 _FIRST_RESERVE: Final = 64 * 1024
-_MOST_RESERVE: Final = 16 * 1024 * 1024
+MOST_RESERVE: Final = 16 * 1024 * 1024
 # From here on one system call beats a store into a map that must fault its pages in first.
 _LARGE_WRITE: Final = 16 * 1024
 # Pages are filled with zeros ahead of the stores: one write of many pages costs a fraction of the faults that
@@ -292,7 +292,7 @@ class ActiveSegment(Segment):
         self.position = position
 
     def _next_reserve(self, need: int) -> int:
-        step = min(max(self.reserved, _FIRST_RESERVE), _MOST_RESERVE)
+        step = min(max(self.reserved, _FIRST_RESERVE), MOST_RESERVE)
         return max(need, self._size, min(self.reserved + step, self._limit_bytes))
 
     def _fill(self, need: int) -> None:

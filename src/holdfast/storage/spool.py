@@ -175,6 +175,8 @@ class Spool(LaidOut):
         keep = self._settings.min_free_bytes
         with self._naming_errors():
             free = self._world.disk.free_bytes(self._folder)
+            if free - more < keep and self._world.make_space(keep + more):
+                free = self._world.disk.free_bytes(self._folder)
         if free - more < keep:
             raise self._full(room(free, more, keep))
 

@@ -27,7 +27,7 @@ from holdfast.storage.epochs import Epochs
 from holdfast.storage.files import FULL_DISK, join, segment_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
-from holdfast.storage.segment import ActiveSegment, Segment
+from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment
 from holdfast.storage.shortage import ran_out, room, shortage
 from holdfast.storage.spool import LaidOut, lay_out
 from holdfast.storage.state import ASKED, READABLE, State
@@ -109,7 +109,6 @@ class Writer:
         total = HEADER_BYTES + len(body)
         crc = crc32c(body)
         with self.lock:
-            offset = self.end
             segment = self.active
             if segment is not None and (stop := segment.position + total) <= self._fast_until:
                 position, mapped = segment.position, segment.map
@@ -118,6 +117,7 @@ class Writer:
                 position = segment.position
                 stop = position + total
                 mapped = segment.map if stop <= self._fast_until else None
+            offset = self.end
             checked = _ONE_HEADER(
                 self._log_prefix, position, length + 8, length + 8, self._one_count, offset, now_ns,
                 self.synced_end, self._epoch_field, _NO_PRODUCER, crc,
@@ -188,7 +188,7 @@ class Writer:
             with self.lock:
                 self.check_usable()
                 if body.home is None:
-                    self._check_free(body.frame_bytes)
+                    self._find_free(body.frame_bytes)
             laid_out = lay_out(self._world, self._folder, body)
             if hold:
                 laid_out.sync()  # or the next sync, for which others wait, would have all of it to do
@@ -402,11 +402,33 @@ class Writer:
         self._publish(self.end if self._held_from is None else self._held_from)
 
     def _segment_for(self, total: int, now_ns: int) -> ActiveSegment:
-        """The active segment with room for `total` bytes, after rolling where a limit is reached."""
-        self.check_usable()
-        self.stir()
+        """The active segment with room for `total` bytes, after rolling where a limit is reached.
+
+        The lock may be let go meanwhile: whatever the caller knows of the log it must learn behind this.
+        """
         if total > _MOST_SEGMENT_BYTES - HEADER_BYTES:
             raise MessageTooLarge(f"a batch of {total} bytes fits in no segment; split it")
+        try:
+            return self._prepared(total, now_ns)
+        except DiskFull:
+            if not self._made_space(total):
+                raise
+        return self._prepared(total, now_ns)
+
+    def _made_space(self, total: int) -> bool:
+        """Have handled messages removed; answers whether that is worth another try. The caller holds the lock.
+
+        It is let go meanwhile: whoever removes something needs the locks of other logs, and others do so for them.
+        """
+        self.lock.release()
+        try:
+            return self._world.make_space(self._settings.min_free_bytes + total + MOST_RESERVE)
+        finally:
+            self.lock.acquire()
+
+    def _prepared(self, total: int, now_ns: int) -> ActiveSegment:
+        self.check_usable()
+        self.stir()
         segment = self.active
         try:
             if segment is None or self._must_roll(segment, total, now_ns):
@@ -502,6 +524,14 @@ class Writer:
         free = self._world.disk.free_bytes(self._folder)
         if free - shortage < self._settings.min_free_bytes:
             raise self._disk_full(room(free, shortage, self._settings.min_free_bytes))
+
+    def _find_free(self, total: int) -> None:
+        try:
+            self._check_free(total)
+        except DiskFull:
+            if not self._made_space(total):
+                raise
+            self._check_free(total)
 
     def _refusal(self, what: str, error: OSError) -> HoldfastError:
         """A full disk, or something that ran out, refuses one call; any other error ends the log."""

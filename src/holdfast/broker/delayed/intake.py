@@ -50,6 +50,7 @@ class Intake:
             retention_ms=None,
             retention_bytes=None,
             retention_segments=None,
+            retention_done_bytes=None,
         )
         return Intake(Log.open(folder, changed, world))
 

@@ -33,6 +33,7 @@ _POLICY: Final = (
     "backoff_ms",
     "backoff_factor",
     "retention_ms",
+    "retention_done_bytes",
     "dead_retention_ms",
     "key_order",
     "trace_sample",
