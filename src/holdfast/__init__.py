@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from holdfast.embedded.publisher import Stored
     from holdfast.embedded.queue import Queue
     from holdfast.embedded.topics import GroupInfo, TopicInfo
+    from holdfast.model import Retained
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
 __version__ = "0.1.0"
@@ -98,6 +99,7 @@ __all__ = [
     "QueueSettings",
     "QueueStats",
     "Reject",
+    "Retained",
     "Retry",
     "Stored",
     "StreamMessage",
@@ -137,6 +139,7 @@ _LATER = {
     "Queue": "holdfast.embedded.queue",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
+    "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
     "Stored": "holdfast.embedded.publisher",
     "StreamMessage": "holdfast.embedded.feeds",

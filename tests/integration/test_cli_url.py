@@ -120,6 +120,8 @@ def test_a_queue_is_operated(run, place):
     assert run("seek", place, "--offset", 7, "--yes", "--json").error["code"] == "offset_out_of_range"
     assert len(run("peek", place, "--json").lines) == 3
     assert run("compact", place, "--json").document.keys() == {"segments", "bytes", "journal_bytes"}
+    (gone,) = run("apply-retention", place, "--json").document["topics"]
+    assert gone.keys() == {"topic", "messages", "dead_letters", "segments", "bytes"}
     stats = run("stats", place, "--json").document
     assert (stats["name"], stats["ready"], stats["folder"]) == ("jobs", 3, place)
     assert stats["oldest_ready_ms"] is not None

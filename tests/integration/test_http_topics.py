@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import msgspec
@@ -93,6 +94,15 @@ def test_a_topic_is_compacted_by_key(server: Serving) -> None:
 
 def test_compacting_a_topic_that_keeps_everything_is_refused(orders: Serving) -> None:
     assert orders.post("/v1/topics/orders/compact").status == 400
+
+
+def test_retention_is_applied_now_and_tells_what_is_gone(server: Serving) -> None:
+    server.post("/v1/topics", {"name": "orders", "settings": {"retention_ms": 1}})
+    server.post("/v1/topics/orders/messages", {"messages": [{"text": "old"}] * 3})
+    sleep(0.01)  # they are older than a millisecond
+    gone = server.post("/v1/topics/orders/apply-retention").body
+    assert (gone["messages"], gone["dead_letters"], gone["segments"]) == (3, 0, 1)
+    assert server.post("/v1/topics/nothing/apply-retention").code == "unknown_topic"
 
 
 def test_a_group_in_queue_mode_has_settings_of_its_own(orders: Serving) -> None:

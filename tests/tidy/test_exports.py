@@ -59,6 +59,7 @@ VALUES = {
     "QueueSettings",
     "QueueStats",
     "Reject",
+    "Retained",
     "Retry",
     "Stored",
     "StreamMessage",

@@ -651,6 +651,17 @@ def test_compact(run, handled):
     assert "freed" in run("compact", handled).out
 
 
+def test_retention_is_applied_now_and_says_what_is_gone(run, jobs):
+    run("put", jobs, *range(9))
+    run("settings", jobs, "retention_ms=1ms")
+    assert run("apply-retention", jobs).out == "jobs: 0 messages and 0 dead letters dropped, 0 B freed\n"
+    run("get", jobs, "--count", 9, "--ack")
+    (gone,) = run("apply-retention", jobs, "--json").document["topics"]
+    assert (gone["topic"], gone["messages"], gone["dead_letters"], gone["segments"]) == ("jobs", 9, 0, 1)
+    assert gone["bytes"] > 0
+    assert run("apply-retention", jobs, "--topic", "nothing").code == 2
+
+
 def test_settings_are_shown_and_changed_and_kept(run, jobs):
     assert run("settings", jobs).code == 2
     done = run("settings", jobs, "--create", "max_attempts=3", "lease_ms=1h30m", "segment_bytes=1MiB", "codec=zstd")
@@ -781,6 +792,7 @@ def test_purge_counts_asks_and_drops(run, letters):
 
 COMMANDS = [
     "get", "peek", "stats", "list", "show DIR 0", "ack DIR x", "cancel DIR x", "seek DIR start", "compact", "settings",
+    "apply-retention",
     "dead ls", "dead show DIR 0", "dead redrive", "dead purge", "put DIR x --no-create",
 ]  # fmt: skip
 LOOKING = ("dead ls", "dead show")

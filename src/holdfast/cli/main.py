@@ -39,6 +39,7 @@ _COMMANDS: Final = {
     "cancel": "operate:cancel_command",
     "seek": "operate:seek_command",
     "compact": "operate:compact_command",
+    "apply-retention": "operate:apply_retention_command",
     "settings": "settings:settings_command",
     "completion": "completion:app",
     "config": "config:app",

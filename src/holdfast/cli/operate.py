@@ -1,4 +1,4 @@
-"""`holdfast cancel`, `seek`, `compact`: what an operator does to a queue."""
+"""`holdfast cancel`, `seek`, `compact`, `apply-retention`: what an operator does to a queue."""
 
 from __future__ import annotations
 
@@ -141,6 +141,26 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
         stdout().print(
             f"{size(total)} freed: {count_of(freed.segments, 'segment')} of messages ({size(freed.bytes)}), "
             f"{size(freed.journal_bytes)} of journal",
+            soft_wrap=True,
+        )
+    return OK
+
+
+@command
+def apply_retention_command(
+    folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False
+) -> int:
+    """Drop now what the retention settings let go, in one topic or in all, as upkeep does in time."""
+    with opened_broker(folder, wait=wait) as broker:
+        names = sorted(broker.topics()) if topic is None else [topic]
+        gone = {name: broker.apply_retention(name) for name in names}
+    if as_json:
+        print_json({"topics": [{"topic": name, **msgspec.to_builtins(each)} for name, each in gone.items()]})
+        return OK
+    for name, each in gone.items():
+        stdout().print(
+            f"{safe(name)}: {count_of(each.messages, 'message')} and {count_of(each.dead_letters, 'dead letter')} "
+            f"dropped, {size(each.bytes)} freed",
             soft_wrap=True,
         )
     return OK

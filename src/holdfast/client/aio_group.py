@@ -21,7 +21,7 @@ from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import AsyncStream
 from holdfast.errors import Closed, LeaseLost, Unavailable
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 
 
 class AsyncRemoteState(StateOf):
@@ -197,6 +197,10 @@ class AsyncRemoteGroup(GroupFace[Body], Generic[Body]):
     async def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
         return await self._compact()
+
+    async def apply_retention(self) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return await self._apply_retention()
 
     def observe(self, observer: Observer | None) -> None:
         """Refused: the server counts and measures; its /metrics tells."""

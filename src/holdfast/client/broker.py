@@ -22,7 +22,7 @@ from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, mes
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import Stream
 from holdfast.embedded.topics import GroupInfo, TopicInfo
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -168,6 +168,10 @@ class RemoteBroker(RemoteBrokerFace):
     def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
         return run(self._compact_topic(name))
+
+    def apply_retention(self, name: str) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return run(self._apply_retention(name))
 
     def groups(self, topic: str | None = None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""

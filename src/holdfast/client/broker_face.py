@@ -24,7 +24,7 @@ from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, to_of
 from holdfast.errors import BadSettings, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
 from holdfast.protocol.queues import CreateQueue
@@ -125,6 +125,11 @@ class RemoteBrokerFace:
         path = path_of("topics", check_topic_name(name), "compact")
         done: KeysCompacted = await self._ask("POST", path, KeysCompacted)
         return done
+
+    async def _apply_retention(self, name: str) -> Retained:
+        path = path_of("topics", check_topic_name(name), "apply-retention")
+        gone: Retained = await self._ask("POST", path, Retained)
+        return gone
 
     async def _publish(
         self,

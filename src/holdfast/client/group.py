@@ -23,7 +23,7 @@ from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import Stream
 from holdfast.errors import Closed, LeaseLost, Unavailable
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 
 
 class RemoteState(StateOf):
@@ -196,6 +196,10 @@ class RemoteGroup(GroupFace[Body], Generic[Body]):
     def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
         return run(self._compact())
+
+    def apply_retention(self) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return run(self._apply_retention())
 
     def observe(self, observer: Observer | None) -> None:
         """Refused: the server counts and measures; its /metrics tells."""

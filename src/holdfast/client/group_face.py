@@ -24,7 +24,7 @@ from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.errors import Closed, Conflict, Empty, InvalidRequest, LeaseLost
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import queues as wire
 from holdfast.protocol.dead import Letters
 from holdfast.protocol.messages import (
@@ -373,6 +373,12 @@ class GroupFace(Generic[Body]):
     async def _compact(self) -> Compacted:
         freed: wire.Compacted = await self._ask("POST", "compact", wire.Compacted, group=self._group)
         return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
+
+    async def _apply_retention(self) -> Retained:
+        self._check_open()
+        path = path_of("topics", self._topic, "apply-retention")
+        gone: Retained = await self._caller.call(Ask(method="POST", path=path, answers=Retained))
+        return gone
 
 
 class Listing(Generic[Body]):

@@ -31,7 +31,7 @@ from holdfast.embedded.streaming import AsyncStream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -200,6 +200,10 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
     async def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
         return await _aside(self._compact_topic, name)
+
+    async def apply_retention(self, name: str) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return await _aside(self._apply_retention, name)
 
     async def groups(self, topic: str | None = None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""

@@ -21,7 +21,7 @@ from holdfast.embedded.listed import DeadLetter, Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
 from holdfast.embedded.message import Body, Contents
 from holdfast.errors import Closed, LeaseLost
-from holdfast.model import Durability
+from holdfast.model import Durability, Retained
 
 _Result = TypeVar("_Result")
 
@@ -246,6 +246,10 @@ class AsyncGroup(Face[Body], Generic[Body]):
     async def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
         return await self._aside(self._compact)
+
+    async def apply_retention(self) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return await self._aside(self._apply_retention)
 
     async def close(self) -> None:
         """Let go of this view; what it has in hand stays so, and the group goes on. Closing twice is fine."""

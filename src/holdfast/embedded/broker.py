@@ -23,7 +23,7 @@ from holdfast.embedded.streaming import Stream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
-from holdfast.model import CodecName, Durability
+from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -173,6 +173,10 @@ class Broker(TraceFace, BrokerFace):
     def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
         return self._compact_topic(name)
+
+    def apply_retention(self, name: str) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return self._apply_retention(name)
 
     def groups(self, topic: str | None = None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""

@@ -24,7 +24,7 @@ from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe,
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
-from holdfast.model import Durability, extra_bytes
+from holdfast.model import Durability, Retained, extra_bytes
 from holdfast.settings import BrokerSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -114,6 +114,11 @@ class BrokerFace:
                 )
             self._engine.streams.bring_pins(topic)
             return topic.compact_keys(roll=True)
+
+    def _apply_retention(self, name: str) -> Retained:
+        with self._engine.using(name) as topic:
+            self._engine.streams.bring_pins(topic)
+            return topic.apply_retention()
 
     def _publisher(self, topic: Topic) -> Publisher:
         publisher = self._publishers.get(topic.name)

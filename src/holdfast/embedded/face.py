@@ -28,7 +28,7 @@ from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.env import World
 from holdfast.env.environ import environment
 from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
-from holdfast.model import Durability
+from holdfast.model import Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.log import Log
 from holdfast.storage.opening import TRUST
@@ -297,6 +297,11 @@ class Face(Generic[Body]):
     def _compact(self) -> Compacted:
         self._check_open()
         return self._group.compact()
+
+    def _apply_retention(self) -> Retained:
+        self._check_open()
+        self._group.check_open()
+        return self._group.topic.apply_retention()
 
     def observe(self, observer: Observer | None) -> None:
         """From now on tell this one of every count and every time; None: nobody."""

@@ -20,7 +20,7 @@ from holdfast.embedded.listed import Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
 from holdfast.embedded.message import Body, Contents
 from holdfast.errors import Closed, HoldfastError, LeaseLost
-from holdfast.model import Durability
+from holdfast.model import Durability, Retained
 
 
 class State(StateOf):
@@ -212,6 +212,10 @@ class Group(Face[Body], Generic[Body]):
     def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
         return self._compact()
+
+    def apply_retention(self) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return self._apply_retention()
 
     def close(self) -> None:
         """Let go of this view; what it has in hand stays so, and the group goes on. Closing twice is fine."""

@@ -16,7 +16,7 @@ from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.message import Contents
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
-from holdfast.model import extra_bytes
+from holdfast.model import Retained, extra_bytes
 from holdfast.protocol.media import JSON, LINES, MSGPACK
 from holdfast.protocol.messages import Batch, Said, StoredBatch
 from holdfast.protocol.topics import (
@@ -161,6 +161,14 @@ async def add_partitions(call: Call) -> TopicInfo:
 async def compact_topic(call: Call) -> KeysCompacted:
     """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
     return await call.service.broker.compact_topic(call.path["topic"])
+
+
+@routes.add(
+    "POST", "/v1/topics/{topic}/apply-retention", action="admin", answers=Retained, act=True, errors=("unknown_topic",)
+)
+async def apply_retention(call: Call) -> Retained:
+    """Drop now what the retention settings of the topic let go, as upkeep does in time."""
+    return await call.service.broker.apply_retention(call.path["topic"])
 
 
 async def _may_create_group(call: Call) -> None:
