@@ -373,6 +373,7 @@ class Story:
     def save(self) -> None:
         """What a queue writes down beside its log: delays, dedup ids, snapshots."""
         for topic in self.broker._engine.open_topics():
+            topic.duplicates.save()
             for partition in topic.partitions:
                 partition.save()
                 if partition.delayed is not None:

@@ -134,6 +134,8 @@ def test_a_producer_that_resumes_stores_only_what_is_missing(tmp_path: Path):
         with broker.producer(name="importer", resume=True) as second:
             stored = second.send_many("orders", [b"%d" % i for i in range(5)]).result(30)
         assert [each.duplicate for each in stored] == [True, True, True, False, False]
+        assert [each.offset for each in stored] == [0, 1, 2, 3, 4]
+        assert [each.id for each in stored] == [f"orders-0-{n}" for n in range(5)]
         assert [each.body for each in broker.read("orders")] == [b"%d" % i for i in range(5)]
 
 

@@ -184,6 +184,8 @@ def test_a_producer_that_resumes_is_told_where_to_go_on(orders: Serving) -> None
     query = {"producer": resumed["id"], "since": resumed.get("since", 0)}
     told = orders.get("/v1/topics/orders/partitions/0/sequence", query=query)
     assert told.body == {"sequence": 3}
+    told = orders.get("/v1/topics/orders/partitions/0/sequence", query={**query, "first": 1, "count": 3})
+    assert told.body == {"sequence": 3, "offsets": [1, 2, None]}
     assert append(orders, resumed, 3, ["d"]).status == 201
 
 

@@ -317,15 +317,15 @@ def test_dedup_survives_a_crash():
 
 def test_dedup_does_not_switch_itself_off_when_memory_is_full():
     place = Place(durability="os")
-    partition = place.q._station.partition
     place.q.put(b"", dedup_id="first")
-    assert isinstance(partition.dedup, DedupIndex)
-    partition.dedup._max_recent = 100
+    index = place.q._group.topic.duplicates.index
+    assert isinstance(index, DedupIndex)
+    index._max_recent = 100
     for n in range(500):
         assert not place.q.put(b"", dedup_id=f"id {n}").duplicate
         if n % 60 == 0:
             place.tick()
-    assert partition.dedup._runs
+    assert index._runs
     for q in (place.q, place.kill()):
         assert all(q.put(b"", dedup_id=f"id {n}").duplicate for n in range(500))
 

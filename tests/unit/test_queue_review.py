@@ -177,8 +177,9 @@ def test_two_compactions_at_once_save_the_dedup_ids_one_after_the_other():
     inner[0].join(10)
     assert not inner[0].is_alive()
     assert place.q.put(b"x", dedup_id="1").duplicate
-    assert partition.dedup is not None
-    assert partition.dedup._saving is None
+    index = place.q._group.topic.duplicates.index
+    assert index is not None
+    assert index._saving is None
 
 
 def test_the_pin_of_the_log_never_overtakes_a_seek():

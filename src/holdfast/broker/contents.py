@@ -31,7 +31,7 @@ PRODUCERS: Final = "producers"
 _COSTS: Final = {
     "/log": "its messages are lost",
     f"/{DELAYED}": "its delayed messages are lost",
-    f"/{DEDUP}": "messages that are put again are known only as far as the logs still hold the first ones",
+    DEDUP: "messages that are put again are known only as far as the logs still hold the first ones",
     f"/{PRODUCERS}": "what producers wrote is known only as far as the log still holds it",
 }
 
@@ -134,7 +134,7 @@ def part_path(root: str, topic: str, part: str) -> str:
 def is_there(world: World, root: str, topic: str, part: str) -> bool:
     """Whether a part is there, or what is left of it."""
     path = part_path(root, topic, part)
-    if part.endswith((".json", f"/{DEDUP}", f"/{PRODUCERS}")):
+    if part.endswith((".json", DEDUP, f"/{PRODUCERS}")):
         return world.disk.exists(path)
     if part.endswith(f"/{DELAYED}"):
         return _holds_log(world, join(path, "intake"))
@@ -150,6 +150,7 @@ def parts_there(world: World, root: str, topic: str, partitions: int) -> list[st
     folder = topic_folder(root, topic)
     found: list[str] = [SETTINGS] if world.disk.exists(join(folder, SETTINGS)) else []
     found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if name.endswith(".json")]
+    found += [DEDUP] if world.disk.exists(join(folder, DEDUP)) else []
     for number in range(partitions):
         found += _parts_of(world, root, topic, f"{number}")
     letters = folder + DEAD_SUFFIX

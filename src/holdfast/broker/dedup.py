@@ -1,13 +1,13 @@
-"""Which dedup ids were put within the window: exact, kept across crashes, in bounded memory.
+"""Which dedup ids were put to a topic within the window: exact, kept across crashes, in bounded memory.
 
                     add                     save                      save, now and then
     a message's id ─────► recent (memory) ─────────► a run on disk ─────────► one larger run
                           at most about max_recent   immutable, mapped        what has expired falls out
 
-The index is a cache of the ids that the two logs hold (the partition's and the delayed intake's), and it
-keeps them for the window when the logs no longer do. Adding writes nothing: what is not yet in a run is
-in the logs at or behind `covered`, and after opening the caller adds it again from there. So the caller
-pins both logs at `covered`: retention may take only what a run has.
+The index is a cache of the ids that the logs of all partitions hold (each has two: its own and the delayed
+intake), and it keeps them for the window when the logs no longer do. Adding writes nothing: what is not yet in a
+run is in the logs at or behind `covered`, and after opening the caller adds it again from there. So the caller
+pins all logs at `covered`: retention may take only what a run has.
 
 Each save puts one file in place, by one rename, and this file says which of the older runs still
 belong to the index: a crash leaves the state before the save or the one after it. A run that is
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +81,7 @@ class DedupIndex:
         self._last_id, self._last_digest = b"", _digest(b"")
         last = max((run.facts for run in runs), key=lambda facts: facts.sequence, default=None)
         self._sequence = 0 if last is None else last.sequence
-        self.covered = Covered() if last is None else last.covered
+        self.covered: tuple[Covered, ...] = () if last is None else last.covered
 
     @staticmethod
     def open(world: World, folder: str, *, window_ms: int, max_recent: int = 65_536) -> DedupIndex:
@@ -123,8 +123,8 @@ class DedupIndex:
         """Whether memory holds more than it should: save soon. Until then everything works on."""
         return len(self._recent) > self._max_recent
 
-    def save(self, covered: Covered) -> None:
-        """Put what memory holds into a run, durably; both logs are synced up to `covered`, all ids below are added.
+    def save(self, covered: tuple[Covered, ...]) -> None:
+        """Put what memory holds into a run, durably; all logs are synced up to `covered`, all ids below are added.
 
         After an error nothing is forgotten: what memory held stays there. A full disk may be tried again.
         """
@@ -132,7 +132,7 @@ class DedupIndex:
         if saving is not None:
             self._complete(saving)
 
-    def begin_save(self, covered: Covered) -> Saving | None:
+    def begin_save(self, covered: tuple[Covered, ...]) -> Saving | None:
         """The first of the three steps of a save, quick: what is to be written, or None where nothing is.
 
         `Saving.write` does all the work and may run without the caller's lock; `finish_save` must follow,
@@ -157,7 +157,24 @@ class DedupIndex:
             self._recent = _latest(saving.recent, self._recent)
         self._saving = None
 
-    def drop_from(self, lost: Callable[[int], bool], covered: Covered | None = None) -> int:
+    def adopt(self, folders: Mapping[int, str]) -> None:
+        """Take in the indexes that partitions had of their own, in these folders, as one run of this one.
+
+        Only where this one has no run yet: otherwise it has them already, and what is left of them is from a crash.
+        """
+        old: list[Run] = []
+        covered: dict[int, Covered] = {}
+        for number, folder in folders.items() if not self._sequence else ():
+            runs = _load_runs(self._world, folder)
+            for run in runs:
+                run.partition = number
+            old += runs
+            covered |= {number: runs[0].facts.covered[0]} if runs else {}
+        if old:
+            places = tuple(covered.get(number, Covered()) for number in range(max(covered) + 1))
+            self._complete(self._begin({}, old, old, places, after_ms=self._now_ms() - self._window_ms))
+
+    def drop_from(self, lost: Callable[[int], bool], covered: tuple[Covered, ...] | None = None) -> int:
         """Forget every reference for which `lost` answers True, durably; answers how many these were.
 
         For an opening after which a log ends earlier than it did: the offsets behind its end are given to
@@ -194,7 +211,7 @@ class DedupIndex:
         recent: dict[bytes, bytes],
         merged: list[Run],
         live: list[Run],
-        covered: Covered,
+        covered: tuple[Covered, ...],
         after_ms: int,
         lost: Callable[[int], bool] | None = None,
     ) -> Saving:

@@ -1,27 +1,33 @@
 """A run: dedup ids on disk, sorted, written once and never changed.
 
     at   size   field
-    0    8      magic             "HFDEDUP" and the version, 1
+    0    8      magic             "HFDEDUP" and the version, 2
     8    8      sequence          the number in the file's name; the highest one is the truth
     16   8      count             records
     24   8      newest_ms         the latest time in it
-    32   32     covered           epoch and offset in the partition's log, then in the delayed intake
+    32   8      partitions        so many of the topic's are covered
+    40   24     0                 unused
     64   4      kept_count        other runs that belong to the index together with this one
     68   4      tail_crc          CRC32C of the tail
     72   1      bucket_bits       so many leading bits of a digest are the number of its bucket
     73   3      0                 unused
     76   4      header_crc        CRC32C of bytes 0..75
-    80   32*n   records           16 bytes of digest, 8 of time (ms), 8 of reference; both big endian
+    80   32*n   records           16 bytes of digest, 8 of time (ms), 8 of reference; both big endian.
+                                  A reference: 16 bits of partition, 47 of offset or delayed id, 1: which of these
     ..   4*(b+1)  buckets         the tail begins: number of the first record of each bucket, and n
     ..   4*c    block_crcs        CRC32C of each block of 128 records
     ..   n      first_marks       last byte of each digest
     ..   n      second_marks      the byte before it
     ..   8*k    kept              sequences of those other runs
+    ..   32*p   covered           of each partition: epoch and offset in its log, then in its delayed intake
 
 All numbers but those in records are little endian. Big endian makes the order of records as bytes the
 order by digest, then by time. The tail stays in memory, less than 3 bytes an id. Digests are spread
 evenly, so a bucket has about 16 to 64 of them, and the marks of those rule out all but one in a thousand of
 the ids that are not there. Records stay on disk; a block is held to its checksum whenever it is read.
+
+Version 1 was written when each partition had an index of its own: `covered` of that one stood at 32, none in the
+tail, and references had no partition. Such a run can be read, and is merged into one of the topic (`Run.partition`).
 """
 
 from __future__ import annotations
@@ -51,8 +57,10 @@ _PREFIX_BITS: Final = 32
 TEMPORARY: Final = "run.tmp"
 
 _MAGIC_PREFIX: Final = b"HFDEDUP"
-_MAGIC: Final = _MAGIC_PREFIX + b"\x01"
+_MAGIC_1: Final = _MAGIC_PREFIX + b"\x01"
+_MAGIC: Final = _MAGIC_PREFIX + b"\x02"
 _HEADER: Final = Struct("<8sQQQQQQQIIB3xI")
+_COVERED: Final = Struct("<QQQQ")
 _CRC: Final = Struct("<I")
 _PREFIX: Final = Struct(">I")
 _REFERENCE: Final = Struct(f">{RECORD_BYTES - 8}xQ")
@@ -66,7 +74,7 @@ _BEHIND_ALL: Final = b"\xff" * RECORD_BYTES
 
 
 class Covered(msgspec.Struct, frozen=True, gc=False):
-    """Where to begin in both logs to find the ids that no run holds: all of those below are in runs."""
+    """Where to begin in both logs of a partition to find the ids that no run holds: all of those below are in runs."""
 
     partition: LogPosition = LogPosition(0, 0)
     intake: LogPosition = LogPosition(0, 0)
@@ -77,7 +85,7 @@ class RunFacts(msgspec.Struct, frozen=True, gc=False):
 
     sequence: int
     newest_ms: int
-    covered: Covered
+    covered: tuple[Covered, ...]  # of the partitions, by their numbers
     kept: tuple[int, ...]
 
 
@@ -107,6 +115,7 @@ class Run:
         "_shift",
         "count",
         "facts",
+        "partition",
         "path",
     )
 
@@ -115,6 +124,7 @@ class Run:
     ) -> None:
         self.path = path
         self.facts = facts
+        self.partition = 0  # what its references are of; those of version 1 do not say it themselves
         self.count = count
         self._records = records
         self._shift = _PREFIX_BITS - bucket_bits
@@ -143,7 +153,8 @@ class Run:
     def blocks(self) -> Iterator[list[bytes]]:
         """All records in order, a block at a time; CorruptData where one is not what was written."""
         for number in range(len(self._block_crcs)):
-            yield [row for (row,) in _RECORD.iter_unpack(self._block(number))]
+            rows = [row for (row,) in _RECORD.iter_unpack(self._block(number))]
+            yield [_of_partition(row, self.partition) for row in rows] if self.partition else rows
 
     def has_reference(self, wanted: Callable[[int], bool]) -> bool:
         """Whether the answer is True for any reference."""
@@ -283,18 +294,18 @@ class RunWriter:
     def _finish(self, file: File, facts: RunFacts) -> None:
         self._buckets.extend([self._count] * (2**self._bucket_bits + 1 - len(self._buckets)))
         numbers = [_little_endian("I", column.tobytes()).tobytes() for column in (self._buckets, self._block_crcs)]
-        kept = b"".join(sequence.to_bytes(8, "little") for sequence in facts.kept)
-        tail = b"".join([*numbers, *self._marks[0], *self._marks[1], kept])
-        partition, intake = facts.covered.partition, facts.covered.intake
+        kept = [sequence.to_bytes(8, "little") for sequence in facts.kept]
+        covered = [_covered_bytes(each) for each in facts.covered]
+        tail = b"".join([*numbers, *self._marks[0], *self._marks[1], *kept, *covered])
         header = _HEADER.pack(
             _MAGIC,
             facts.sequence,
             self._count,
             facts.newest_ms,
-            partition.epoch,
-            partition.offset,
-            intake.epoch,
-            intake.offset,
+            len(facts.covered),
+            0,
+            0,
+            0,
             len(facts.kept),
             crc32c(tail),
             self._bucket_bits,
@@ -312,22 +323,25 @@ def open_run(disk: Disk, folder: str, sequence: int) -> Run:
     file = disk.open(path)
     try:
         header = file.read(0, HEADER_BYTES)
-        if not header.startswith(_MAGIC):
+        if not header.startswith((_MAGIC, _MAGIC_1)):
             if header.startswith(_MAGIC_PREFIX):
                 raise UnknownFormat(f"{path} has a format that this release cannot read; use the one that wrote it")
             raise damaged(path, "it does not begin as a run does")
         if len(header) < HEADER_BYTES or crc32c(header[: -_CRC.size]) != _CRC.unpack(header[-_CRC.size :])[0]:
             raise damaged(path, "its header does not match its checksum")
-        _, found, count, newest_ms, *positions, kept_count, tail_crc, bucket_bits, _ = _HEADER.unpack(header)
+        magic, found, count, newest_ms, *words, kept_count, tail_crc, bucket_bits, _ = _HEADER.unpack(header)
         if found != sequence:
             raise damaged(path, f"it is a copy of number {found}")
         records_bytes = count * RECORD_BYTES
         marks_end = 4 * (2**bucket_bits + 1 + _blocks(count)) + 2 * count
-        tail = file.read(HEADER_BYTES + records_bytes, marks_end + 8 * kept_count)
-        if crc32c(tail) != tail_crc or file.size() != HEADER_BYTES + records_bytes + marks_end + 8 * kept_count:
+        kept_end = marks_end + 8 * kept_count
+        tail_bytes = kept_end + (_COVERED.size * words[0] if magic == _MAGIC else 0)
+        tail = file.read(HEADER_BYTES + records_bytes, tail_bytes)
+        if crc32c(tail) != tail_crc or file.size() != HEADER_BYTES + records_bytes + tail_bytes:
             raise damaged(path, "its tail does not match its checksum")
-        kept = tuple(_little_endian("Q", tail[marks_end:]))
-        covered = Covered(LogPosition(*positions[:2]), LogPosition(*positions[2:]))
+        kept = tuple(_little_endian("Q", tail[marks_end:kept_end]))
+        positions = _COVERED.iter_unpack(tail[kept_end:]) if magic == _MAGIC else [words]
+        covered = tuple(Covered(LogPosition(*each[:2]), LogPosition(*each[2:])) for each in positions)
         records = file.view(HEADER_BYTES, records_bytes)
         return Run(path, RunFacts(sequence, newest_ms, covered, kept), count, bucket_bits, records, tail)
     finally:
@@ -341,6 +355,16 @@ def damaged(path: str, what: str) -> CorruptData:
         "new one; nothing was changed. Restore the file from a backup; or, where that risk is smaller than standing "
         "still, move the folder that holds it away: ids are then known again only as far as the logs still hold them"
     )
+
+
+def _covered_bytes(covered: Covered) -> bytes:
+    log, intake = covered.partition, covered.intake
+    return _COVERED.pack(log.epoch, log.offset, intake.epoch, intake.offset)
+
+
+def _of_partition(row: bytes, partition: int) -> bytes:
+    """The record with a reference that says which partition it is of."""
+    return row[:-8] + partition.to_bytes(2, "big") + row[-6:]
 
 
 def _blocks(count: int) -> int:

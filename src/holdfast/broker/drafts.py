@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,10 @@ from holdfast.codec.columns import HEADERS, encode_head
 from holdfast.large import Value
 from holdfast.model import Appended, Batch, CodecName, Durability, HeaderPairs, Record
 from holdfast.storage.log import Log
+
+# A reference has 64 bits: 16 of partition, 47 of offset or delayed id, and one that says which of these.
+_PARTITION_SHIFT: Final = 48
+_IN_PARTITION: Final = (1 << _PARTITION_SHIFT) - 1
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
@@ -37,11 +41,12 @@ class Manner(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is: in the log, or still among the delayed ones."""
+    """Where a message is: in the log, or still among the delayed ones; for a duplicate: where the first one is."""
 
     offset: int | None
     delayed_id: int | None = None
     duplicate: bool = False
+    partition: int | None = None  # None: the one that was asked
 
 
 class Publication(msgspec.Struct, gc=False):
@@ -52,6 +57,7 @@ class Publication(msgspec.Struct, gc=False):
     in_log: Appended | None = None
     in_delayed: Appended | None = None
     due_now: bool = False
+    firsts: list[tuple[Log, Appended]] = []  # which duplicates repeat: as durable as asked before this is answered
 
 
 def with_dedup_ids(log: Log, offset: int) -> Iterator[tuple[Record, bytes]]:
@@ -96,14 +102,16 @@ def released_batch(due: Sequence[Delayed]) -> Batch:
     )
 
 
-def reference_of(place: Place) -> int:
-    """One number for both kinds of places."""
+def reference_of(place: Place, partition: int) -> int:
+    """One number for a place in a topic: the partition, and the offset there or the delayed id."""
     if place.offset is not None:
-        return place.offset << 1
+        return partition << _PARTITION_SHIFT | place.offset << 1
     assert place.delayed_id is not None
-    return place.delayed_id << 1 | 1
+    return partition << _PARTITION_SHIFT | place.delayed_id << 1 | 1
 
 
-def place_of(reference: int) -> Place:
-    """The place that such a number stands for."""
-    return Place(None, reference >> 1) if reference & 1 else Place(reference >> 1)
+def first_place(reference: int) -> Place:
+    """The place that such a number stands for, as a duplicate is told of it."""
+    number = (reference & _IN_PARTITION) >> 1
+    offset, delayed_id = (None, number) if reference & 1 else (number, None)
+    return Place(offset, delayed_id, duplicate=True, partition=reference >> _PARTITION_SHIFT)

@@ -8,9 +8,9 @@ jobs/
   topics/jobs/topic.json           its id and when it was made
   topics/jobs/settings.json        what differs from the defaults
   topics/jobs/groups/default.json  where a group began and what it does differently; made when needed
+  topics/jobs/dedup/               dedup ids of all partitions; made when first needed
   topics/jobs/0/log/               the messages of partition 0
   topics/jobs/0/delayed/           those that are not due yet; made when first needed
-  topics/jobs/0/dedup/             dedup ids; made when first needed
   topics/jobs/0/groups/default/    the journal of a group
   topics/jobs/1/...                the next partition, the same again
   topics/jobs.dlq/...              the dead letters, the same again; made when first needed

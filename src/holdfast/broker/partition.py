@@ -1,6 +1,6 @@
 """One partition: the log that messages are published to, and what stands before it: delays and dedup.
 
-publish ──► dedup: known within the window? ──► duplicate
+publish ──► the topic's dedup ids: known within the window? ──► duplicate
                  │
                  ├── due later ──► delayed/ ── when due ──┐
                  │                                       v
@@ -17,7 +17,6 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.dedup import DedupIndex
 from holdfast.broker.dedup_runs import Covered
 from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.delivery import Delivery
@@ -27,10 +26,7 @@ from holdfast.broker.drafts import (
     Place,
     Publication,
     batch_of,
-    place_of,
-    reference_of,
     released_batch,
-    with_dedup_ids,
 )
 from holdfast.broker.marks import DELAYED_ID, mark, moved_records
 from holdfast.broker.metrics import Metrics
@@ -52,12 +48,10 @@ from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
-from holdfast.storage.opening import open_error
 
 __all__ = ["Draft", "Partition", "Place", "Publication"]
 
 _RELEASE_MOST: Final = 1_000
-_SAVE_DEDUP_EVERY_MS: Final = 3_600_000
 STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
 
 
@@ -75,18 +69,17 @@ class Partition:
         self.deliveries: list[Delivery] = []
         self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
         self.on_attention: Callable[[], None] = lambda: None
-        self.on_new_part: Callable[[], None] = lambda: None  # delays, dedup ids, producers: kept here from now on
+        self.on_new_part: Callable[[], None] = lambda: None  # delays, producers: kept here from now on
         self.tracer: PartitionTracer | None = None  # while the topic is sampled
         self.delayed: DelayStore | None = None
-        self.dedup: DedupIndex | None = None
+        self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # where ids are looked up
+        self._needed_for_dedup: Covered | None = None
         self.sequences: Sequences | None = None
-        self._lock = threading.Lock()  # around what must be looked up and written as one
+        self._lock = threading.Lock()  # around what is opened when first needed
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
-        self._save_lock = threading.Lock()  # around a save of the dedup ids
         # Around a write of messages with priorities, of which all groups must know.
         self._urgent_lock = threading.Lock()
         self.closed = False
-        self._dedup_saved_ms = self._mono_ms()
 
     @staticmethod
     def open(world: World, folder: str, settings: TopicSettings, metrics: Metrics) -> Partition:
@@ -96,8 +89,6 @@ class Partition:
         try:
             if world.disk.exists(join(folder, "delayed")):
                 partition._open_delayed()
-            if world.disk.exists(join(folder, "dedup")):
-                partition._open_dedup()
             if world.disk.exists(join(folder, "producers")):
                 partition.open_sequences()
         except BaseException:
@@ -106,7 +97,7 @@ class Partition:
         return partition
 
     def change(self, settings: TopicSettings) -> None:
-        """Go on with other settings; the window of dedup ids that are known already stays as it was."""
+        """Go on with other settings."""
         self._settings = settings
         self.log.change(settings)
 
@@ -124,9 +115,8 @@ class Partition:
         """
         manner = Manner(durability, codec, any_size)
         if any(draft.dedup_id is not None for draft in drafts):
-            with self._lock:
-                return self._publish_unseen(drafts, manner)
-        return self._publish(drafts, manner)
+            return self.publish_unseen(drafts, manner)
+        return self.store(drafts, manner)
 
     def append(
         self,
@@ -160,6 +150,8 @@ class Partition:
             self.log.wait(publication.in_log)
         if publication.in_delayed is not None and self.delayed is not None:
             self.delayed.wait(publication.in_delayed)
+        for log, first in publication.firsts:
+            log.wait(first)
         self._tell(publication)
 
     async def wait_async(self, publication: Publication) -> None:
@@ -168,6 +160,8 @@ class Partition:
             await self.log.wait_async(publication.in_log)
         if publication.in_delayed is not None and self.delayed is not None:
             await self.delayed.wait_async(publication.in_delayed)
+        for log, first in publication.firsts:
+            await log.wait_async(first)
         if publication.due_now:
             await asyncio.to_thread(self._tell, publication)
         else:
@@ -255,9 +249,6 @@ class Partition:
         now_ms = self._world.clock.now_ns() // 1_000_000
         if self.delayed is not None:
             due += [self.delayed.tick(now_ms), self.due_ms()]
-        overdue = self._mono_ms() - self._dedup_saved_ms > _SAVE_DEDUP_EVERY_MS
-        if self.dedup is not None and (overdue or self.dedup.full()):
-            self.save_dedup()
         if self.sequences is not None:
             self.sequences.tick()
         self._pin()
@@ -268,30 +259,19 @@ class Partition:
         next_ms = None if self.delayed is None else self.delayed.next_due_ms()
         return None if next_ms is None else max(next_ms - self._world.clock.now_ns() // 1_000_000, 0)
 
-    def save_dedup(self) -> None:
-        """Put the dedup ids that only memory holds on disk; the messages that have them are on disk first."""
-        if self.dedup is not None:
-            with self._save_lock:
-                self._save_dedup(self.dedup)
-
-    def _save_dedup(self, dedup: DedupIndex) -> None:
-        with self._lock:
-            saving = dedup.begin_save(Covered(self._position(self.log), self._intake_position()))
-        self._dedup_saved_ms = self._mono_ms()
-        if saving is None:
-            return
-        try:
-            self.sync()
-            saving.write()
-        finally:
-            with self._lock:
-                dedup.finish_save(saving)
+    def keep_for_dedup(self, covered: Covered) -> None:
+        """Keep both logs from there on: only they hold the dedup ids behind it."""
+        self._needed_for_dedup = covered
+        self.log.pin("dedup", covered.partition.offset)
         if self.delayed is not None:
-            self.delayed.intake.pin("dedup", dedup.covered.intake.offset)
+            self.delayed.intake.pin("dedup", covered.intake.offset)
+
+    def positions(self) -> Covered:
+        """The ends of both logs."""
+        return Covered(self._position(self.log), self._intake_position())
 
     def save(self) -> None:
-        """Write down what delays and dedup know, so that the log need not keep its messages for them."""
-        self.save_dedup()
+        """Write down what delays and producers' sequences know, so that the log need not keep messages for them."""
         if self.delayed is not None:
             self._settle_delayed()
             self.delayed.save()
@@ -314,9 +294,6 @@ class Partition:
             if self.delayed is not None:
                 closing.callback(self.delayed.close)
                 closing.callback(self._settle_delayed)
-            if self.dedup is not None:
-                closing.callback(self.dedup.close)
-                closing.callback(self.save_dedup)
             if self.sequences is not None:
                 closing.callback(self.sequences.close)
 
@@ -341,10 +318,9 @@ class Partition:
     def _pin(self) -> None:
         if self.delayed is not None:
             self.log.pin("delayed", self.delayed.accounted)
-        if self.dedup is not None:
-            self.log.pin("dedup", self.dedup.covered.partition.offset)
 
-    def _publish(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
+    def store(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
+        """Write messages, whatever their dedup ids."""
         if any(draft.due_at_ms for draft in drafts):
             return self._publish_delayed(drafts, manner)
         durability, codec, any_size = manner
@@ -363,52 +339,6 @@ class Partition:
         # Now: who waits for the sync may be cancelled, and the message comes due all the same.
         self.on_attention()
         return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
-
-    def _publish_unseen(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
-        """Publish what is no duplicate, of an earlier message or of another one in the same call."""
-        dedup = self._open_dedup()
-        now_ms = self._world.clock.now_ns() // 1_000_000
-        fresh: list[Draft] = []
-        known: dict[int, int] = {}  # which of the drafts -> reference, or -1 - which of the fresh ones
-        in_call: dict[bytes, int] = {}
-        for i, draft in enumerate(drafts):
-            if draft.dedup_id is not None:
-                found = dedup.find(draft.dedup_id, now_ms)
-                if found is not None:
-                    known[i] = found
-                    continue
-                if draft.dedup_id in in_call:
-                    known[i] = -1 - in_call[draft.dedup_id]
-                    continue
-                in_call[draft.dedup_id] = len(fresh)
-            fresh.append(draft)
-        publication = self._publish(fresh, manner)
-        for draft, place in zip(fresh, publication.places, strict=True):
-            if draft.dedup_id is not None:
-                dedup.add(draft.dedup_id, reference_of(place), now_ms)
-        if known:
-            self._metrics.duplicates.add(len(known))
-            self._add_duplicates(publication, known, len(drafts))
-        return publication
-
-    def _add_duplicates(self, publication: Publication, known: dict[int, int], count: int) -> None:
-        fresh = publication.places
-        rest = iter(fresh)
-        places: list[Place] = []
-        for i in range(count):
-            if i not in known:
-                places.append(next(rest))
-                continue
-            first = fresh[-1 - known[i]] if known[i] < 0 else place_of(known[i])
-            places.append(Place(first.offset, first.delayed_id, duplicate=True))
-        publication.places = places
-        if publication.durability == "fsync":
-            # "Duplicate" is an acknowledgement as well: the first one must be on disk.
-            for place in places:
-                if place.offset is not None and place.offset >= self.log.synced_end:
-                    publication.in_log = Appended(0, self.log.written_end, "fsync")
-                elif place.delayed_id is not None and self.delayed is not None:
-                    publication.in_delayed = Appended(0, self.delayed.intake.written_end, "fsync")
 
     def _write(
         self,
@@ -459,8 +389,8 @@ class Partition:
                         store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
                     store.settled(self.log.end)
                     store.on_attention = self._attend
-                    if self.dedup is not None:
-                        store.intake.pin("dedup", self.dedup.covered.intake.offset)
+                    if self._needed_for_dedup is not None:
+                        store.intake.pin("dedup", self._needed_for_dedup.intake.offset)
                     self.delayed = store
                     if not store.intake.written_end:
                         self.on_new_part()
@@ -478,29 +408,6 @@ class Partition:
                     )
         return self.sequences
 
-    def _open_dedup(self) -> DedupIndex:
-        if self.dedup is None:
-            self._check_open()
-            folder = join(self._folder, "dedup")
-            new = not self._world.disk.exists(folder)
-            try:
-                self._world.disk.make_folder(folder)
-            except OSError as error:
-                raise open_error(folder, error) from error
-            dedup = DedupIndex.open(self._world, folder, window_ms=self._settings.dedup_window_ms)
-            for record, dedup_id in with_dedup_ids(self.log, dedup.covered.partition.offset):
-                dedup.add(dedup_id, reference_of(Place(record.offset)), record.timestamp_ns // 1_000_000)
-            if self.delayed is not None:
-                intake = self.delayed.intake
-                for record, dedup_id in with_dedup_ids(intake, dedup.covered.intake.offset):
-                    dedup.add(dedup_id, reference_of(Place(None, record.offset)), record.timestamp_ns // 1_000_000)
-                intake.pin("dedup", dedup.covered.intake.offset)
-            self.log.pin("dedup", dedup.covered.partition.offset)
-            self.dedup = dedup
-            if new:
-                self.on_new_part()
-        return self.dedup
-
     def _check_open(self) -> None:
         """Refuse to make files for a topic that is gone: there would be one of its name again."""
         if self.closed:
@@ -515,6 +422,3 @@ class Partition:
     @staticmethod
     def _position(log: Log) -> LogPosition:
         return LogPosition(log.epoch, log.written_end)
-
-    def _mono_ms(self) -> int:
-        return self._world.clock.monotonic_ns() // 1_000_000

@@ -132,11 +132,17 @@ class Sequences:
             entry = self._entries.get(producer_id)
             return 0 if entry is None or entry.epoch < since else entry.next_sequence
 
-    def offsets(self, producer_id: int, first: int, count: int) -> Sequence[int]:
-        """Where messages of a producer are; empty where that is forgotten."""
+    def offsets(self, producer_id: int, first: int, count: int) -> list[int | None]:
+        """Where messages of a producer are; None for those of which that is forgotten."""
+        found: list[int | None] = [None] * count
         with self.lock:
             entry = self._entries.get(producer_id)
-            return () if entry is None else _offsets(entry.runs, first, count)
+            for run_first, run_count, run_offset in () if entry is None else entry.runs:
+                # How far the run begins behind the first message, or before it: numbers wrap.
+                begin = (run_first - first + _NUMBERS // 2) % _NUMBERS - _NUMBERS // 2
+                for i in range(max(begin, 0), min(begin + run_count, count)):
+                    found[i] = run_offset + i - begin
+        return found
 
     def tick(self) -> None:
         """Save, where it was long ago or much was written since."""

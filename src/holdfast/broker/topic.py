@@ -15,6 +15,7 @@ import msgspec
 from holdfast.broker.contents import TopicFacts, is_vital, lacking, missing_parts, renew_contents, strike_off
 from holdfast.broker.dead import DeadPartition
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.duplicates import Duplicates
 from holdfast.broker.folder_key import FolderKey
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.groups import GroupNote, GroupNotes
@@ -92,6 +93,9 @@ class Topic:
         self.due_ns: int | None = 0  # when upkeep is due; None: when somebody calls for attention
         self.on_attention = on_attention
         self.partitions: list[Partition] = []
+        self.duplicates = Duplicates(world, topic_folder(root, name), self.metrics, window_ms=settings.dedup_window_ms)
+        self.duplicates.on_new_part = self.list_parts
+        self.duplicates.on_parting = partial(strike_off, world, root, name)
         self.groups: dict[str, QueueGroup] = {}
         self._tracing = None if traces is None else TopicTracing(world.clock.now_ns, traces, name, facts.id)
         self._notes = GroupNotes(world, topic_folder(root, name))
@@ -124,6 +128,7 @@ class Topic:
         for number in range(count):
             self._check_owner()  # whoever closes the folder is not to wait until all of them are open
             self._open_partition(number)
+        self.duplicates.open_if_used()
         self._finish_deletions()
         for group in self._notes.names(count):
             note = self._notes.read(group)
@@ -138,6 +143,10 @@ class Topic:
         if self.settings.trace_sample:
             self._trace_partition(partition, number)
         partition.on_new_part = self.list_parts
+        with ExitStack() as unless_done:
+            unless_done.callback(partition.close)
+            self.duplicates.follow(number, partition)  # before anybody can publish there
+            unless_done.pop_all()
         self.partitions.append(partition)  # in place: the faces look at this list
 
     def _open_group(self, name: str, note: GroupNote, settings: TopicSettings) -> QueueGroup:
@@ -353,6 +362,7 @@ class Topic:
     def _close_partition(self, number: int) -> None:
         """Take the last partition out of use: not all of it could be opened. What it holds stays for the next try."""
         with ExitStack() as closing:
+            self.duplicates.unfollow(number)
             for partition in self.partitions[number:]:
                 self.partitions.remove(partition)
                 closing.callback(partition.close)
@@ -382,9 +392,10 @@ class Topic:
             logger.error("upkeep failed", extra={"folder": self.root, "topic": self.name, "error": str(failure)})
         return soonest(*due)
 
-    def _upkeep(self) -> Iterator[tuple[Partition | Delivery, Callable[[], int | None]]]:
+    def _upkeep(self) -> Iterator[tuple[Partition | Delivery | Duplicates, Callable[[], int | None]]]:
         for partition in self.partitions:
             yield partition, partition.tick
+        yield self.duplicates, self.duplicates.tick
         for group in self.groups.values():
             for station in group.stations:
                 yield station.delivery, station.delivery.tick
@@ -441,6 +452,8 @@ class Topic:
         With `roll` all is done first that may hold something back: only what is sealed can be compacted.
         """
         total = KeysCompacted(0, 0, 0)
+        if roll:
+            self.duplicates.save()
         for partition in self.partitions:
             if roll:
                 partition.save()
@@ -464,6 +477,7 @@ class Topic:
     def trim(self) -> tuple[int, int]:
         """Drop the segments that every group is through with; answers how many, and their bytes."""
         segments = size = 0
+        self.duplicates.save()
         for partition, deliveries in self._parts():
             partition.save()
             partition.log.roll()
@@ -527,6 +541,7 @@ class Topic:
                 closing.callback(partition.close)
             for place in self._dead.values():
                 closing.callback(place.close)
+            closing.callback(self.duplicates.close)
             for group in self.groups.values():
                 closing.callback(group.waiters.wake_all)
                 for station in group.stations:

@@ -189,6 +189,7 @@ def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
     if topic.groups:
         segments, freed_bytes = topic.trim()
     elif streams:
+        topic.duplicates.save()
         for partition in topic.partitions:
             partition.save()
             partition.log.roll()

@@ -26,7 +26,8 @@ class Identity:
         self._resume = resume
         self._begun: ProducerBegun | None = None
         self._next: dict[TopicPartition, int] = {}
-        self._skip: dict[TopicPartition, int] = {}  # so many were stored by the one that this one resumes
+        self._known: dict[TopicPartition, int] = {}  # so many were stored by the one that this one resumes
+        self._skipped: dict[TopicPartition, int] = {}  # so many of these were given to this one
 
     async def begin(self) -> ProducerBegun:
         """Be somebody; one with a name fences those of that name before it."""
@@ -45,14 +46,15 @@ class Identity:
         begun = await self.begin()
         if place not in self._next:
             await self._look(place, begun)
-        skipped = min(self._skip[place], len(messages))
-        answers: list[Stored | None] = [
-            Stored(place[0], None, None, True, durability, place[1]) for _ in messages[:skipped]
-        ]
+        skipped = min(self._known[place] - self._skipped[place], len(messages))
+        answers: list[Stored | None] = []
+        if skipped:
+            before = await self._ask(place, begun, count=skipped)
+            answers += [Stored(place[0], offset, None, True, durability, place[1]) for offset in before.offsets]
         left = messages[skipped:]
         if left:
             answers += await self._append(place, begun, left, durability)
-        self._skip[place] -= skipped
+        self._skipped[place] += skipped
         return answers
 
     async def _append(
@@ -67,8 +69,10 @@ class Identity:
             self._next[place] = 0  # idle for so long that the partition has forgotten it: nothing is missing
             written = await self._send(place, begun, body, durability)
         self._next[place] = (self._next[place] + len(messages)) % _NUMBERS
+        # What was stored by an attempt of this call is no duplicate; without offsets it was stored long before.
         offsets: Sequence[int | None] = written.offsets or [None] * len(messages)
-        return [Stored(place[0], offset, None, False, written.durability, place[1]) for offset in offsets]
+        duplicate = not written.offsets
+        return [Stored(place[0], offset, None, duplicate, written.durability, place[1]) for offset in offsets]
 
     async def _send(self, place: TopicPartition, begun: ProducerBegun, body: bytes, durability: Durability) -> Written:
         path = path_of(
@@ -87,8 +91,22 @@ class Identity:
 
     async def _look(self, place: TopicPartition, begun: ProducerBegun) -> None:
         """Where to count on from."""
-        self._skip[place] = self._next[place] = 0
-        if self._resume:
-            path = path_of("topics", place[0], "partitions", place[1], "sequence", producer=begun.id, since=begun.since)
-            known: NextSequence = await self._caller.call(Ask(method="GET", path=path, answers=NextSequence))
-            self._skip[place] = self._next[place] = known.sequence
+        self._skipped[place] = 0
+        known = (await self._ask(place, begun, count=0)).sequence if self._resume else 0
+        self._known[place] = self._next[place] = known
+
+    async def _ask(self, place: TopicPartition, begun: ProducerBegun, *, count: int) -> NextSequence:
+        """What the partition has of this producer, and where so many messages are that it is given next."""
+        path = path_of(
+            "topics",
+            place[0],
+            "partitions",
+            place[1],
+            "sequence",
+            producer=begun.id,
+            since=begun.since,
+            first=self._skipped[place] % _NUMBERS,
+            count=count,
+        )
+        answer: NextSequence = await self._caller.call(Ask(method="GET", path=path, answers=NextSequence))
+        return answer

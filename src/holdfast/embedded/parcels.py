@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, overload
 import msgspec
 
 from holdfast.broker.partition import Draft, Place
-from holdfast.embedded.publisher import Stored
+from holdfast.embedded.publisher import Stored, stored_at
 from holdfast.embedded.times import duration_ms
 from holdfast.errors import Unavailable
 from holdfast.model import Batch, Durability
@@ -85,7 +85,7 @@ class Parcel:
         self.attempts = 0
         self.sequence: int | None = None
         self.skipped = 0  # so many from the front were stored before, by one that this producer resumes
-        self.skipped_offsets: Sequence[int] = ()
+        self.skipped_offsets: Sequence[int | None] = ()
         self.offset = 0  # of the first that was not skipped
         self.places: Sequence[Place] | None = None
         self.durability: Durability = "os"
@@ -158,8 +158,7 @@ class Parcel:
             raise self.error
         name, number = self.lane.route.name, self.lane.number
         if self.places is not None:
-            place = self.places[index]
-            return Stored(name, place.offset, place.delayed_id, place.duplicate, self.durability, number)
+            return stored_at(self.places[index], name, number, self.durability)
         if index < self.skipped:
             offset = self.skipped_offsets[index] if self.skipped_offsets else None
             return Stored(name, offset, None, True, self.durability, number)

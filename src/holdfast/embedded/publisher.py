@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.broker.drafts import batch_of
 from holdfast.broker.layout import message_id
-from holdfast.broker.partition import Draft, Partition, Publication
+from holdfast.broker.partition import Draft, Partition, Place, Publication
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
@@ -38,8 +38,16 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        """The id of the message; for a duplicate: of the one that came first."""
+        """The id of the message; for a duplicate: of the one that came first, empty where that is forgotten."""
+        if self.offset is None and self.delayed_id is None:
+            return ""
         return message_id(self.topic, self.partition, self.offset, self.delayed_id)
+
+
+def stored_at(place: Place, topic: str, partition: int, durability: Durability) -> Stored:
+    """The answer for a message that was sent to this partition; a duplicate's first one may be in another."""
+    number = partition if place.partition is None else place.partition
+    return Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, number)
 
 
 class Part(msgspec.Struct, gc=False):
@@ -231,7 +239,7 @@ class Publisher:
         return [self._write(number, [draft], range(1), durability, None)]
 
     def _routed(self, drafts: Sequence[Draft], partition: object) -> dict[int, list[int]]:
-        """Which message goes where: by key (or dedup id, so that duplicates meet), in turn, or as the caller says."""
+        """Which message goes where: by key (or dedup id), in turn, or as the caller says."""
         count = len(self._partitions)
         if partition is not None:
             return {check_partition(partition, self.topic.name, count): list(range(len(drafts)))}
@@ -268,7 +276,7 @@ class Publisher:
         for part in parts:
             durability = part.publication.durability
             for i, place in zip(part.indexes, part.publication.places, strict=True):
-                found[i] = Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, part.number)
+                found[i] = stored_at(place, topic, part.number, durability)
         return [found[i] for i in range(len(found))]
 
 

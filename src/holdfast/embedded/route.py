@@ -82,7 +82,7 @@ class Route:
             self._turns.give_back(turns, self.count)
 
     def lane_for(self, draft: Draft, partition: object) -> Lane:
-        """By hand, by key (or dedup id, so that duplicates meet), or in turn."""
+        """By hand, by key (or dedup id), or in turn."""
         if partition is not None:
             return self.lanes[check_partition(partition, self.name, self.count)]
         by = draft.key if draft.key is not None else draft.dedup_id

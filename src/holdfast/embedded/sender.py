@@ -66,7 +66,8 @@ class Sender:
     def _marked(self, lane: Lane, draft: Draft) -> Draft:
         if self.identity is None:
             return draft
-        dedup_id = b"producer-%x-%x-%d" % (self.identity.id, self.identity.since, next(lane.loose))
+        numbers = (self.identity.id, self.identity.since, lane.number, next(lane.loose))
+        dedup_id = b"producer-%x-%x-%d-%d" % numbers
         headers = (*draft.headers, (DEDUP_ID, dedup_id))
         return msgspec.structs.replace(draft, dedup_id=dedup_id, headers=headers)
 

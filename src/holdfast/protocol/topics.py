@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from holdfast.embedded.topics import TopicInfo
-from holdfast.protocol.messages import Codec, Durability, Name, Number, Said, Told, Wait, Wire
+from holdfast.protocol.messages import MOST_MESSAGES, Codec, Durability, Name, Number, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit, Settings
 
 Partitions = Annotated[int, Meta(ge=1, le=10_000)]
@@ -119,16 +119,22 @@ class Written(Told, kw_only=True):
 
 
 class SequenceQuery(Wire, kw_only=True):
-    """The producer, and the epoch from which its sequences count."""
+    """The producer, the epoch from which its sequences count, and the messages of which the offsets are wanted."""
 
     producer: ProducerNumber
     since: Epoch = 0
+    first: Sequence = 0
+    count: Annotated[int, Meta(ge=0, le=MOST_MESSAGES)] = 0
 
 
 class NextSequence(Told, kw_only=True):
-    """The number that the producer's next message for this partition must have."""
+    """The number that the producer's next message for this partition must have, and where those before it are.
+
+    An offset is null where the message was stored too long ago to say, or is not stored.
+    """
 
     sequence: int
+    offsets: list[int | None] = msgspec.field(default_factory=list)
 
 
 class TopicSettingsQuery(Wire, kw_only=True):

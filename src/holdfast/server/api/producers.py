@@ -104,15 +104,19 @@ def _check_in_sequence(call: Call, messages: Drafts) -> None:
     errors=("unknown_topic",),
 )
 async def next_sequence(call: Call) -> NextSequence:
-    """The number that a producer's next message for this partition must have."""
+    """The number that a producer's next message for this partition must have, and where earlier ones are."""
+    return await asyncio.to_thread(_next_sequence, call, _number(call.query.producer))
+
+
+def _next_sequence(call: Call, producer_id: int) -> NextSequence:
     query: SequenceQuery = call.query
-    return NextSequence(sequence=await asyncio.to_thread(_next_sequence, call, _number(query.producer), query.since))
-
-
-def _next_sequence(call: Call, producer_id: int, since: int) -> int:
     _check_name(call, producer_id)
     with call.service.broker._engine.using(call.path["topic"]) as topic:
-        return topic.partition(partition_of(call)).open_sequences().next_sequence(producer_id, since)
+        sequences = topic.partition(partition_of(call)).open_sequences()
+        return NextSequence(
+            sequence=sequences.next_sequence(producer_id, query.since),
+            offsets=sequences.offsets(producer_id, query.first, query.count),
+        )
 
 
 def _number(text: str) -> int:
