@@ -25,6 +25,20 @@ async def done(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
+async def all_of(found: Any) -> list[Any]:
+    """What is listed, for threads or for tasks."""
+    found = await done(found)
+    return [each async for each in found] if hasattr(found, "__aiter__") else list(found)
+
+
+async def eventually(look: Callable[[], Any]) -> Any:
+    """What a look finds, once it finds something; another thread brings it about."""
+    async with asyncio.timeout(60):
+        while not (found := await look()):
+            await asyncio.sleep(0.01)
+    return found
+
+
 class Place:
     """Where queues are, and by which faces to come there."""
 
@@ -149,13 +163,30 @@ async def test_a_rejected_one_is_a_dead_letter_that_can_be_redriven(place):
 
 
 @story
-async def test_a_message_that_is_dropped_comes_back_at_once(place):
-    async with place.queue(lease_ms=600_000) as queue:
+async def test_a_message_that_is_dropped_counts_as_an_attempt_and_dies_of_the_last_one(place):
+    async with place.queue(lease_ms=600_000, max_attempts=3, dropped_delay_ms=0) as queue:
+        await done(queue.put(b"poison"))
+        for attempt in (1, 2, 3):
+            message = await done(queue.get(timeout=30))
+            assert message.attempt == attempt
+            del message
+            gc.collect()
+        await eventually(lambda: all_of(queue.messages("dead")))
+        (letter,) = await all_of(queue.dead.list())
+        assert [failure.why for failure in letter.failures][:2] == ["dropped unhandled"] * 2
+        assert (letter.attempts, letter.error) == (3, "dropped unhandled")
+
+
+@story
+async def test_a_message_that_is_dropped_waits_for_the_backoff(place):
+    async with place.queue(lease_ms=600_000, backoff_ms=600_000) as queue:
         await done(queue.put(b"x"))
-        message = await done(queue.get(timeout=5))
+        message = await done(queue.get(timeout=30))
         del message
         gc.collect()
-        assert (await done(queue.get(timeout=5))).attempt in (1, 2)
+        (listed,) = await eventually(lambda: all_of(queue.messages("delayed")))
+        assert listed.attempts == 1
+        assert (await done(queue.stats())).ready == 0
 
 
 @story

@@ -211,6 +211,19 @@ def test_ack_nack_defer_reject_and_extend_do_what_they_say(server: Serving):
     assert (dead["reason"], dead["error"]) == ("REJECTED", "never")
 
 
+def test_a_dropped_message_waits_for_the_backoff_as_after_a_failed_attempt(server: Serving):
+    server.request("PUT", QUEUE, {"settings": {"backoff_ms": 600_000}})
+    put(server)
+    (taken,) = take(server)
+    dropped = {"receipts": [taken["receipt"]], "intent": "drop"}
+    refused = server.post(f"{QUEUE}/nack", {**dropped, "error": "no"})
+    assert (refused.status, refused.code) == (400, "invalid_request")
+    assert "intent=drop has no error" in refused.body["error"]["message"]
+    assert server.post(f"{QUEUE}/nack", dropped).body == {"settled": 1}
+    (waiting,) = server.get(f"{QUEUE}/messages", query={"phase": "delayed"}).body["messages"]
+    assert (waiting["id"], waiting["attempts"]) == (taken["id"], 1)
+
+
 @pytest.mark.parametrize("verb", ["ack", "nack", "reject", "extend"])
 def test_a_late_receipt_is_refused_and_the_others_count(server: Serving, verb: str):
     for _ in range(3):

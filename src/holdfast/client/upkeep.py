@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 _NS: Final = 1_000_000
 _AT_ONCE: Final = 1_000
 _SOON_NS: Final = 250 * _NS
+_UNHANDLED: Final = (
+    "a message of %s was dropped without ack or nack, and comes back as after a failed attempt; use `with message:` "
+    "(this is said only once)"
+)
 
 
 class Held:
@@ -122,7 +126,7 @@ class _Work:
         self._held: dict[Held, None] = {}
         self._beating: dict[Beating, int] = {}
         self._dropped: list[Held] = []
-        self._ending = False
+        self._ending = self._warned = False
 
     def run(self) -> None:
         """Until the client is closed, or gone."""
@@ -206,7 +210,12 @@ class _Work:
         for held in dropped:
             self._held.pop(held, None)
         for topic, group, some in _by_group(dropped):
-            body = Nack(receipts=[held.receipt for held in some], group=group, intent="defer")
+            if not self._warned:
+                self._warned = True
+                logger.warning(_UNHANDLED, topic)
+            # Whoever drops a message may have begun with it: as a deferral, one that breaks its handler each time
+            # would come again and again, at once.
+            body = Nack(receipts=[held.receipt for held in some], group=group, intent="drop")
             try:
                 self._ask(topic, "nack", body)
             except LeaseLost:

@@ -187,9 +187,13 @@ class Ack(Receipts, kw_only=True):
 
 
 class Nack(Receipts, kw_only=True):
-    """The work is not done: it failed, or (`defer`) was not begun; then the attempt does not count."""
+    """The work is not done: it failed, nobody settled it (`drop`), or (`defer`) it was not begun.
 
-    intent: Literal["failure", "defer"] = "failure"
+    The attempt counts, but for `defer`. Without a `delay` a deferred message is ready at once, the others wait for the
+    backoff (`drop`: for `dropped_delay_ms`, where that is set).
+    """
+
+    intent: Literal["failure", "drop", "defer"] = "failure"
     delay: Seconds | None = None
     error: Annotated[str, Meta(max_length=1_000_000)] | None = None
 

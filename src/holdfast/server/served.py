@@ -15,7 +15,7 @@ from holdfast.broker.layout import message_id
 from holdfast.broker.marks import TEXT_KEY, TOMBSTONE
 from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import Waiter
-from holdfast.delivery.commands import DEFERRED, Command, Nack, Receipt, Reject, Save
+from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
 from holdfast.delivery.commands import Extend as ExtendLease
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.face import Wanted
@@ -158,6 +158,11 @@ class ServedGroup(AsyncGroup[bytes]):
         delay_ms = duration_ms(delay_s or 0, "delay")
         count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DEFERRED, counted=False))
         self._group.metrics.deferred.add(count)
+
+    async def drop(self, receipts: Sequence[str], delay_s: float | None) -> None:
+        """Whoever had them let go of them without a word: as in this process, that is a failed attempt."""
+        delay_ms = self.settings.dropped_delay_ms if delay_s is None else duration_ms(delay_s, "delay")
+        await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DROPPED))
 
     async def reject(self, receipts: Sequence[str], reason: str | None) -> None:
         text = self._error_text(reason)

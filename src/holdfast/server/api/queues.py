@@ -230,13 +230,15 @@ async def ack(call: Call) -> Settled:
 
 @routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, answers=Settled, errors=("lease_lost",))
 async def nack(call: Call) -> Settled:
-    """The work failed (the attempt counts), or was put off (`intent` "defer": it does not)."""
+    """The work failed or was dropped unhandled (the attempt counts), or was put off (`intent` "defer": it does not)."""
     given: Nack = call.body
     group = await existing_group(call, given.group)
+    if given.intent != "failure" and given.error is not None:
+        raise InvalidRequest(f"a message with intent={given.intent} has no error; leave it out, or say intent=failure")
     if given.intent == "defer":
-        if given.error is not None:
-            raise InvalidRequest("a message that is put off has no error; leave it out, or say intent=failure")
         return await _settled(call, group, group.defer(given.receipts, given.delay))
+    if given.intent == "drop":
+        return await _settled(call, group, group.drop(given.receipts, given.delay))
     return await _settled(call, group, group.nack(given.receipts, given.delay, given.error))
 
 
