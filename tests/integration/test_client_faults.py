@@ -114,13 +114,46 @@ def test_a_nack_whose_answer_was_lost_is_not_an_error(queue, proxy):
     assert queue.get(timeout=5).attempt == 2
 
 
-def test_a_message_whose_delivery_was_cut_comes_again(queue, proxy):
-    queue.put(b"x")
+@pytest.mark.parametrize("cut_at", [0, 30, 300])
+def test_a_take_whose_answer_was_cut_gives_the_same_messages_and_costs_no_attempt(queue, proxy, cut_at):
+    queue.put_many([b"x", b"y", b"z"])
     fresh(queue)
-    proxy.cut_answer_at = 30
-    message = queue.get(timeout=10, lease=1)
-    assert message.body == b"x"
-    message.ack()
+    proxy.cut_answer_at = cut_at
+    messages = queue.get_many(2, timeout=20)
+    assert [(message.body, message.attempt) for message in messages] == [(b"x", 1), (b"y", 1)]
+    assert proxy.cut_answer_at is None
+    queue.ack_many(messages)
+    last = queue.get(timeout=20)
+    assert (last.body, last.attempt) == (b"z", 1)
+    last.ack()
+
+
+def test_a_task_gets_the_messages_whose_answer_was_cut(proxy):
+    async def story() -> None:
+        async with await aio.open(proxy.url, topic="jobs", timeout=20, lease_ms=600_000) as queue:
+            await queue.put(b"x")
+            fresh(queue)
+            proxy.cut_answer_at = 30
+            message = await queue.get(timeout=20)
+            assert (message.body, message.attempt) == (b"x", 1)
+            await message.ack()
+
+    asyncio.run(story())
+
+
+def test_a_take_that_came_to_no_answer_at_all_is_gone_on_with_by_the_next_one(proxy):
+    with holdfast.open(proxy.url, topic="jobs", timeout=0.5, lease_ms=600_000, max_attempts=1) as queue:
+        queue.put(b"x")
+        fresh(queue)
+        proxy.swallow_answers = True
+        with pytest.raises(Unavailable):
+            queue.get(timeout=0)
+        proxy.swallow_answers = False
+        proxy.cut_all()
+        queue._caller.timeout_s = 20
+        message = queue.get(timeout=20)
+        assert (message.body, message.attempt) == (b"x", 1)
+        message.ack()
 
 
 def test_a_state_that_was_saved_while_the_answer_was_lost_is_no_conflict(queue, proxy):

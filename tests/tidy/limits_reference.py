@@ -15,7 +15,7 @@ from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import messages, queues, values
-from holdfast.server import flow, forms, payload, room, scans, served
+from holdfast.server import attempts, flow, forms, payload, room, scans, served
 from holdfast.server.http import connection, unpack
 from holdfast.server.http.limits import Limits
 from holdfast.server.principals import principal_of
@@ -93,6 +93,9 @@ def _calls() -> list[Limit]:
         ),
         Limit("commas of a batch as one JSON text; as lines it has no such limit", f"{values.MOST_BATCH_COMMAS:,}"),
         Limit("values of a batch in MessagePack", f"{values.MOST_BATCH_VALUES:,}"),
+        Limit("an `attempt_id`", f"{_meta(messages.AttemptId, 'max_length')} characters of ASCII, without spaces"),
+        Limit("takes by `attempt_id` that are remembered for one caller", f"the last {attempts.MOST_IDS:,}"),
+        Limit("messages of these takes", f"the last {attempts.MOST_MESSAGES:,}"),
         Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
         Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
         Limit("what a list answers", f"{_most(queues.Limit):,}"),

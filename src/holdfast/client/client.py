@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from typing import TYPE_CHECKING
 
 from holdfast.broker.layout import DEFAULT_TOPIC
@@ -53,6 +54,12 @@ class Client:
     def _note(self) -> None:
         note = self.world.ids.process_note()
         self.holder = f"{note['host']}:{note['pid']}"
+        self._own = self.world.ids.random_bytes(8).hex()
+        self._numbers = count(1)
+
+    def attempt_id(self) -> str:
+        """A name for a take that no other one has."""
+        return f"{self._own}-{next(self._numbers)}"
 
     def disown(self) -> None:
         """In a child after a fork: connections, lanes and the thread are the parent's; the child makes its own."""

@@ -47,6 +47,7 @@ _MOST_AT_ONCE: Final = 10_000
 _MOST_WAIT_S: Final = 20.0  # one call waits no longer than that; then it asks again
 _MOST_LISTED: Final = 10_000
 _PAGE: Final = 1_000
+_MOST_UNANSWERED: Final = 100
 _DONE: Final = "it is done"
 
 
@@ -65,6 +66,7 @@ class GroupFace(Generic[Body]):
         self._closed = False
         self._alone = False  # whether the client is closed with it
         self._durability: Durability | None = None  # where a call does not say
+        self._unanswered: dict[tuple[Any, ...], str] = {}  # takes that may have been done, by what they asked for
 
     @property
     def name(self) -> str:
@@ -144,11 +146,27 @@ class GroupFace(Generic[Body]):
         while True:
             left_s = _MOST_WAIT_S if until_ns is None else max((until_ns - mono_ns()) / 1e9, 0)
             take.wait = min(left_s, _MOST_WAIT_S) if timeout_s != 0 else 0
-            found: Deliveries = await self._ask("POST", "dequeue", Deliveries, take, wait_s=take.wait)
+            found = await self._dequeue(take)
             if found.messages:
                 return [self._in_hand(each, renew=renew, detached=detached) for each in found.messages]
             if until_ns is not None and mono_ns() >= until_ns:
                 return []
+
+    async def _dequeue(self, take: Take) -> Deliveries:
+        """One call by a name of its own, which all its tries have: what was taken by one whose answer was lost is
+        answered to the next. After a call that came to no answer at all the next one like it goes by its name.
+        """
+        like = take.count, take.owner, take.lease
+        take.attempt_id = self._unanswered.pop(like, None) or self._client.attempt_id()
+        try:
+            found: Deliveries = await self._ask("POST", "dequeue", Deliveries, take, wait_s=take.wait)
+        except InvalidRequest:
+            raise
+        except BaseException:
+            if len(self._unanswered) < _MOST_UNANSWERED:
+                self._unanswered[like] = take.attempt_id
+            raise
+        return found
 
     async def _receive_one(
         self, timeout: Seconds | None, lease: Seconds | None, holder: str | None, *, renew: bool, detached: bool

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import select
 import socket
 import stat
+import termios
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import ssl
 
 _CREDENTIALS: Final = Struct("iII")  # process, user, group
+_COUNT: Final = Struct("i")
 _PATH_BYTES: Final = 107  # what a Unix socket's name may have, without the zero byte behind it
 
 
@@ -171,6 +174,15 @@ def short_name(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{opened}/{name}"
     finally:
         os.close(opened)
+
+
+def unacknowledged(connection: Any) -> int:
+    """How many bytes the system has taken for a connection, and the other end has not got; 0 where nobody can tell."""
+    try:
+        (count,) = _COUNT.unpack(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_COUNT.size)))
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return int(count)
 
 
 def has_ended(connection: socket.socket) -> bool:

@@ -19,6 +19,7 @@ Number = Annotated[int, Meta(ge=0, le=2**53)]
 PartitionNumber = Annotated[int, Meta(ge=0, le=10_000)]
 Instant = Annotated[datetime, Meta(tz=True)]
 Priority = Annotated[int, Meta(ge=0, le=9)]
+AttemptId = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]  # ASCII that can be seen
 Owner = Annotated[str, Meta(max_length=200)]
 Durability = Literal["fsync", "os", "interval"]
 Codec = Literal["none", "zstd", "lz4", "gzip"]
@@ -152,7 +153,11 @@ class Deliveries(Told, kw_only=True):
 
 
 class Take(Wire, kw_only=True):
-    """What a consumer asks for. A wait of -1 is for as long as it takes (the server has a limit), 0 not at all."""
+    """What a consumer asks for. A wait of -1 is for as long as it takes (the server has a limit), 0 not at all.
+
+    `attempt_id` names the call, for a caller that gets no answer: the same call with the same id, while the leases of
+    the first one hold, is answered with the same messages and receipts, and costs no further attempt.
+    """
 
     count: Count = 1
     wait: Wait = 0
@@ -160,6 +165,7 @@ class Take(Wire, kw_only=True):
     lease: Lease | None = None
     group: Name | None = None
     state: bool = False
+    attempt_id: AttemptId | None = None
 
 
 class Subscribe(Wire, kw_only=True):

@@ -37,7 +37,7 @@ class WaitLimit:
 
     def of(self, principal: Principal) -> int:
         """How many calls of this caller wait."""
-        return self._by_caller.get(_caller(principal), 0)
+        return self._by_caller.get(caller_of(principal), 0)
 
     def check(self, principal: Principal) -> None:
         """Refuse one more, where there is no room for it."""
@@ -58,7 +58,7 @@ class WaitLimit:
     def one_more(self, principal: Principal) -> Iterator[None]:
         """Stand in line, if there is room for one more."""
         self.check(principal)
-        caller = _caller(principal)
+        caller = caller_of(principal)
         self.waiting += 1
         self._by_caller[caller] = self._by_caller.get(caller, 0) + 1
         try:
@@ -70,7 +70,7 @@ class WaitLimit:
                 del self._by_caller[caller]
 
 
-def _caller(principal: Principal) -> tuple[str, bool]:
+def caller_of(principal: Principal) -> tuple[str, bool]:
     """A token may be called as one who needs none is."""
     return principal.name, principal.entry is None
 

@@ -28,6 +28,7 @@ from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.payload import ANSWER_BYTES
 
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
+Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
 
 _AT_ONCE: Final = 100
 MOST_AT_ONCE: Final = 200  # messages or receipts that are handled before other tasks have their turn
@@ -103,12 +104,12 @@ class ServedGroup(AsyncGroup[bytes]):
                 return
             taken, size = taken + more, size + more_bytes
 
-    async def give_back(self, taken: Taken) -> None:
+    async def give_back(self, taken: Leased) -> None:
         """They did not reach the one who asked: ready again at once, as if they had not been touched."""
-        for station, delivered in taken:
-            for i in range(0, len(delivered), MOST_AT_ONCE):
-                some = delivered[i : i + MOST_AT_ONCE]
-                commands = [Nack(each.receipt, 0, why=DEFERRED, counted=False) for each in some]
+        for station, receipts in taken:
+            for i in range(0, len(receipts), MOST_AT_ONCE):
+                some = receipts[i : i + MOST_AT_ONCE]
+                commands = [Nack(receipt, 0, why=DEFERRED, counted=False) for receipt in some]
                 with suppress(LeaseLost):  # somebody has them by now, or they are done
                     await station.wait_async(station.settle_all(commands))
                 await asyncio.sleep(0)
@@ -170,8 +171,12 @@ class ServedGroup(AsyncGroup[bytes]):
         self._group.metrics.rejected.add(count)
 
     async def extend(self, receipts: Sequence[str], lease_s: float | None) -> None:
-        lease_ms = self.settings.lease_ms if lease_s is None else duration_ms(lease_s, "lease", minimum_ms=1)
+        lease_ms = self.lease_ms(lease_s)
         await self._settle(receipts, lambda receipt: ExtendLease([receipt], lease_ms))
+
+    def lease_ms(self, lease_s: float | None) -> int:
+        """How long a lease is, where a call says so or not."""
+        return self.settings.lease_ms if lease_s is None else duration_ms(lease_s, "lease", minimum_ms=1)
 
     async def _settle(self, receipts: Sequence[str], command: Callable[[Receipt], Command]) -> int:
         self._check_open()
@@ -274,6 +279,11 @@ class ServedGroup(AsyncGroup[bytes]):
             lease_ms=lease.lease_ms,
             state=self.state_at(station, record.offset) if state else None,
         )
+
+
+def receipts_of(taken: Taken) -> Leased:
+    """What proves that messages are held, without the messages."""
+    return [(station, [each.receipt for each in delivered]) for station, delivered in taken]
 
 
 def _parts(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:

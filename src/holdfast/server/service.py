@@ -13,6 +13,7 @@ from holdfast.broker.topic import Topic
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.effective import Effective
 from holdfast.env import World
+from holdfast.server.attempts import Attempts
 from holdfast.server.caps import check_new_group
 from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
@@ -38,6 +39,7 @@ class Service:
         self.settings = settings
         self.waits = WaitLimit(settings.max_waiters, settings.max_waiters_per_principal)
         self.windows = Windows()
+        self.attempts = Attempts()
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
         self.members = ServedMembers(broker)
         self.pool = Pool()

@@ -50,13 +50,24 @@ from holdfast.protocol.queues import (
 )
 from holdfast.protocol.values import SMALL_BYTES
 from holdfast.server.api.topics import altered, changes_of, told_topic
+from holdfast.server.attempts import Attempt
 from holdfast.server.calls import Call
 from holdfast.server.caps import check_partitions
-from holdfast.server.http.messages import Response, StreamResponse
+from holdfast.server.http.messages import Response, StreamResponse, Undelivered
 from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
 from holdfast.server.scans import Full, Scan
-from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, _said, document_content, said, within
+from holdfast.server.served import (
+    MOST_AT_ONCE,
+    Leased,
+    ServedGroup,
+    Taken,
+    _said,
+    document_content,
+    receipts_of,
+    said,
+    within,
+)
 
 routes = Routes("queues")
 
@@ -121,13 +132,27 @@ async def create_queue(call: Call) -> TopicInfo:
 
 
 async def take(call: Call, *, state: bool) -> Response | StreamResponse:
-    """Lease messages, after a wait where that is asked for."""
-    wanted: Take = call.body
+    """Lease messages, after a wait where that is asked for; the same ones, where a call is made again."""
     service = call.service
-    group = await group_of(call, wanted.group)
+    group = await group_of(call, call.body.group)
+    attempt = service.attempts.begin(call.principal, group, call.body)
+    if attempt is None:
+        return await _take(call, group, None, state=state)
+    turn = attempt.turn
+    try:
+        return await _take(call, group, attempt, state=state)
+    finally:
+        service.attempts.ended(attempt, turn)
+
+
+async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, state: bool) -> Response | StreamResponse:
+    wanted: Take = call.body
+    service, turn = call.service, 0 if attempt is None else attempt.turn
     owner = wanted.owner or call.principal.name
-    ready = group.take_now(wanted.count, wanted.lease, owner)
-    found: Taken = await group.take_further(wanted.count, wanted.lease, owner) if ready is None else ready
+    found: Taken = [] if attempt is None or not attempt.held else await attempt.again(group, wanted.lease)
+    if not found:
+        ready = group.take_now(wanted.count, wanted.lease, owner)
+        found = await group.take_further(wanted.count, wanted.lease, owner) if ready is None else ready
     waited = False
     if not found and wanted.wait != 0 and not service.leaving:
         most_s = service.settings.max_wait_ms / 1000
@@ -135,29 +160,40 @@ async def take(call: Call, *, state: bool) -> Response | StreamResponse:
         with service.waits.one_more(call.principal):
             found = await service.wait(call, group.take(wanted.count, wait_s, wanted.lease, owner), [])
         waited = True
+    size, many = 0, False
     try:
         if waited:
             call.confirm()
-        if wanted.count == 1:
-            return _answer(call, group, found, state=state)
         if wanted.count > MOST_AT_ONCE:
             await group.take_more(found, wanted.count, wanted.lease, owner)
-        many = sum(len(each) for _, each in found) > _MANY
-        taken = found
-        found, surplus, size = await service.pool.run(lambda _: within(taken)) if many else within(taken)
-        if surplus:
-            await group.give_back(surplus)
+        if wanted.count > 1:
+            many = sum(len(each) for _, each in found) > _MANY
+            taken = found
+            found, surplus, size = await service.pool.run(lambda _: within(taken)) if many else within(taken)
+            if surplus:
+                await group.give_back(receipts_of(surplus))
+        if attempt is not None:
+            service.attempts.took(attempt, turn, found)
+        # By their receipts: as long as nobody knows whether it was read, the answer's bodies need not be held.
+        undelivered = partial(_give_back, group, receipts_of(found), attempt, turn) if found else None
         if size <= _LARGE_BYTES and not many:
-            return _answer(call, group, found, state=state)
-        return await service.pool.run(lambda _: _answer(call, group, found, state=state))
+            return _answer(call, group, found, undelivered, state=state)
+        return await service.pool.run(lambda _: _answer(call, group, found, undelivered, state=state))
     except BaseException:  # also when the caller is gone
-        await group.give_back(found)
+        await _give_back(group, receipts_of(found), attempt, turn)
         raise
 
 
-def _answer(call: Call, group: ServedGroup, found: Taken, *, state: bool) -> Response | StreamResponse:
+async def _give_back(group: ServedGroup, taken: Leased, attempt: Attempt | None, turn: int) -> None:
+    """The answer did not go out: ready again at once, unless a later call of the same caller answers with them."""
+    if attempt is None or not attempt.is_superseded(turn):
+        await group.give_back(taken)
+
+
+def _answer(
+    call: Call, group: ServedGroup, found: Taken, undelivered: Undelivered | None, *, state: bool
+) -> Response | StreamResponse:
     wanted: Take = call.body
-    undelivered = partial(group.give_back, found) if found else None
     deliveries = [
         group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken
     ]

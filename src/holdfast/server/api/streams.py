@@ -18,7 +18,7 @@ from holdfast.server.api.queues import existing_group, group_of
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
-from holdfast.server.served import ServedGroup, Taken, said, within
+from holdfast.server.served import ServedGroup, Taken, receipts_of, said, within
 
 routes = Routes("streams")
 
@@ -66,13 +66,13 @@ async def _deliveries(
                     found = await service.wait(call, waiting, [])
                 call.confirm()
             except HoldfastError as error:
-                await group.give_back(found)
+                await group.give_back(receipts_of(found))
                 yield framed(ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)), media)
                 return
             found, surplus, size = within(found)
             try:
                 if surplus:
-                    await group.give_back(surplus)
+                    await group.give_back(receipts_of(surplus))
                 for station, taken in found:
                     for each in taken:
                         window.add(station, each.receipt)
@@ -80,7 +80,7 @@ async def _deliveries(
                 content = told() if size <= _LARGE_BYTES else await service.pool.run(lambda _, told=told: told())
                 yield content or framed({}, media)
             except (GeneratorExit, asyncio.CancelledError):
-                await group.give_back(found)  # it did not go out any more
+                await group.give_back(receipts_of(found))  # it did not go out any more
                 raise
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, cast
 
 import httptools
 
-from holdfast.env.sockets import is_own_peer
+from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
 from holdfast.server.http.admission import Admitted
 from holdfast.server.http.head import NAMES, check_head, large_head, unquoted
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 _WAIT_FOR_BYTES: Final = 64 * 1024  # a body up to this size is waited for before anybody looks at the request
 _MOST_WAITING: Final = 8  # requests that were sent before the answer to the one before
 _LINGER_S: Final = 2.0
+_RESET_S: Final = 1.0  # a connection that is reset within this time of its last answer: that was not read
 _AT_ONCE_BYTES: Final = 32 * 1024  # so much is looked at before anybody asks whether more may come
 _MOST_FIELDS: Final = 1_000  # headers of a request
 _MOST_PIECES: Final = 10_000  # so many chunks of a body may be as small as they like,
@@ -75,7 +76,9 @@ class Connection(asyncio.Protocol):
         self._lost = False
         self._discarding = False
         self._writable: asyncio.Future[None] | None = None
-        self._unread: Undelivered | None = None
+        self._unread: Undelivered | None = None  # for an answer that the system does not have yet
+        self._unheard: Undelivered | None = None  # for one that it has, and that the client may not have read
+        self._answered_at = 0.0
         self.deadline: float | None = None
         self.why = ""
         self.admitted = Admitted.NOT
@@ -144,9 +147,11 @@ class Connection(asyncio.Protocol):
             self._incoming.lose()
         unread, self._unread = self._unread, None
         if unread is not None:
-            telling = self._loop.create_task(_tell(unread))
-            _telling.add(telling)
-            telling.add_done_callback(_telling.discard)
+            self._tell(unread)
+        # A system resets a connection whose end was closed with something unread. A reset long after the answer is
+        # that of a network, or of a client that has been at work since.
+        if isinstance(error, ConnectionError) and self._loop.time() - self._answered_at < _RESET_S:
+            self._not_heard()
         writable, self._writable = self._writable, None
         if writable is not None and not writable.done():
             writable.set_exception(ConnectionResetError("the client is gone"))
@@ -188,7 +193,18 @@ class Connection(asyncio.Protocol):
                 self._refuse(large_head(self._limits))
 
     def eof_received(self) -> None:
-        return None
+        if self._unheard is not None and unacknowledged(self._transport.get_extra_info("socket")):
+            self._not_heard()  # it had closed the connection before the answer came
+
+    def _not_heard(self) -> None:
+        unheard, self._unheard = self._unheard, None
+        if unheard is not None:
+            self._tell(unheard)
+
+    def _tell(self, undelivered: Undelivered) -> None:
+        telling = self._loop.create_task(_tell(undelivered))
+        _telling.add(telling)
+        telling.add_done_callback(_telling.discard)
 
     def pause_writing(self) -> None:
         self._writable = self._loop.create_future()
@@ -205,7 +221,7 @@ class Connection(asyncio.Protocol):
     # What the parser tells.
 
     def on_message_begin(self) -> None:
-        self._unread = None  # who asks again has read the answer before
+        self._unread = self._unheard = None  # who asks again has read the answer before
         self._in_headers = True
         self._begun = False
         self._header_bytes = self._header_size = self._fields = self._pieces = 0
@@ -382,6 +398,8 @@ class Connection(asyncio.Protocol):
         if self._writable is not None:
             await self._writable
         self._unread = None  # the system has it
+        self._unheard = answer.undelivered
+        self._answered_at = self._loop.time()
 
     async def _stream(self, request: Request, answer: StreamResponse) -> None:
         chunked = answer.length is None
