@@ -342,7 +342,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             at = pick % len(ready)
             offsets = ready[at : at + count]
             if what is Bury:
-                self.command(Bury(offsets, "EXPIRED"))
+                self.command(Bury(runs_of(offsets), "EXPIRED"))
             else:
                 self.happen(what(runs_of(offsets)))
 

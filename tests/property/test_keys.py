@@ -205,7 +205,7 @@ class KeyMachine(RuleBasedStateMachine):
         if ready:
             at = pick % len(ready)
             if what is Bury:
-                self.command(Bury(ready[at : at + count], "EXPIRED"))
+                self.command(Bury(runs_of(ready[at : at + count]), "EXPIRED"))
             elif what is Cancel:
                 self.command(Cancel(ready[at]))
             else:

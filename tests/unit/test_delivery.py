@@ -22,6 +22,7 @@ from holdfast.delivery.decide import backoff_ms
 from holdfast.delivery.events import (
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Expired,
     Extended,
@@ -190,7 +191,7 @@ def test_only_ready_messages_are_buried_without_a_receipt():
     leased, delayed, done = story.receive(3)
     story.when(Nack(delayed, 10))
     story.when(Ack([done]))
-    assert story.when(Bury([0, 1, 2, 3], "EXPIRED")) == [Buried(3, "EXPIRED", "", 1_000_000, 40)]
+    assert story.when(Bury((0, 4), "EXPIRED")) == [BuriedReady((3, 4), "EXPIRED", "", 1_000_000, 40)]
     assert story.group.burials[3].history.attempts == 0
     assert story.when(Ack([leased])) == [Acked((0, 1))]
     story.hold()

@@ -13,6 +13,7 @@ from holdfast.delivery.events import (
     MOVES,
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Event,
     Expired,
@@ -51,6 +52,7 @@ EVENTS: list[tuple[Event, str]] = [
     (Skipped(2), "920c02"),
     (Replayed(1), "920d01"),
     (Opened(2, 8, 3, 6), "950e02080306"),
+    (BuriedReady((1, 2), "EXPIRED", "", 77, 40), "960f920102a745585049524544a04d28"),
 ]
 OF_ONE_MESSAGE = [event for event, _ in EVENTS if not isinstance(event, Skipped | Replayed | Opened)]
 

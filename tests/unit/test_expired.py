@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,11 @@ from pyroaring import BitMap64
 import holdfast
 import holdfast.aio
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.journal import Journal
+from holdfast.broker.partition import Partition
 from holdfast.delivery import choose
+from holdfast.delivery.events import Event
+from holdfast.model import Appended
 from holdfast.storage.follower import Follower
 from tests.unit.queues import FOLDER, Place
 
@@ -33,7 +37,8 @@ class Work:
     commits = 0
     read = 0
     holds = 0
-    steps = 0
+    events = 0
+    batches = 0
 
 
 @pytest.fixture
@@ -52,6 +57,14 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Work:
     count(Delivery, "commit_events", "commits")
     count(Follower, "record", "read")
     count(Delivery, "_receive", "holds")
+    count(Partition, "append_moved", "batches")
+    append = Journal.append
+
+    def appended(self: Journal, events: Sequence[Event], *arguments: Any) -> Appended:
+        counted.events += len(events)
+        return append(self, events, *arguments)
+
+    monkeypatch.setattr(Journal, "append", appended)
     return counted
 
 
@@ -149,6 +162,37 @@ def test_all_that_was_buried_at_once_becomes_dead_letters_also_after_a_kill() ->
     place.kill()
     assert len(place.q.dead.list()) == MANY
     assert place.q.stats().ready == 0
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+def test_a_run_of_buried_messages_is_few_events_in_the_journal_and_few_appends_of_letters(
+    order: str, work: Work
+) -> None:
+    place = Place(expired_to_dead=True, **_ORDERS[order])
+    _put(place.q, order)
+    place.clock.advance(seconds=10)
+    work.events = 0
+    assert place.q.get(timeout=0).body == b"last"
+    place.tick()
+    assert place.q.stats().dead == MANY
+    assert work.events < MANY / 50
+    assert work.batches <= MANY / 500
+
+
+def test_a_message_that_failed_before_it_expired_is_buried_with_its_history() -> None:
+    place = Place(expired_to_dead=True)
+    for body in (b"untried", b"tried", b"untried"):
+        place.q.put(body, ttl=60, priority=int(body == b"tried"))
+    place.q.get(timeout=0).nack(error="no luck", delay=0)
+    place.clock.advance(seconds=100)
+    with pytest.raises(holdfast.Empty):
+        place.q.get(timeout=0)
+    place.kill()
+    assert sorted((letter.body, letter.attempts, letter.reason) for letter in place.q.dead.list()) == [
+        (b"tried", 1, "EXPIRED"),
+        (b"untried", 0, "EXPIRED"),
+        (b"untried", 0, "EXPIRED"),
+    ]
 
 
 def test_messages_that_were_redriven_for_another_group_are_passed_over_many_at_a_time(work: Work) -> None:

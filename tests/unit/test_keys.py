@@ -116,7 +116,7 @@ def test_what_is_cancelled_lost_or_buried_while_it_waits_leaves_its_place():
     gated.when(Cancel(0))
     assert gated.choose() == [1, 5]
     gated.happen(Lost(run(1)))
-    gated.when(Bury([2], "EXPIRED"))
+    gated.when(Bury((2, 3), "EXPIRED"))
     gated.when(Cancel(4))
     assert gated.receive() == [3, 5]
     gated.nack(3, delay_ms=1_000)

@@ -380,7 +380,7 @@ def test_what_nobody_took_is_expired_cancelled_or_buried_by_its_own_record():
     story = TracedStory(5, sampler=NEXT_TO_NONE, headers=dict.fromkeys((0, 2, 3), (("traceparent", PARENT),)))
     story.happen(Expired((0, 2)))
     story.when(Cancel(2))
-    story.when(Bury([3, 4], EXPIRED))
+    story.when(Bury((3, 5), EXPIRED))
     assert story.sheet.told() == [("expired", 0), ("cancelled", 2), ("buried", 3)]
     assert story.last.attempt == 0
     assert story.last.span_id == NEXT_TO_NONE.message(story.headers[3], 3).span_id

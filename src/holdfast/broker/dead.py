@@ -8,6 +8,7 @@ the place that was noted, finds the message there or does not, and ends the move
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -38,11 +39,13 @@ from holdfast.delivery.commands import Ack, Cancel, Command, Nack
 from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import DamagedRange, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.keeper import soonest
 
-_MOVE_MOST: Final = 500
+logger = logging.getLogger(__name__)
+
+_MOVE_MOST: Final = 1_000
 _REDRIVE_LEASE_MS: Final = 3_600_000
 _REDRIVER: Final = "redrive"
 
@@ -129,6 +132,7 @@ class Graveyard:
         self._group = group
         self._id_of = id_of
         self._lock = threading.Lock()
+        self._read = place.source.log.follower().record  # its own: consumers need not wait while letters are written
         self._interrupted = False  # whether a move began that may have come half way
         self._settling = threading.Lock()
         self._unsettled: list[Command] = []  # how redrives ended of which the letters' journal does not know yet
@@ -194,16 +198,21 @@ class Graveyard:
             return {offset: burials[offset] for offset in sorted(islice(burials, _MOVE_MOST))}
 
     def _append(self, burials: dict[int, Burial]) -> None:
-        records = {record.offset: record for record in self._delivery.fetch(list(burials))}
-        letters: list[tuple[Record, DeadNote]] = []
-        for offset, burial in burials.items():
-            record = records.get(offset)
-            if record is not None:  # otherwise damaged on disk since: nothing is left of it
-                letters.append((record, self._note(record, burial)))
-        for part in portions(letters, lambda letter: len(letter[0].value)):
+        for part in portions(self._letters(burials), lambda letter: len(letter[0].value)):
             headers = [(*_without(record.headers, ONLY_FOR), (DEAD, encode_note(note))) for record, note in part]
             # Synced, whatever the queue's own policy: the journal must never know of a letter that is not there.
             self.target.append_moved(moved_batch([record for record, _ in part], headers))
+
+    def _letters(self, burials: dict[int, Burial]) -> Iterator[tuple[Record, DeadNote]]:
+        for offset, burial in burials.items():
+            try:
+                record = self._read(offset)
+            except Removed:  # by key compaction: a later message of its key says what holds
+                continue
+            except (DamagedRange, OffsetOutOfRange) as error:  # damaged on disk since: nothing is left of it
+                logger.error("message %d of %s cannot be read: %s", offset, self._source.log.folder, error)
+                continue
+            yield record, self._note(record, burial)
 
     def _note(self, record: Record, burial: Burial) -> DeadNote:
         history = burial.history

@@ -36,6 +36,7 @@ from holdfast.delivery.decide import EXPIRED, Moment, decide
 from holdfast.delivery.events import (
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Event,
     Expired,
@@ -59,8 +60,6 @@ logger = logging.getLogger(__name__)
 # A backlog that nobody reads makes no events; without a snapshot now and then, opening would have to look for
 # the priorities of all of it.
 _SCAN_MOST: Final = 500_000
-# How many expired messages are buried at a time.
-_BURY_MOST: Final = 1_000
 _END_MOST: Final = 250  # leases that end before others have their turn at the lock
 _UNHURRIED: Final = ("interval", "os")
 
@@ -216,14 +215,13 @@ class Delivery:
         return loaded.records
 
     def _pass_expired(self, offsets: Sequence[int], now: Moment) -> None:
-        if self.settings.expired_to_dead:
-            self._commit(Bury(offsets[:_BURY_MOST], EXPIRED), now=now)
-            self.metrics.expired.add(len(offsets[:_BURY_MOST]))
-            self._expect_tick(now.mono_ms)
-            return
         behind = self._supply.expired_from(max(offsets) + 1, now.wall_ms)
         runs = runs_of([*offsets, *behind])
-        self.commit_events([Expired(runs)])
+        if self.settings.expired_to_dead:
+            self._commit(Bury(runs, EXPIRED), now=now)
+            self._expect_tick(now.mono_ms)
+        else:
+            self.commit_events([Expired(runs)])
         self.metrics.expired.add(size(runs))
 
     def ack(
@@ -494,7 +492,7 @@ class Delivery:
         if released:
             self.waiters.wake(released)
         self.metrics.count_returned(events)
-        if any(isinstance(event, Buried) for event in events):
+        if any(isinstance(event, Buried | BuriedReady) for event in events):
             self._expect_tick(now.mono_ms)
         due_ms = self._next_due_ms(now)
         if due_ms is not None:

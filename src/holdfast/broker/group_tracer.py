@@ -30,6 +30,7 @@ from holdfast.delivery.commands import NACKED
 from holdfast.delivery.events import (
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Event,
     Expired,
@@ -135,6 +136,11 @@ class GroupTracer:
             lease = self._group.leases.get(offset)
             yield self._step(BURIED, traced, offset, lease, why=event.reason, error=event.error)
 
+    def _buried_ready(self, event: BuriedReady) -> Iterator[TraceStep]:
+        for offset, traced in self._read(each(event.runs)):
+            self._gone.append(offset)
+            yield self._step(BURIED, traced, offset, None, why=event.reason, error=event.error)
+
     def _expired(self, event: Expired) -> Iterator[TraceStep]:
         for offset, traced in self._read(each(event.runs)):
             yield self._step(EXPIRED, traced, offset, None)
@@ -238,6 +244,7 @@ _STEPS: Final[dict[type, Callable[[GroupTracer, Any], Iterator[TraceStep]]]] = {
     Returned: GroupTracer._returned,
     Released: GroupTracer._released,
     Buried: GroupTracer._buried,
+    BuriedReady: GroupTracer._buried_ready,
     Expired: GroupTracer._expired,
     Cancelled: GroupTracer._cancelled,
     Lost: GroupTracer._lost,

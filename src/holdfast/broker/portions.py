@@ -5,7 +5,7 @@ What is written at once must fit into one segment, and those who write beside it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 PORTION_BYTES: Final = 16 << 20
@@ -14,15 +14,17 @@ _Item = TypeVar("_Item")
 
 
 def portions(
-    items: Sequence[_Item], size_of: Callable[[_Item], int], most_bytes: int = PORTION_BYTES
+    items: Iterable[_Item], size_of: Callable[[_Item], int], most_bytes: int = PORTION_BYTES
 ) -> Iterator[Sequence[_Item]]:
-    """The items in their order, in parts of at most so many bytes, or of one that is larger."""
-    start, total = 0, 0
-    for i, item in enumerate(items):
+    """The items in their order, in parts of at most so many bytes, or of one that is larger; no more is held."""
+    part: list[_Item] = []
+    total = 0
+    for item in items:
         size = size_of(item)
-        if i > start and total + size > most_bytes:
-            yield items[start:i]
-            start, total = i, 0
+        if part and total + size > most_bytes:
+            yield part
+            part, total = [], 0
+        part.append(item)
         total += size
-    if start < len(items):
-        yield items[start:]
+    if part:
+        yield part

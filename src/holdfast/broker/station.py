@@ -19,7 +19,7 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.broker.proofs import Prover
 from holdfast.delivery.commands import Cancel, Command, Receipt
-from holdfast.delivery.events import Buried, Event, Interred
+from holdfast.delivery.events import Buried, BuriedReady, Event, Interred
 from holdfast.delivery.group import Lease
 from holdfast.delivery.runs import runs_of
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, LeaseLost
@@ -40,7 +40,7 @@ class Pending(msgspec.Struct, frozen=True, gc=False):
     @property
     def buried(self) -> bool:
         """Whether a message died, and has still to be moved."""
-        return any(isinstance(event, Buried) for event in self.events)
+        return any(isinstance(event, Buried | BuriedReady) for event in self.events)
 
 
 class Station:

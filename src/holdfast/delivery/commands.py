@@ -8,6 +8,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from holdfast.delivery.runs import Runs
+
 # Why a message came back.
 NACKED: Final = "nacked"
 DEFERRED: Final = "deferred"
@@ -85,7 +87,7 @@ class Cancel(msgspec.Struct, frozen=True, gc=False):
 class Bury(msgspec.Struct, frozen=True, gc=False):
     """Messages that are ready go straight to the dead letters."""
 
-    offsets: Sequence[int]
+    runs: Runs
     reason: str
     error: str = ""
 

@@ -32,6 +32,7 @@ from holdfast.delivery.commands import (
 from holdfast.delivery.events import (
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Event,
     Extended,
@@ -46,7 +47,7 @@ from holdfast.delivery.events import (
 )
 from holdfast.delivery.fences import SESSION_BITS, next_fence
 from holdfast.delivery.group import Group
-from holdfast.delivery.runs import run, runs_of
+from holdfast.delivery.runs import each, pairs, run, runs_of
 from holdfast.errors import Conflict
 from holdfast.settings import QueueSettings
 
@@ -141,9 +142,11 @@ def _(command: Cancel, group: Group, policy: QueueSettings, now: Moment) -> Iter
 
 @_events.register
 def _(command: Bury, group: Group, policy: QueueSettings, now: Moment) -> Iterator[Event]:
-    for offset in command.offsets:
-        if group.phase(offset) is Phase.READY:
-            yield Buried(offset, command.reason, command.error, now.wall_ms, now.dead_end)
+    runs = command.runs
+    if not all(group.all_ready(start, stop) for start, stop in pairs(runs)):
+        runs = runs_of(offset for offset in each(runs) if group.phase(offset) is Phase.READY)
+    if runs:
+        yield BuriedReady(runs, command.reason, command.error, now.wall_ms, now.dead_end)
 
 
 @_events.register

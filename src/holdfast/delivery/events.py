@@ -14,6 +14,8 @@
     |                   +--- Expired, Cancelled, Skipped, Lost ----------->+
     +------------------------------ Replayed ------------------------------+
 
+BuriedReady is Buried for many that nobody held.
+
 A publish is no event of a group: whatever lies in the log and has no other phase is ready.
 """
 
@@ -152,14 +154,28 @@ class Opened(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=14):
     end: int
 
 
+class BuriedReady(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=15):
+    """Messages that nobody held are to become dead letters; `dead_from` is as in Buried.
+
+    A million of them may expire together: one event for a run of them costs no more than one for a message.
+    """
+
+    runs: Runs
+    reason: str
+    error: str
+    at_ms: int
+    dead_from: int
+
+
 Event: TypeAlias = (
     Leased | Acked | Returned | Released | Extended | Saved | Buried | Interred | Expired | Cancelled | Lost
-    | Skipped | Replayed | Opened
+    | Skipped | Replayed | Opened | BuriedReady
 )  # fmt: skip
 
 MOVES: Final[dict[tuple[Phase, type[msgspec.Struct]], Phase]] = {
     (Phase.READY, Leased): Phase.LEASED,
-    (Phase.READY, Buried): Phase.DEAD,
+    (Phase.READY, Buried): Phase.DEAD,  # as versions before BuriedReady wrote it
+    (Phase.READY, BuriedReady): Phase.DEAD,
     (Phase.READY, Expired): Phase.DONE,
     (Phase.READY, Cancelled): Phase.DONE,
     (Phase.READY, Lost): Phase.DONE,

@@ -22,6 +22,7 @@ from holdfast.delivery.events import (
     MOVES,
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Event,
     Expired,
@@ -141,6 +142,10 @@ class Group:
         settled = self.floor + len(self.done) + len(self.leases) + len(self.waiting) + len(self.burials)
         return max(end - settled, 0)
 
+    def all_ready(self, start: int, stop: int) -> bool:
+        """Whether each message from start to stop is ready."""
+        return self.phase(start) is Phase.READY and self._all_in(Phase.READY, start, stop)
+
     def attempts(self, offset: int) -> int:
         """How often the message was handed out and not handled."""
         history = self.histories.get(offset)
@@ -246,7 +251,7 @@ class Group:
             self.waiting[start] = value
             self.timers.add(value, start)
         elif phase is Phase.DEAD:
-            self.burials[start] = value
+            self.burials.update(dict.fromkeys(range(start, stop), value))
         else:
             for offset in range(start, stop):
                 self._make_ready(offset)
@@ -345,6 +350,13 @@ class Group:
             history, holder = self._history_after(offset, lease, failure), lease.holder
         self._move(event, offset, offset + 1, Burial(event.reason, event.at_ms, event.dead_from, holder, history))
 
+    def _buried_ready(self, event: BuriedReady) -> None:
+        self._move_runs(event, event.runs, Burial(event.reason, event.at_ms, event.dead_from, "", NO_HISTORY))
+        if self.histories:  # of those that were handed out before
+            for offset in [offset for offset in each(event.runs) if offset in self.histories]:
+                burial = self.burials[offset]
+                self.burials[offset] = msgspec.structs.replace(burial, history=self.histories[offset])
+
     def _skipped(self, event: Skipped) -> None:
         to = event.to
         for offset in [offset for offset in self.waiting if offset < to]:
@@ -442,6 +454,7 @@ _APPLY: Final[dict[type, Callable[[Group, Any], None]]] = {
     Returned: Group._returned,
     Saved: Group._saved,
     Buried: Group._buried,
+    BuriedReady: Group._buried_ready,
     Skipped: Group._skipped,
     Replayed: Group._replayed,
     Opened: Group._opened,

@@ -24,6 +24,7 @@ from pyroaring import BitMap64
 from holdfast.delivery.events import (
     Acked,
     Buried,
+    BuriedReady,
     Cancelled,
     Event,
     Expired,
@@ -207,7 +208,7 @@ class KeyGate:
         match event:
             case Leased():
                 self._note_leased(event)
-            case Acked() | Expired() | Cancelled() | Lost():
+            case Acked() | Expired() | Cancelled() | Lost() | BuriedReady():
                 self._note_settled(event.runs)
             case Buried():
                 self._note_settled(run(event.offset))
