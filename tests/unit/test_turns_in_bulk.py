@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from holdfast.broker.delivery import _END_MOST
+from holdfast.delivery.events import Released
+from holdfast.delivery.runs import size as run_size
 from holdfast.embedded.aio_broker import open_broker
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken
 from tests.unit.queues import Place
@@ -98,3 +100,25 @@ def test_leases_that_end_together_end_in_portions_and_all_of_them():
     assert max(commits) <= 2 * _END_MOST  # each comes back, and is ready at once
     assert len(commits) >= 4
     assert q.stats().ready == many
+
+
+def test_many_retries_that_fall_due_together_are_released_a_bearable_number_at_a_time():
+    place = Place(max_attempts=None)
+    many = 3 * _END_MOST + 7
+    place.q.put_many([b"x"] * many)
+    for message in place.q.get_many(many, timeout=0):
+        message.nack(delay=5)
+    delivery = place.q._group.stations[0].delivery
+    sizes: list[int] = []
+    plain = delivery.commit_events
+
+    def commit(events, durability=None):
+        assert delivery.lock.locked()
+        sizes.extend(run_size(event.runs) for event in events if isinstance(event, Released))
+        return plain(events, durability)
+
+    delivery.commit_events = commit
+    place.after(seconds=6)
+    assert sum(sizes) == many
+    assert max(sizes) <= _END_MOST  # and the lock was free in between
+    assert len(place.q.get_many(many, timeout=0)) == many

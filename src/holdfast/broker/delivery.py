@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 # A backlog that nobody reads makes no events; without a snapshot now and then, opening would have to look for
 # the priorities of all of it.
 _SCAN_MOST: Final = 500_000
-_END_MOST: Final = 250  # leases that end before others have their turn at the lock
+_END_MOST: Final = 250  # leases and delays that end before others have their turn at the lock
 _UNHURRIED: Final = ("interval", "os")
 
 _FENCE: Final = attrgetter("fence")
@@ -351,7 +351,7 @@ class Delivery:
             with self.lock:
                 now = self._end_leases()
                 ended = None if now is None else self._end_tick(now)
-            if ended is None:  # tens of thousands of leases may end together, and an event loop wait for the lock
+            if ended is None:  # tens of thousands of them may end together, and an event loop wait for the lock
                 give_way()
         due_ms, snapshot = ended
         if snapshot is not None:
@@ -360,7 +360,7 @@ class Delivery:
         return soonest(due_ms, self.journal.log.tick())
 
     def _end_leases(self) -> Moment | None:
-        """Take back what was dropped, renew, and end leases; answers up to when, or None if more of them are due."""
+        """Take back what was dropped, renew, end leases and delays; answers up to when, or None if more are due."""
         self._take_back_dropped()
         now = self._moment()
         for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
@@ -369,7 +369,11 @@ class Delivery:
         if events:
             self.commit_events(events)
             self._after(events, now)
-        return now if len(events) < _END_MOST else None  # each lease that ends is one event at least
+        ended = sum(size(event.runs) if isinstance(event, Released) else 1 for event in events)
+        if ended < _END_MOST:
+            return now
+        self.group.forget_ended(now.wall_ms, now.mono_ms)  # or each portion would look at all before it
+        return None
 
     def _end_tick(self, now: Moment) -> tuple[int | None, Snapshot | None]:
         """What is left to do when all that is due by now was done; answers in how many ms more will be due."""

@@ -99,7 +99,7 @@ class Seek(msgspec.Struct, frozen=True, gc=False):
 
 
 class Tick(msgspec.Struct, frozen=True, gc=False):
-    """Time has passed. At most `most` leases end by it; as long as so many do, another tick is due at once."""
+    """Time has passed. At most `most` leases and delays end by it; as long as so many do, the next is due at once."""
 
     most: int = sys.maxsize
 

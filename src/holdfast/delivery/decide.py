@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import singledispatch
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -161,9 +162,9 @@ def _(command: Tick, group: Group, policy: QueueSettings, now: Moment) -> Iterat
     for offset in sorted(ended):
         delay_ms = backoff_ms(policy, offset, group.attempts(offset) + 1)
         yield from _give_back(group, offset, policy, now, delay_ms, LEASE_ENDED, "", counted=True)
-    if len(ended) == command.most:
-        return  # the rest comes with the next one
-    due = {offset for due_ms, offset in group.timers.due(now.wall_ms) if group.waiting.get(offset) == due_ms}
+    entries = group.timers.due(now.wall_ms)
+    still = (offset for due_ms, offset in entries if group.waiting.get(offset) == due_ms)
+    due = set(islice(still, command.most - len(ended)))  # the rest comes with the next one
     if due:
         yield Released(runs_of(due))
 

@@ -166,6 +166,15 @@ class Group:
                     self.ahead.add(offset)
         self.lanes.scanned = max(self.lanes.scanned, first + len(levels))
 
+    def forget_ended(self, wall_ms: int, mono_ms: int) -> None:
+        """Look no more at deadlines and timers that have come, as far as what they were for has happened."""
+        leases, waiting = self.leases, self.waiting
+        self.timers.forget(wall_ms, lambda due_ms, offset: waiting.get(offset) == due_ms)
+        self.deadlines.forget(
+            mono_ms,
+            lambda start, stop: any(o in leases and leases[o].until_ms <= mono_ms for o in range(start, stop)),
+        )
+
     def not_at_cursor(self) -> BitMap64:
         """The messages from the cursor on that it must pass over: exceptions, and those with a priority."""
         held = (*self.leases, *self.waiting, *self.burials)

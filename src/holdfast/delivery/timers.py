@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import takewhile
-from typing import Final
+from typing import Final, TypeVar
 
 _TICK_MS: Final = 64
+
+_Entry = TypeVar("_Entry")
 
 
 class Timers:
@@ -32,32 +34,31 @@ class Timers:
         entries.append(due_ms)
         entries.append(number)
 
-    def due(self, now_ms: int) -> list[tuple[int, int]]:
-        """All (due, number) that are due by now, in that order."""
-        return self._until(now_ms, forget=False)
+    def due(self, now_ms: int) -> Iterator[tuple[int, int]]:
+        """Each (due, number) that is due by now, tick after tick: whoever wants a few looks at no more than those."""
+        for tick in sorted(_down(self._heap, lambda tick: tick * _TICK_MS <= now_ms)):
+            for due_ms, number in _pairs(self._ticks[tick]):
+                if due_ms <= now_ms:
+                    yield due_ms, number
 
-    def forget(self, now_ms: int) -> None:
-        """Those that are due by now have had their turn."""
-        self._until(now_ms, forget=True)
+    def forget(self, now_ms: int, counts: Callable[[int, int], bool] | None = None) -> None:
+        """Those that are due by now have had their turn; where some still count, only those before the first of them.
 
-    def _until(self, now_ms: int, *, forget: bool) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        emptied: list[int] = []
+        So a turn may be had in portions, and none of them looks again at what the others did.
+        """
         while self._heap and self._heap[0] * _TICK_MS <= now_ms:
-            tick = heappop(self._heap)
-            emptied.append(tick)
-            entries = self._ticks[tick]
-            pairs = sorted(zip(entries[::2], entries[1::2], strict=True))
-            later = [entry for entry in pairs if entry[0] > now_ms]
-            found += pairs[: len(pairs) - len(later)]
-            if forget:
-                self._ticks[tick] = array("q", [part for entry in later for part in entry])
-        for tick in emptied:
-            if self._ticks[tick]:
-                heappush(self._heap, tick)
-            else:
-                del self._ticks[tick]
-        return found
+            entries, later, seen = self._ticks[self._heap[0]], array("q"), 0
+            for due_ms, number in _pairs(entries):
+                if due_ms > now_ms:
+                    later.extend((due_ms, number))
+                elif counts is not None and counts(due_ms, number):
+                    break
+                seen += 2
+            left = later + entries[seen:]
+            if left:
+                self._ticks[self._heap[0]] = left
+                return  # what is left counts, or is of the tick in which we are
+            del self._ticks[heappop(self._heap)]
 
     def next_ms(self) -> int | None:
         """When the next entry falls due, whether or not it still counts."""
@@ -88,22 +89,17 @@ class Deadlines:
     def due(self, now_ms: int) -> list[tuple[int, int]]:
         """Each run (start, stop) whose deadline has come."""
         in_order = takewhile(lambda entry: entry[0] <= now_ms, self._in_order)
-        return [entry[1:] for entry in (*in_order, *self._others_due(now_ms))]
+        return [entry[1:] for entry in (*in_order, *_down(self._others, lambda entry: entry[0] <= now_ms))]
 
-    def _others_due(self, now_ms: int) -> Iterator[tuple[int, int, int]]:
-        """Down the heap, as far as deadlines have come."""
-        places = [0]
-        while places:
-            at = places.pop()
-            if at < len(self._others) and self._others[at][0] <= now_ms:
-                yield self._others[at]
-                places += (2 * at + 1, 2 * at + 2)
+    def forget(self, now_ms: int, counts: Callable[[int, int], bool] | None = None) -> None:
+        """Those whose deadline has come have had their turn; of the runs that still count, none is passed."""
 
-    def forget(self, now_ms: int) -> None:
-        """Those whose deadline has come have had their turn."""
-        while self._in_order and self._in_order[0][0] <= now_ms:
+        def is_over(entry: tuple[int, int, int]) -> bool:
+            return entry[0] <= now_ms and not (counts is not None and counts(*entry[1:]))
+
+        while self._in_order and is_over(self._in_order[0]):
             self._in_order.popleft()
-        while self._others and self._others[0][0] <= now_ms:
+        while self._others and is_over(self._others[0]):
             heappop(self._others)
 
     def next_ms(self) -> int | None:
@@ -122,3 +118,18 @@ class Deadlines:
         """Keep only these (until, start, stop): the others have been settled long ago."""
         self._in_order = deque(sorted(entries))
         self._others = []
+
+
+def _down(heap: list[_Entry], is_due: Callable[[_Entry], bool]) -> Iterator[_Entry]:
+    """Down the heap, as far as its entries are due, in no order."""
+    places = [0]
+    while places:
+        at = places.pop()
+        if at < len(heap) and is_due(heap[at]):
+            yield heap[at]
+            places += (2 * at + 1, 2 * at + 2)
+
+
+def _pairs(entries: array[int]) -> Iterator[tuple[int, int]]:
+    numbers = iter(entries)
+    return zip(numbers, numbers, strict=True)
