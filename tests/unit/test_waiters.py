@@ -14,7 +14,7 @@ from holdfast import Empty
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.simdisk import SimulatedDisk
-from holdfast.server.served import ServedGroup
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup
 from tests.unit.queues import Place
 
 
@@ -321,7 +321,7 @@ def test_nobody_waits_for_one_who_was_woken_and_does_not_come():
     assert line.turn(0) == 0
 
 
-def test_a_call_that_takes_many_in_portions_keeps_its_place():
+def test_a_call_that_takes_many_has_its_place_in_line_for_the_first_of_them():
     line = Line(200, 1)
     served: Any = ServedGroup(line.q._engine, line.group, None)
     line.q.put_many([b"x"] * 150)
@@ -329,7 +329,7 @@ def test_a_call_that_takes_many_in_portions_keeps_its_place():
     assert served.take_now(200, None, "bob") == []
     assert line.turn(1) == 0
     found = served._take(wanted, line.waiters[0])
-    assert sum(len(taken) for _, taken in found) == 150
+    assert sum(len(taken) for _, taken in found) == MOST_AT_ONCE
 
 
 def test_a_thread_that_waits_is_served_before_one_that_comes_by(tmp_path):

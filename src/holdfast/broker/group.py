@@ -223,9 +223,21 @@ class QueueGroup:
 
     def claim(self, receipt: object) -> tuple[Station, Receipt]:
         """The delivery that a receipt proves, held or not; LeaseLost where it is none of this group."""
+        station, proven = self.proof(receipt)
+        if proven is None:
+            raise self.unproven(receipt)
+        return station, proven
+
+    def proof(self, receipt: object) -> tuple[Station, Receipt | None]:
+        """The same; None for a receipt that proves nothing here."""
         given = parse_receipt(receipt, self.topic.name)
         station = self.station(given.partition)
-        return station, station.claim(given)
+        return station, station.proof(given)
+
+    def unproven(self, receipt: object) -> LeaseLost:
+        """The error for a receipt that proves nothing here."""
+        given = parse_receipt(receipt, self.topic.name)
+        return self.station(given.partition).unproven(given)
 
     def place(self, message: object) -> tuple[Station, MessagePlace]:
         """Where the message with this id is or was."""

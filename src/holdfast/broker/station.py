@@ -174,16 +174,21 @@ class Station:
         """The receipt for a message under this lease, for whoever holds it and nobody else."""
         return self._prover.text(message_id(self.topic, self.number, offset, None), lease.fence, lease.at_ms)
 
-    def claim(self, given: ReceiptText) -> Receipt:
-        """The delivery that a receipt proves; LeaseLost where it proves none of this group, held or not."""
+    def proof(self, given: ReceiptText) -> Receipt | None:
+        """The delivery that a receipt proves, held or not; None where it proves none of this group."""
         name = message_id(self.topic, self.number, given.offset, None)
         proven = self._prover.read(name, given.token)
         if proven is not None:
             receipt, lease = Receipt(given.offset, proven.fence), self.delivery.group.leases.get(given.offset)
             if lease is None or lease.fence != receipt.fence or proven.is_of(lease.at_ms):
                 return receipt
+        return None
+
+    def unproven(self, given: ReceiptText) -> LeaseLost:
+        """The error for a receipt that proves nothing here."""
+        name = message_id(self.topic, self.number, given.offset, None)
         # One answer for all that may be wrong with it: whoever tries texts learns nothing.
-        raise LeaseLost(
+        return LeaseLost(
             f"this receipt does not prove that message {name} is yours: it is of another group, of an earlier topic or "
             f"group of this name, or {self.topic} never gave it. Nothing was changed; what you hold by it, if "
             "anything, comes back when its lease ends",

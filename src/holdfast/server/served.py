@@ -30,8 +30,7 @@ from holdfast.server.payload import ANSWER_BYTES
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
 
-_AT_ONCE: Final = 100
-MOST_AT_ONCE: Final = 200  # messages or receipts that are handled before other tasks have their turn
+MOST_AT_ONCE: Final = 100  # messages or receipts that are handled before other tasks have their turn
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
 _NO_STATE: Final = State()
 
@@ -60,29 +59,10 @@ class ServedGroup(AsyncGroup[bytes]):
         return await self._await(self._wanted(count, wait_s, lease_s, owner, renew=False, detached=True))
 
     def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> Taken | None:
-        """No more than one answer should hold: the first of many tell how large they are."""
-        if wanted.count <= _AT_ONCE:
-            return super()._take(wanted, waiter)
-        found: Taken = []
-        left, room, count = min(wanted.count, MOST_AT_ONCE), ANSWER_BYTES, _AT_ONCE
-        while left and count:
-            try:
-                some = super()._take(msgspec.structs.replace(wanted, count=count), waiter)
-            except HoldfastError:
-                if found:
-                    break  # these are leased: raised now, they would be in nobody's hands
-                raise
-            if some is None:
-                return found or None
-            taken = sum(len(each) for _, each in some)
-            found += some
-            if taken < count:
-                break
-            left -= taken
-            size = sum(told_bytes(station, each) for station, delivered in some for each in delivered)
-            room -= size
-            count = min(left, max(room, 0) * taken // max(size, 1))
-        return found
+        """Not all at once: the first of many tell how large they are, and others have their turn behind them."""
+        if wanted.count > MOST_AT_ONCE:
+            wanted = msgspec.structs.replace(wanted, count=MOST_AT_ONCE)
+        return super()._take(wanted, waiter)
 
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
         """Add what else is ready, up to `count` in all and to about what one answer holds.
@@ -124,7 +104,8 @@ class ServedGroup(AsyncGroup[bytes]):
         for i in range(0, len(receipts), MOST_AT_ONCE):
             some = self.claims(receipts[i : i + MOST_AT_ONCE])
             for station, texts in some.good.items():
-                good[station] = texts | good.get(station, {})
+                first = good.setdefault(station, {})
+                first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
             bad += some.bad
             refused = some.refused or refused
             await asyncio.sleep(0)
@@ -136,13 +117,13 @@ class ServedGroup(AsyncGroup[bytes]):
         bad: list[str] = []
         refused: LeaseLost | None = None
         for text in receipts:
-            try:
-                station, receipt = self._group.claim(text)
-            except LeaseLost as error:
-                refused = error
+            station, receipt = self._group.proof(text)
+            if receipt is None:
                 bad.append(text)
             else:
                 good.setdefault(station, {}).setdefault(receipt, text)
+        if bad:  # one error for all of them: whoever makes up thousands should not have thousands made
+            refused = self._group.unproven(bad[-1])
         return Claims(good, bad, refused)
 
     async def ack(self, receipts: Sequence[str], durability: Durability | None) -> None:
