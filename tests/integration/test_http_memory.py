@@ -122,3 +122,35 @@ def test_an_answer_is_let_go_of_when_nobody_reads_it(server: Serving, method: st
             until(lambda: not any(each.busy for each in list(connections)), "it is over")
         until(lambda: _held() < 12_000_000, "nothing of it is held")
     until(lambda: server.get(f"{QUEUE}/stats", token="one").body["ready"] == 16, "all are there")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("GET", f"{QUEUE}/peek?count=4", b""), ("POST", f"{QUEUE}/dequeue", b'{"count": 4}')],
+)
+def test_answers_that_one_token_does_not_read_fill_its_own_room_and_no_more(
+    server: Serving, method: str, path: str, body: bytes
+):
+    for _ in range(32):
+        assert server.post(f"{QUEUE}/enqueue", b"x" * 1_000_000, token="one").status == 201
+    answers, connections = server.server.service.answers, server.server.http.connections
+    answers.each_bytes = 12_000_000  # for two of these
+
+    def unread() -> int:
+        return sum(each._writable is not None for each in list(connections))
+
+    with ExitStack() as stack:
+        for count in (1, 2):
+            connection = stack.enter_context(raw(server.url))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            connection.sendall(request_of(method, path, body, "authorization: Bearer one"))
+            until(lambda count=count: unread() == count, "it is not read")
+        refused = server.request(method, path, body or None, token="one")
+        assert (refused.status, refused.body["error"]["code"]) == (429, "too_many_waiters")
+        assert "has not read yet" in refused.body["error"]["message"]
+        assert server.get(f"{QUEUE}/stats", token="one").status == 200, "small answers need no room"
+        assert server.request(method, path, body or None, token="other").status == 200
+        held = server.get(f"{QUEUE}/stats", token="one").body
+        assert held["leased"] == (12 if method == "POST" else 0), "what was not told is not held"
+    until(lambda: answers.used("one") == 0, "those who left need no room")
+    assert server.request(method, path, body or None, token="one").status == 200

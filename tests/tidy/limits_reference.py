@@ -147,6 +147,10 @@ def _server() -> list[Limit]:
             "bytes of one token's bodies above 64 KiB that are in memory; then they wait",
             f"{room.BODIES_EACH} times `max_request_bytes`",
         ),
+        Limit(
+            "bytes of one token's answers above 64 KiB that are in memory; then calls are refused",
+            _size(room.ANSWERS_EACH * 2 * payload.ANSWER_BYTES),
+        ),
         Limit("bodies of one token that wait for that", f"{room.MOST_WAITING}"),
         Limit("calls of admins that wait beyond that", f"{flow.ADMIN_RESERVE}"),
         _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),

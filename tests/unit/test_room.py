@@ -85,3 +85,14 @@ def test_so_many_wait_and_one_more_is_refused():
         assert room.waiting("a") == 0
 
     asyncio.run(story())
+
+
+def test_where_nobody_can_wait_there_is_room_at_once_or_none():
+    room = Room(100)
+    assert room.try_take("a", 70) == 70
+    assert room.try_take("a", 40) is None
+    assert room.try_take("b", 40) == 40
+    assert room.try_take("a", 40, always=True) == 40
+    for caller, size in (("a", 70), ("b", 40), ("a", 40)):
+        room.give_back(caller, size)
+    assert not room._used

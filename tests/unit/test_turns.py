@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from holdfast.server.pool import Pool
 from holdfast.server.turns import CALLER, FairThreads, Turns
 
 _PATIENCE_S = 60
@@ -121,3 +122,28 @@ def test_what_stands_in_line_when_the_threads_end_is_given_up():
     assert first.result(_PATIENCE_S) == "a"
     threads.shutdown()
     assert all(each.cancelled() for each in rest)
+
+
+def test_large_bodies_of_one_caller_leave_a_thread_to_others():
+    async def story() -> None:
+        pool, go_on, done = Pool(), threading.Event(), []
+
+        def slow(_: object, name: str) -> None:
+            assert go_on.wait(_PATIENCE_S)
+            done.append(name)
+
+        def of(caller: str, work: Any, *given: str) -> asyncio.Task[None]:
+            context = contextvars.copy_context()
+            context.run(CALLER.set, caller)
+            return asyncio.get_running_loop().create_task(pool.run(work, *given), context=context)
+
+        flood = [of("a", slow, f"a{i}") for i in range(6)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(of("b", lambda _: None), _PATIENCE_S)
+        assert done == []
+        go_on.set()
+        await asyncio.gather(*flood)
+        assert done == [f"a{i}" for i in range(6)]
+        pool.close()
+
+    asyncio.run(story())

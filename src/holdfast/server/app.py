@@ -13,9 +13,10 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
-from holdfast.errors import Closed, HoldfastError, Unauthenticated, Unavailable, UnknownTopic
+from holdfast.errors import Closed, HoldfastError, TooManyWaiters, Unauthenticated, Unavailable, UnknownTopic
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
+from holdfast.protocol.values import SMALL_BYTES
 from holdfast.server.access import CHALLENGES, Access
 from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
@@ -111,6 +112,8 @@ class App:
                 answer.chunks = _noted(self._auditor, call, answer.chunks)
             else:
                 await self._auditor.end(call, error, failed=failed)
+        if call is not None and isinstance(answer, Response) and len(answer.body) > SMALL_BYTES:
+            answer = await self._in_room(call, answer)
         self._tell(answer, call, correlation_id)
         if isinstance(answer, StreamResponse) and call is not None:
             if call.task is not None:
@@ -163,6 +166,25 @@ class App:
         if ended is not None:  # what it was cancelled in went on all the same
             await _withdrawn(answer)
             raise ended
+        return answer
+
+    async def _in_room(self, call: Call, answer: Response) -> Response:
+        """The answer, or, where those that its caller does not read are too many already, that they are."""
+        if call.task is None:  # those of whom nobody asked who they are have no share
+            return answer
+        answers, caller = self.service.answers, call.principal.name
+        # What was done and cannot be undone must be told.
+        told = call.request.method != "GET" and answer.undelivered is None
+        taken = answers.try_take(caller, len(answer.body), always=told)
+        if taken is None:
+            await _withdrawn(answer)
+            error = TooManyWaiters(
+                f"answers that {caller} has not read yet fill {answers.used(caller)} bytes of memory, of "
+                f"{answers.each_bytes} for one caller; nothing was taken. Read them, then try again, with fewer calls "
+                "at a time"
+            )
+            return self._fault(call.request, error, call.correlation_id)
+        answer.let_go = partial(answers.give_back, caller, taken)
         return answer
 
     async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

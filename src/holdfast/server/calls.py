@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -14,6 +15,7 @@ from holdfast.protocol.media import JSON, MSGPACK, UNSAID, decode, encode
 from holdfast.protocol.values import SMALL_BYTES, check_values
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.http.refused import Refused
+from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.pool import Job
 from holdfast.server.principals import Principal
 from holdfast.server.routing import Route
@@ -96,6 +98,18 @@ class Call:
         """Wait until so much of the body may be in memory, once: it is given back when the call is over."""
         if not self.room:
             self.room = await self.service.room.take(self.principal.name, size)
+
+    @contextmanager
+    def large_answer(self) -> Iterator[bool]:
+        """Whether there is room in memory to make a large answer; where there is none, a small one must do."""
+        answers, caller = self.service.answers, self.principal.name
+        known = self.principal.entry is not None
+        taken = answers.try_take(caller, 2 * ANSWER_BYTES, always=not known)
+        try:
+            yield taken is not None
+        finally:
+            if taken is not None:
+                answers.give_back(caller, taken)
 
     async def scan(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
         """Work that looks through many messages: `work(scan, ...)`, on a thread for that, in the caller's turn."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from holdfast.server.turns import FairThreads
+
 _THREADS: Final = 2
+_THREADS_EACH: Final = 1  # so that one is left for others, and each caller's work goes by turns
 
 _Result = TypeVar("_Result")
 
@@ -35,10 +37,10 @@ class Unwanted(Exception):
 
 
 class Pool:
-    """Runs work beside the event loop, two at a time; what else there is waits in line."""
+    """Runs work beside the event loop, two at a time and of two callers; what else there is waits in line."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, "holdfast-bodies")
+        self._threads = FairThreads(_THREADS_EACH, _THREADS, "holdfast-bodies")
         self.waiting = 0  # how many wait for what they gave it
 
     async def run(self, work: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -1,8 +1,11 @@
-"""Room in memory for the bodies of requests: a caller who sends many large ones at once waits, and nobody else.
+"""Room in memory for bodies and answers: a caller who sends or asks for many large ones waits, and nobody else.
 
 A body that is read as a whole is in memory from its first byte until its call is over, and its sender decides how
 long that takes. So each caller has room for a few of the largest; further ones stand in line until there is room for
 all of them, and are not listened to meanwhile. Small bodies need no room.
+
+An answer is in memory until its client has read it, and again it is the client who decides how long that takes. Here
+nobody can stand in line, for what waits is in memory already: an answer for which there is no room is taken back.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Final
 from holdfast.errors import TooManyWaiters
 
 BODIES_EACH: Final = 4  # of the largest size, of one caller at a time
+ANSWERS_EACH: Final = 8  # of the largest size, of one caller at a time
 MOST_WAITING: Final = 256  # bodies of one caller for which there is no room yet
 
 
@@ -54,6 +58,14 @@ class Room:
             else:
                 self._leave(caller, turn)
             raise
+        return size
+
+    def try_take(self, caller: str, size: int, *, always: bool = False) -> int | None:
+        """The same without a wait: None where there is no room, unless it must be there `always`."""
+        size = min(size, self.each_bytes)
+        if not always and self.used(caller) + size > self.each_bytes:
+            return None
+        self._used[caller] = self.used(caller) + size
         return size
 
     def give_back(self, caller: str, size: int) -> None:

@@ -17,9 +17,10 @@ from holdfast.server.attempts import Attempts
 from holdfast.server.caps import check_new_group
 from holdfast.server.flow import WaitLimit, Windows
 from holdfast.server.members import ServedMembers
+from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.pool import Pool
 from holdfast.server.publishing import Publishing
-from holdfast.server.room import BODIES_EACH, Room
+from holdfast.server.room import ANSWERS_EACH, BODIES_EACH, Room
 from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
 from holdfast.settings import ServerSettings
@@ -44,6 +45,7 @@ class Service:
         self.members = ServedMembers(broker)
         self.pool = Pool()
         self.room = Room(BODIES_EACH * settings.max_request_bytes)
+        self.answers = Room(ANSWERS_EACH * 2 * ANSWER_BYTES)
         self.publishing = Publishing(broker, self.pool)
         self.leaving = False
         self.began_ns = world.clock.now_ns()

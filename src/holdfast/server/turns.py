@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # for whom this is done
 
@@ -26,6 +26,7 @@ _AT_ONCE: Final = 3
 _THREADS_EACH: Final = 2
 
 _Result = TypeVar("_Result")
+_Work: TypeAlias = tuple[Future[Any], Callable[[], Any]]
 
 
 class Turns:
@@ -70,12 +71,12 @@ class Turns:
 class FairThreads(ThreadPoolExecutor):
     """Threads of which one caller has a few at a time. Work that is nobody's is done as it comes."""
 
-    def __init__(self, each: int = _THREADS_EACH) -> None:
-        super().__init__(thread_name_prefix="holdfast")
+    def __init__(self, each: int = _THREADS_EACH, threads: int | None = None, name: str = "holdfast") -> None:
+        super().__init__(threads, name)
         self._each = each
         self._line_lock = threading.Lock()
         self._running: dict[str, int] = {}
-        self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._lines: dict[str, deque[_Work]] = {}
 
     def submit(self, fn: Callable[..., _Result], /, *args: Any, **kwargs: Any) -> Future[_Result]:
         caller = CALLER.get()
@@ -88,15 +89,15 @@ class FairThreads(ThreadPoolExecutor):
                 return future
             self._running[caller] = self._running.get(caller, 0) + 1
         try:
-            super().submit(self._work, caller, future, lambda: fn(*args, **kwargs))
+            super().submit(self._work, caller, [(future, lambda: fn(*args, **kwargs))])
         except BaseException:
             self._finished(caller)
             raise
         return future
 
-    def _work(self, caller: str, future: Future[Any], work: Callable[[], Any]) -> None:
+    def _work(self, caller: str, given: list[_Work]) -> None:
         try:
-            _done(future, work)
+            _do(given)
         finally:
             self._finished(caller)
 
@@ -109,23 +110,25 @@ class FairThreads(ThreadPoolExecutor):
                 if not self._running[caller]:
                     del self._running[caller]
                 return
-            future, work = line.popleft()
+            first = line.popleft()
             if not line:
                 del self._lines[caller]
         try:
-            super().submit(self._work, caller, future, work)
+            super().submit(self._work, caller, [first])
         except RuntimeError:  # the server ends
-            future.cancel()
+            first[0].cancel()
             self._finished(caller)
 
 
-def _done(future: Future[Any], work: Callable[[], Any]) -> None:
+def _do(given: list[_Work]) -> None:
+    """Do the work, and take it out of what was given: an error keeps this frame and those that called it."""
+    future, work = given.pop()
     if not future.set_running_or_notify_cancel():
         return
     try:
         result = work()
     except BaseException as error:
         future.set_exception(error)
-        del future, work  # the error keeps this frame
+        del future, work
     else:
         future.set_result(result)

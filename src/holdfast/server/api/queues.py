@@ -165,7 +165,9 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
         if waited:
             call.confirm()
         if wanted.count > MOST_AT_ONCE:
-            await group.take_more(found, wanted.count, wanted.lease, owner)
+            with call.large_answer() as may:
+                if may:
+                    await group.take_more(found, wanted.count, wanted.lease, owner)
         if wanted.count > 1:
             many = sum(len(each) for _, each in found) > _MANY
             taken = found

@@ -369,7 +369,11 @@ class Connection(asyncio.Protocol):
         try:
             answer = await self._hub.handle(request)
             if isinstance(answer, Response):
-                await self._answer(request, answer)
+                try:
+                    await self._answer(request, answer)
+                finally:
+                    if answer.let_go is not None:
+                        answer.let_go()
             else:
                 await self._stream(request, answer)
         except ConnectionError:

@@ -228,9 +228,9 @@ Undelivered = Callable[[], Awaitable[None]]
 
 
 class Response:
-    """A whole answer. `undelivered` is called when it cannot reach the client any more."""
+    """A whole answer. `undelivered` is called when it cannot reach the client any more, `let_go` in any case."""
 
-    __slots__ = ("body", "headers", "media", "status", "undelivered")
+    __slots__ = ("body", "headers", "let_go", "media", "status", "undelivered")
 
     def __init__(
         self,
@@ -246,6 +246,7 @@ class Response:
         self.media = media
         self.headers = headers or []
         self.undelivered = undelivered
+        self.let_go: Callable[[], None] | None = None  # it is not in memory any more
 
 
 class StreamResponse:
