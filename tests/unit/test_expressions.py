@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,17 @@ def test_a_large_pattern_is_refused_for_a_long_text_before_it_is_searched() -> N
     with pytest.raises(InvalidRequest, match="too large for a text of 1000000 bytes: it may be used on"):
         large.found_in("ab" * 500_000)
     assert not Expression("refused|Timeout").found_in("x" * (MAX_STEPS // 50))
+
+
+def test_many_patterns_in_one_condition_have_no_more_time_for_a_message_than_one() -> None:
+    text = "ab" * 40_000
+    one = Expression("[ab]*a[ab]{90}c")
+    assert one.steps(text) < MAX_STEPS
+    many = " or ".join(['body ~ "[ab]*a[ab]{90}c"'] * (MAX_STEPS // one.steps(text) + 1))
+    wanted = compile_where(many, now_ms=0)
+    with pytest.raises(InvalidRequest, match="together are too large"):
+        wanted(SimpleNamespace(body=text.encode()))
+    assert not wanted(SimpleNamespace(body=b"ab")), "each message has its own"
 
 
 @pytest.mark.parametrize("pattern", [

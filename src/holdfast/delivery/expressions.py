@@ -5,7 +5,7 @@ follows all ways at once. It has no look-arounds and no back-references, which n
 `\w`, `\s` and `\b` mean ASCII (`\pL` is any letter, `\pN` any digit), and `$` is the very end of the text.
 
 Each letter of the text costs at most one step for each instruction of the program that a pattern is made into. Both
-are limited, so that one search ends within about a second whatever it is given.
+are limited, so that one search ends within a second whatever it is given; and so are those in one message together.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from holdfast.errors import InvalidRequest
 
 MAX_PATTERN_CHARACTERS: Final = 1_000
 MAX_INSTRUCTIONS: Final = 2_000
-# Instructions times bytes of the text.
-MAX_STEPS: Final = 50_000_000
+# Instructions times bytes of the text, for all that is looked for in one message.
+MAX_STEPS: Final = 25_000_000
 
 _MEMORY_BYTES: Final = 1 << 20
 _ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
@@ -43,6 +43,10 @@ class Expression:
         self.pattern: Final = pattern
         self._compiled = _compiled(pattern)
         self._most_bytes = MAX_STEPS // self._compiled.programsize
+
+    def steps(self, text: str) -> int:
+        """How many steps a search in the text may take."""
+        return int(self._compiled.programsize) * len(_encoded(text))
 
     def found_in(self, text: str) -> bool:
         """Whether it matches anywhere in the text."""

@@ -26,11 +26,12 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 class Facts:
     """One message while it is looked at: its body is parsed as JSON at most once."""
 
-    __slots__ = ("_tree", "_tree_known", "message")
+    __slots__ = ("_tree", "_tree_known", "message", "steps")
 
     def __init__(self, message: Any) -> None:
         self.message = message
         self._tree_known = False
+        self.steps = 0  # of regular expressions, so far
 
     def plain(self, name: str) -> Any:
         return _plain(getattr(self.message, name, None))

@@ -33,7 +33,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
-from holdfast.delivery.expressions import Expression
+from holdfast.delivery.expressions import MAX_STEPS, Expression
 from holdfast.delivery.facts import Facts, compared, contains, moment_of, seconds_of
 from holdfast.errors import InvalidRequest
 
@@ -197,13 +197,22 @@ class _Parser:
         if not (right.literal and isinstance(right.value, str)):
             self._fail("expected a regular expression as text in quotes", right.at)
         try:
-            found_in = Expression(right.value).found_in
+            expression = Expression(right.value)
         except InvalidRequest as error:
             self._fail(f"this regular expression cannot be used: {error}", right.at)
 
         def test(facts: Facts) -> bool:
             value = left.read(facts)
-            return isinstance(value, str) and found_in(value) is wanted
+            if not isinstance(value, str):
+                return False
+            facts.steps += expression.steps(value)
+            if facts.steps > MAX_STEPS >= expression.steps(value):
+                raise InvalidRequest(
+                    "the regular expressions of this condition together are too large for a message with texts as "
+                    f"long as {len(value)} characters: they would take {facts.steps} steps, at most {MAX_STEPS} are "
+                    "allowed. Use fewer of them, or shorter ones"
+                )
+            return expression.found_in(value) is wanted
 
         return test
 
