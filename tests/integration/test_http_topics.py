@@ -208,6 +208,39 @@ def test_delayed_messages_are_listed_by_time_and_taken_back(orders: Serving) -> 
     assert orders.request("DELETE", "/v1/topics/orders/delayed/nonsense").status == 404
 
 
+def test_delayed_messages_are_listed_page_by_page_across_partitions(orders: Serving) -> None:
+    orders.request("PATCH", "/v1/topics/orders", {"settings": {"partitions": 3}})
+    at = "2100-01-01T00:00:00Z"  # the same for most, so that places with one time must be told apart
+    drafts = [{"text": f"{i}", "at": at if i % 4 else "2099-01-01T00:00:00Z"} for i in range(12)]
+    for draft in drafts:
+        assert orders.post("/v1/topics/orders/messages", {"messages": [draft]}).status == 201
+    whole = [each["id"] for each in orders.get("/v1/topics/orders/delayed").body["messages"]]
+    assert len(set(whole)) == 12
+    paged: list[str] = []
+    query: dict[str, object] = {"limit": 5}
+    while True:
+        page = orders.get("/v1/topics/orders/delayed", query=query).body
+        paged += [each["id"] for each in page["messages"]]
+        assert page.get("scanned", 0) <= 5, "no more is looked at than is told"
+        if not page.get("next"):
+            break
+        query["after"] = page["next"]
+    assert paged == whole
+    refused = orders.get("/v1/topics/orders/delayed", query={"after": "nonsense"})
+    assert (refused.status, refused.code) == (400, "invalid_request")
+
+
+def test_standing_is_told_page_by_page(orders: Serving) -> None:
+    for i in range(4):
+        assert orders.request("PUT", f"/v1/queues/more{i}", {}).status == 200
+    whole = [topic["name"] for topic in orders.get("/v1/standing").body["topics"]]
+    assert whole == sorted(whole)
+    first = orders.get("/v1/standing", query={"limit": 2}).body
+    rest = orders.get("/v1/standing", query={"after": first["next"]}).body
+    assert [topic["name"] for page in (first, rest) for topic in page["topics"]] == whole
+    assert (first["next"], rest.get("next")) == (whole[1], None)
+
+
 def test_settings_of_a_topic_say_where_they_come_from(orders: Serving) -> None:
     orders.request("PATCH", "/v1/topics/orders/settings", {"settings": {"max_attempts": 4}})
     found = {each["name"]: each for each in orders.get("/v1/topics/orders/settings").body["settings"]}

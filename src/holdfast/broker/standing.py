@@ -135,12 +135,21 @@ class Standing:
 
     def topics(self) -> Iterator[TopicStanding]:
         """All of them; one that is deleted meanwhile is left out."""
-        for name in topics(self._world, self._folder):
-            try:
-                yield self.topic(name)
-            except (OSError, HoldfastError):
-                if name in self._catalog:
-                    raise
+        for name in self.names():
+            yield from self.if_there(name)
+
+    def names(self) -> list[str]:
+        """The names of all of them, in order."""
+        return sorted(topics(self._world, self._folder))
+
+    def if_there(self, name: str) -> list[TopicStanding]:
+        """One of them; nothing where it was deleted meanwhile."""
+        try:
+            return [self.topic(name)]
+        except (OSError, HoldfastError):
+            if name in self._catalog:
+                raise
+            return []
 
     def topic(self, name: str) -> TopicStanding:
         """One of them; UnknownTopic where there is none."""

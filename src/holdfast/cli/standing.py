@@ -37,7 +37,11 @@ class ToldStanding:
 
         with opened_broker(self._place) as broker:
             told = asked(broker, Standings, "standing", topic=topic)
-        return told.topics, told.delayed
+            topics, delayed = told.topics, told.delayed
+            while told.next:
+                told = asked(broker, Standings, "standing", after=told.next)
+                topics, delayed = topics + told.topics, delayed | told.delayed
+        return topics, delayed
 
 
 AnyStanding: TypeAlias = Standing | ToldStanding

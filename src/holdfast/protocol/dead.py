@@ -86,7 +86,8 @@ class RedriveTold(Told, kw_only=True):
 
 
 class DelayedQuery(Wire, kw_only=True):
-    """How many delayed messages to show, and whether with their bodies."""
+    """How many delayed messages to show, behind which place, and whether with their bodies."""
 
     limit: Limit = 100
     bodies: bool = True
+    after: After | None = None
