@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import holdfast
 from tests.integration.http_gear import Serving, serving
 
 
@@ -228,6 +229,32 @@ def test_delayed_messages_are_listed_page_by_page_across_partitions(orders: Serv
     assert paged == whole
     refused = orders.get("/v1/topics/orders/delayed", query={"after": "nonsense"})
     assert (refused.status, refused.code) == (400, "invalid_request")
+
+
+def test_traces_are_found_page_by_page_and_a_page_looks_at_no_more_than_it_may(tmp_path: Path) -> None:
+    with serving(tmp_path, scan_messages=7) as server:
+        assert server.request("PUT", "/v1/queues/traced", {"settings": {"trace_sample": 1.0}}).status == 200
+        for i in range(10):
+            server.post("/v1/queues/traced/enqueue", b"%d" % i)
+        whole: list[str] = []
+        query: dict[str, object] = {"topic": "traced", "limit": 4}
+        pages = 0
+        while True:
+            page = server.get("/v1/traces", query=query).body
+            assert len(page["steps"]) <= 4
+            whole += [step["id"] for step in page["steps"]]
+            pages += 1
+            if not page.get("next"):
+                break
+            query["after"] = page["next"]
+        assert whole == [f"traced-0-{i}" for i in range(10)]
+        assert pages >= 3
+        rare = server.get("/v1/traces", query={"topic": "traced", "event": "acked"}).body
+        assert (rare["steps"], bool(rare["next"])) == ([], True), "seven were looked at, and there are more"
+        both = server.get("/v1/traces", query={"topic": "traced", "last": "true", "after": "3"})
+        assert (both.status, both.code) == (400, "invalid_request")
+        with holdfast.open_broker(server.url) as broker:
+            assert [step.id for step in broker.search_traces(topic="traced", limit=9)] == whole[:9]
 
 
 def test_standing_is_told_page_by_page(orders: Serving) -> None:

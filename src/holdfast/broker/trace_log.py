@@ -167,11 +167,24 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def search(log: Readable, wanted: Search) -> Iterator[TraceStep]:
-    """The steps that are wanted, as they were written down, oldest first."""
-    for frame in _frames(log, wanted.since_ns):
-        if min(frame.columns().times_ns() or [0]) <= wanted.until_ns:
+def search(
+    log: Readable, wanted: Search, *, after: int = -1, look: Callable[[int], None] | None = None
+) -> Iterator[TraceStep]:
+    """The steps that are wanted, as they were written down, oldest first, behind a place in the log.
+
+    Each place is told to `look` before it is looked at; that may raise, to end the search there.
+    """
+    for frame in _frames(log, wanted.since_ns, after + 1):
+        if min(frame.columns().times_ns() or [0]) > wanted.until_ns:
+            continue
+        if look is None and frame.base_offset > after:
             yield from filter(wanted.wants, _decoded(frame.values()))
+            continue
+        for offset, value in enumerate(frame.values(), frame.base_offset):
+            if offset > after:
+                if look is not None:
+                    look(offset)
+                yield from filter(wanted.wants, _decoded([value]))
 
 
 def newest(steps: Iterator[TraceStep], limit: int) -> list[TraceStep]:
@@ -228,10 +241,10 @@ def _batch(steps: Sequence[TraceStep]) -> Batch:
     )
 
 
-def _frames(log: Readable, since_ns: int) -> Iterator[Frame]:
-    """The frames that may hold steps of that time or later; damage costs the steps that it hit, no others."""
+def _frames(log: Readable, since_ns: int, since: int = 0) -> Iterator[Frame]:
+    """The frames that may hold steps of that time and place or later; damage costs those that it hit, no others."""
     start = log.find_time(since_ns) if since_ns > 0 else log.start
-    return log.read(max(start, log.start), on_damage="skip")
+    return log.read(min(max(start, since, log.start), log.end), on_damage="skip")
 
 
 def _decoded(values: Sequence[bytes]) -> Iterator[TraceStep]:

@@ -6,7 +6,7 @@ Nothing on the way of a message asks whether it is traced: without hooks the met
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -71,6 +71,11 @@ class Traces:
             return []
         found = search(log, wanted)
         return newest(found, limit) if last else list(islice(found, limit))
+
+    def steps(self, wanted: Search, after: int, look: Callable[[int], None]) -> Iterator[TraceStep]:
+        """The steps that are wanted, behind a place; each place is told to `look` before it is looked at."""
+        log = self.log.readable()
+        return iter(()) if log is None else search(log, wanted, after=after, look=look)
 
     def stats(self, wanted: Search) -> TraceStats:
         """What the steps that are wanted add up to."""

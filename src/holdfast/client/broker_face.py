@@ -295,9 +295,14 @@ class RemoteBrokerFace:
         if type(limit) is not int or not 1 <= limit <= 1_000_000:
             raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to 1000000")
         asked = self._question(question)
-        path = path_of("traces", **asked, limit=min(limit, _MOST_READ), last=switch(last, "last"))
-        found: Steps = await self._ask("GET", path, Steps)
-        return found.steps
+        found: list[TraceStep] = []
+        after: str | None = None
+        while len(found) < limit and after != "":
+            most = min(limit - len(found), _MOST_READ)
+            path = path_of("traces", **asked, limit=most, last=switch(last, "last"), after=after)
+            some: Steps = await self._ask("GET", path, Steps)
+            found, after = found + some.steps, some.next
+        return found
 
     async def _trace_stats(self, question: Mapping[str, Any]) -> TraceStats:
         stats: TraceStats = await self._ask("GET", path_of("traces", "stats", **self._question(question)), TraceStats)

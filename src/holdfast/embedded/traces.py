@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias
 
@@ -113,6 +114,13 @@ def search_in(engine: BrokerEngine, question: Question, limit: object, last: obj
     wanted = _wanted(engine, question)
     engine.check_open()
     return engine.traces.search(wanted, limit, last=last)
+
+
+def steps_in(engine: BrokerEngine, question: Question, after: int, look: Callable[[int], None]) -> Iterator[TraceStep]:
+    """The steps that fit, behind a place; each place is told to `look` before it is looked at."""
+    wanted = _wanted(engine, question)
+    engine.check_open()
+    return engine.traces.steps(wanted, after, look)
 
 
 def stats_in(engine: BrokerEngine, question: Question) -> TraceStats:

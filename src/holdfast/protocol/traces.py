@@ -22,7 +22,7 @@ class StatsQuery(Wire, kw_only=True):
 
 
 class TracesQuery(StatsQuery, kw_only=True):
-    """Which steps to find: the first ones that fit, or the last."""
+    """Which steps to find: the first ones that fit, from the start or behind a place, or the last."""
 
     group: Name | None = None
     event: Words | None = None
@@ -30,9 +30,14 @@ class TracesQuery(StatsQuery, kw_only=True):
     error: Words | None = None
     limit: Limit = 100
     last: bool = False
+    after: Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")] | None = None  # what a page named as `next`
 
 
 class Steps(Told, kw_only=True):
-    """Steps of messages, oldest first."""
+    """Steps of messages, oldest first; `next` is what `after` goes on from, if there may be more.
+
+    That may be so of a page with few steps, or none: one call looks at so many and no more.
+    """
 
     steps: list[TraceStep]
+    next: str = ""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from holdfast.broker.layout import topic_of_id
 from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
-from holdfast.embedded.traces import Question, search_in, stats_in
+from holdfast.embedded.traces import Question, search_in, stats_in, steps_in
+from holdfast.errors import InvalidRequest
 from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Full, Scan
 
 routes = Routes("traces")
 
@@ -29,7 +31,7 @@ def is_shown(call: Call, step: TraceStep) -> bool:
 
 @routes.add("GET", "/v1/traces", action="read", scope="any", query=TracesQuery, answers=Steps)
 async def search(call: Call) -> Steps:
-    """Steps that fit, oldest first. Who may not read every topic must name one."""
+    """Steps that fit, oldest first; page by page with `after`. Who may not read every topic must name one."""
     query: TracesQuery = call.query
     call.principal.check("read", query.topic)
     question = Question(
@@ -41,9 +43,32 @@ async def search(call: Call) -> Steps:
         since=query.since,
         until=query.until,
     )
+    if not query.last:
+        return await call.scan(_page, call, question)
+    if query.after is not None:
+        raise InvalidRequest("after goes on from the first steps, last asks for the last ones: choose one of them")
     engine = call.service.broker._engine
-    found = await call.scan(lambda _: search_in(engine, question, query.limit, query.last))
+    found = await call.scan(lambda _: search_in(engine, question, query.limit, True))
     return Steps(steps=[step for step in found if is_shown(call, step)])
+
+
+def _page(scan: Scan, call: Call, question: Question) -> Steps:
+    query: TracesQuery = call.query
+    found: list[TraceStep] = []
+    after = -1 if query.after is None else int(query.after)
+    try:
+        for step in steps_in(call.service.broker._engine, question, after, lambda offset: scan.look(0, offset)):
+            if is_shown(call, step):
+                found.append(step)
+            if len(found) == query.limit:
+                return Steps(steps=found, next=_place(scan))
+    except Full:
+        return Steps(steps=found, next=_place(scan))
+    return Steps(steps=found)
+
+
+def _place(scan: Scan) -> str:
+    return "" if scan.mark is None else str(scan.mark.offset)
 
 
 @routes.add("GET", "/v1/traces/stats", action="read", scope="any", query=StatsQuery, answers=TraceStats)
