@@ -297,3 +297,19 @@ def test_a_receipt_of_one_opening_is_good_in_another(folder):
         second.resume(message.receipt).ack()
         with pytest.raises(LeaseLost):
             message.ack()
+
+
+@pytest.mark.parametrize(("chosen", "on_disk"), [("fsync", True), ("os", False), (None, False)])
+@pytest.mark.parametrize("verb", ["ack", "nack", "defer", "extend"])  # a reject is always synced
+def test_the_second_program_chooses_what_its_acks_survive(tmp_path, chosen, on_disk, verb):
+    with holdfast.open(tmp_path / "jobs", sync_interval_ms=3_600_000) as owner:
+        journal = owner._station.delivery.journal.log
+        changes = {} if chosen is None else {"ack_durability": chosen}
+        with holdfast.open(tmp_path / "jobs", **changes) as second:
+            assert isinstance(second, RemoteQueue)
+            second.put(b"x")
+            message = second.get(timeout=5)
+            journal.sync()
+            before = journal.written_end
+            getattr(message, verb)()
+            assert (journal.synced_end > before) is on_disk

@@ -39,11 +39,18 @@ async def eventually(look: Callable[[], Any]) -> Any:
     return found
 
 
+async def as_awaited(answer: Any) -> Any:
+    """The answer of a call for tasks, which must be awaited."""
+    assert inspect.isawaitable(answer)
+    return await answer
+
+
 class Place:
     """Where queues are, and by which faces to come there."""
 
     def __init__(self, where: str, *, tasks: bool) -> None:
         self.where = where
+        self.tasks = tasks
         self.faces: Any = aio if tasks else holdfast
 
     @asynccontextmanager
@@ -399,6 +406,97 @@ async def test_a_consumer_that_commits_itself_gets_the_rest_again(place):
         again = await done(broker.consumer("orders", group="billing", auto_commit=False))
         assert [message.body for message in await done(again.poll(timeout=5))] == [b"b", b"c"]
         await done(again.close())
+
+
+@story
+async def test_a_consumer_seeks_and_tells_where_it_stands(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish_many("orders", [b"a", b"b", b"c"]))
+        consumer = await done(broker.consumer("orders", group="billing", auto_commit=False))
+
+        async def next_body() -> bytes:
+            (message,) = await done(consumer.poll(timeout=5, max_records=1))
+            body: bytes = message.body
+            return body
+
+        # Awaited as the names for tasks are, whatever they answer: a seek that nobody awaits is not done.
+        called = as_awaited if place.tasks else done
+        assert await called(consumer.committed("orders", 0)) == 0
+        await called(consumer.seek("orders", 0, 2))
+        assert await next_body() == b"c"
+        await called(consumer.seek_to_start())
+        assert await next_body() == b"a"
+        (lag,) = await called(consumer.lag())
+        assert (lag.topic, lag.partition, lag.messages) == ("orders", 0, 2)
+        await called(consumer.seek_to_time(datetime.now(UTC) - timedelta(hours=1), "orders"))
+        assert await next_body() == b"a"
+        await called(consumer.seek_to_end("orders", 0))
+        assert await done(consumer.poll(timeout=0)) == []
+        await done(consumer.commit())
+        assert await called(consumer.committed("orders", 0)) == 3
+        with pytest.raises(UnknownTopic):
+            await called(consumer.committed("orders", 7))
+        with pytest.raises(holdfast.OffsetOutOfRange):
+            await called(consumer.seek("orders", 0, 99))
+        with pytest.raises(InvalidRequest):
+            await called(consumer.seek_to_time(None))
+        await done(consumer.close())
+
+
+@story
+async def test_a_broker_has_queues(place):
+    async with place.broker() as broker:
+        with pytest.raises(NotAQueue):
+            await done(broker.queue("jobs", create=False))
+        queue = await done(broker.queue("jobs", max_attempts=3, body_type=dict))
+        assert (queue.name, queue.group, queue.settings.max_attempts) == ("jobs", "default", 3)
+        await done(queue.put({"n": 1}))
+        again = await done(broker.queue(max_attempts=4))  # the only one; another setting is kept from now on
+        assert (again.name, again.settings.max_attempts) == ("jobs", 4)
+        message = await done(again.get(timeout=5))
+        assert message.body == b'{"n":1}'
+        await done(message.ack())
+        await done(queue.close())
+        assert queue.closed
+        assert not again.closed
+        with pytest.raises(holdfast.Closed):
+            await done(queue.get_nowait())
+        await done(again.put(b"goes on"))
+        await done(broker.queue("other"))
+        with pytest.raises(InvalidRequest, match="say which"):
+            await done(broker.queue())
+        with pytest.raises(holdfast.BadSettings, match="each program chooses it for itself"):
+            await done(broker.queue("jobs", ack_durability="os"))
+        with pytest.raises(holdfast.BadSettings):
+            await done(broker.queue("jobs", max_attempt=3))
+
+
+@story
+async def test_settings_that_are_given_stand_instead_of_those_that_are_kept(place):
+    async with place.queue(max_attempts=7, backoff_ms=5):
+        pass
+    async with place.queue(settings=holdfast.QueueSettings(lease_ms=9_000, ack_durability="os")) as queue:
+        settings = queue.settings
+        assert (settings.max_attempts, settings.backoff_ms, settings.lease_ms) == (5, 1_000, 9_000)
+    async with place.queue() as queue:
+        assert (queue.settings.max_attempts, queue.settings.lease_ms) == (5, 9_000)
+
+
+@story
+async def test_each_program_chooses_what_its_messages_and_its_acks_survive(place):
+    async with place.queue(durability="os", ack_durability="fsync", backoff_ms=1) as queue:
+        assert (await done(queue.put(b"x"))).durability == "os"
+        await done((await done(queue.get(timeout=5))).nack(delay=0))
+        message = await done(queue.get(timeout=5))
+        await done(message.extend(20))
+        await done(message.state.save({"at": 1}))
+        await done(message.ack())
+        assert (await done(queue.stats())).ready == 0
+    for bad in ({"ack_durability": "disk"}, {"durability": "disk"}):
+        with pytest.raises(holdfast.BadSettings, match=r"cannot be used.*choose from"):
+            async with place.queue(**bad):
+                pass
 
 
 @story

@@ -225,20 +225,24 @@ class BrokerEngine:
         self, name: str | None, given: QueueSettings | None, changes: Mapping[str, Any], *, create: bool
     ) -> Topic:
         """The topic of a simple queue: the one that the folder has, or one with the folder's own name."""
-        with self._translated(name or ""):
-            found = self.topics()
+        name = self.queue_name(name, create=create)
+        if name not in self.topics():
+            self.create_topic(name, given, changes)
+        return self.open_topic(name, given, changes)
+
+    def queue_name(self, name: str | None, *, create: bool) -> str:
+        """The name of a queue: the given one, that of the only topic, or the folder's own; one to be made, too."""
+        found = self.topics()
         if name is None and len(found) > 1:
             raise InvalidRequest(
                 f"{self.folder} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
             )
         name = check_topic_name(name) if name is not None else found[0] if found else topic_for(self.folder)
-        if name not in found:
-            if not create:
-                raise NotAQueue(
-                    f"{self.folder} holds no queue{f' {name}' if found else ''}; open it with create=True to make one"
-                )
-            self.create_topic(name, given, changes)
-        return self.open_topic(name, given, changes)
+        if name not in found and not create:
+            raise NotAQueue(
+                f"{self.folder} holds no queue{f' {name}' if found else ''}; open it with create=True to make one"
+            )
+        return name
 
     def create_topic(
         self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None

@@ -234,10 +234,10 @@ class Station:
         self.check_open()
         return Pending(*self.delivery.settle(command, durability))
 
-    def settle_all(self, commands: Sequence[Command]) -> Pending:
+    def settle_all(self, commands: Sequence[Command], durability: Durability | None = None) -> Pending:
         """Carry out commands for different messages as one; `wait` raises LeaseLost for those that are refused."""
         self.check_open()
-        return Pending(*self.delivery.settle_all(commands))
+        return Pending(*self.delivery.settle_all(commands, durability))
 
     def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
         """Ack what is still held; `wait` raises LeaseLost for the others."""

@@ -25,7 +25,7 @@ def see_to_queue(broker: holdfast.Broker, name: str, changes: Mapping[str, Any] 
     except UnknownTopic:
         if not create:
             raise
-        broker.queue(name, **(changes or {}))  # type: ignore[attr-defined]
+        broker.queue(name, **(changes or {}))
         return True
     except Forbidden:
         pass  # one who may only publish is not told

@@ -128,7 +128,7 @@ async def _queue(opening: QueueOpening, name: str | None, found: Any) -> AsyncQu
     except BaseException:
         await found.close_async()
         raise
-    queue._alone, queue._durability = True, opening.durability
+    opening.promise(queue)
     return queue
 
 

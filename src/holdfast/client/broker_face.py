@@ -22,7 +22,7 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.face import switch
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
-from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, to_of
+from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, to_of
 from holdfast.errors import BadSettings, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import groups as wire_groups
@@ -204,27 +204,28 @@ class RemoteBrokerFace:
         body_type = self._body_type(body_type)
         Bodies(body_type)
         switch(create, "create")
-        changes = {**_differing(settings), **changes}
+        wanted = changes_to(settings, {}, changes)  # refused before anything is made
         if name is None:
             name = await self._only_topic()
         name = check_topic_name(name)
         info: TopicInfo | None = None
         try:
             info = await self._describe_topic(name)
+            wanted = changes_to(settings, info.settings, changes)
         except UnknownTopic:
             if not create:
                 raise NotAQueue(
                     f"the server at {self.folder} has no queue {name}; open it with create=True to make one"
                 ) from None
         except Forbidden:
-            if changes:
+            if wanted:
                 raise
             return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, TopicSettings()))
-        if info is None or changes or DEFAULT_GROUP not in info.groups:
+        if info is None or wanted or DEFAULT_GROUP not in info.groups:
             try:
-                info = await self._make_queue(name, info, changes)
+                info = await self._make_queue(name, info, wanted)
             except Forbidden:
-                if info is None or changes:
+                if info is None or wanted:
                     raise  # otherwise its default group is made as soon as somebody receives
         return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, topic_settings(info.settings)))
 
@@ -234,7 +235,7 @@ class RemoteBrokerFace:
         return queue
 
     async def _make_queue(self, name: str, info: TopicInfo | None, changes: Mapping[str, Any]) -> TopicInfo:
-        given = _plain(changes_of(changes))
+        given = _plain(changes)
         partitions = given.pop("partitions", None)
         body = CreateQueue(partitions=partitions, settings=given)
         try:
@@ -329,16 +330,6 @@ def topic_settings(differing: Mapping[str, Any]) -> TopicSettings:
     """Settings of those that differ from the defaults; what this release does not know is passed over."""
     known = {name: value for name, value in differing.items() if name in TopicSettings.__struct_fields__}
     return msgspec.convert(known, TopicSettings)
-
-
-def _differing(settings: QueueSettings | None) -> dict[str, Any]:
-    if settings is None:
-        return {}
-    if not isinstance(settings, QueueSettings):
-        raise BadSettings(f"settings must be QueueSettings, not {type(settings).__name__}")
-    usual = type(settings)()
-    given = msgspec.structs.asdict(settings)
-    return {name: value for name, value in given.items() if value != getattr(usual, name)}
 
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from typing import Any, Final, Generic, TypeAlias
 
 import msgspec
 
-from holdfast.broker.layout import check_name
+from holdfast.broker.layout import check_name, check_topic_name
 from holdfast.broker.positions import PartitionLag
+from holdfast.broker.routing import check_partition
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
@@ -28,6 +29,7 @@ from holdfast.embedded.consuming import _checked, _text, _topic_names
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.message import Body
 from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
 from holdfast.membership.wishes import TopicPartition
 from holdfast.model import Durability
@@ -354,7 +356,11 @@ class RemoteConsuming(Generic[Body]):
 
     async def _committed(self, topic: str, partition: int) -> int | None:
         lag = (await self._lags()).get((topic, partition))
-        return None if lag is None else lag.offset
+        if lag is not None:
+            return lag.offset
+        info: TopicInfo = await self._ask("GET", path_of("topics", check_topic_name(topic)), TopicInfo)
+        check_partition(partition, topic, len(info.partitions))
+        return None
 
     async def _lag(self) -> list[PartitionLag]:
         lags = await self._lags()

@@ -65,7 +65,8 @@ class GroupFace(Generic[Body]):
         self._settings = settings
         self._closed = False
         self._alone = False  # whether the client is closed with it
-        self._durability: Durability | None = None  # where a call does not say
+        self._durability: Durability | None = None  # of what is put, where a call does not say
+        self._ack_durability: Durability | None = None  # the same for what is said of messages in hand
         self._unanswered: dict[tuple[Any, ...], str] = {}  # takes that may have been done, by what they asked for
 
     @property
@@ -215,6 +216,7 @@ class GroupFace(Generic[Body]):
     async def _ack(self, handles: object, durability: Durability | None) -> None:
         """Ack in one go; each handle is through with its message, whatever comes of it."""
         own = self._own(handles, "ack")
+        durability = durability or self._ack_durability
         lost: LeaseLost | None = None
         for some in _pieces(own):
             receipts = [handle.receipt for handle in some]
@@ -267,24 +269,44 @@ class GroupFace(Generic[Body]):
         for some in _pieces(own):
             receipts = list(dict.fromkeys(handle.receipt for handle in some))
             await self._give_up(
-                some, "nack", Nack(receipts=receipts, group=self._group, delay=delay_s, error=text or None)
+                some,
+                "nack",
+                Nack(
+                    receipts=receipts,
+                    group=self._group,
+                    delay=delay_s,
+                    error=text or None,
+                    durability=self._ack_durability,
+                ),
             )
 
     async def _defer(self, handle: RemoteHandle[Body], delay: Seconds) -> None:
         delay_s = duration_ms(delay, "delay") / 1000
-        body = Nack(receipts=[handle.receipt], group=self._group, intent="defer", delay=delay_s)
+        body = Nack(
+            receipts=[handle.receipt],
+            group=self._group,
+            intent="defer",
+            delay=delay_s,
+            durability=self._ack_durability,
+        )
         await self._give_up([handle], "nack", body)
 
     async def _reject(self, handle: RemoteHandle[Body], reason: object) -> None:
         text = self._error_text(reason)
-        await self._give_up(
-            [handle], "reject", Reject(receipts=[handle.receipt], group=self._group, reason=text or None)
+        body = Reject(
+            receipts=[handle.receipt], group=self._group, reason=text or None, durability=self._ack_durability
         )
+        await self._give_up([handle], "reject", body)
 
     async def _extend(self, handle: RemoteHandle[Body], lease: Seconds | None) -> None:
         lease_ms = None if lease is None else duration_ms(lease, "lease", minimum_ms=1)
         now_ns = self._caller.world.clock.monotonic_ns()
-        body = Extend(receipts=[handle.receipt], group=self._group, lease=None if lease_ms is None else lease_ms / 1000)
+        body = Extend(
+            receipts=[handle.receipt],
+            group=self._group,
+            lease=None if lease_ms is None else lease_ms / 1000,
+            durability=self._ack_durability,
+        )
         try:
             await self._ask("POST", "extend", Settled, body)
         except LeaseLost:
@@ -312,6 +334,7 @@ class GroupFace(Generic[Body]):
         return state
 
     async def _save_state(self, receipt: str, version: int, value: Any, durability: Durability | None) -> State:
+        durability = durability or self._ack_durability
         body = SaveState(receipt=receipt, version=version, group=self._group, durability=durability)
         if value is not None:
             body.value = value

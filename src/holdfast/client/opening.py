@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+import msgspec
+
+from holdfast.broker.policy import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared import open_shared
 from holdfast.embedded.broker import open_broker as open_broker_here
 from holdfast.embedded.queue import open_queue as open_queue_here
 from holdfast.errors import InvalidRequest
+from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
     import ssl
 
     from holdfast.broker.metrics import Observer
+    from holdfast.client.aio_group import AsyncRemoteQueue
     from holdfast.client.broker import RemoteBroker
     from holdfast.client.client import Client
     from holdfast.client.group import RemoteQueue
@@ -27,6 +32,10 @@ if TYPE_CHECKING:
     from holdfast.settings import BrokerSettings, QueueSettings
 
 _Face = TypeVar("_Face")
+
+# Each program chooses these for itself, whoever owns the folder; all else is kept with the queue.
+_PROMISES: Final = ("durability", "ack_durability")
+_USUAL: Final = TopicSettings()
 
 
 def open_queue(
@@ -97,8 +106,27 @@ class QueueOpening:
         changes: dict[str, Any],
     ) -> None:
         self.topic = topic
-        self.durability = durability
+        self._promises, changes = self._split(durability, settings, changes)
+        if settings is not None:
+            settings = msgspec.structs.replace(settings, **{name: getattr(_USUAL, name) for name in _PROMISES})
         self.options = {"create": create, "body_type": body_type, "settings": settings, **changes}
+
+    def _split(
+        self, durability: Durability | None, settings: QueueSettings | None, changes: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What this program wants its own calls to survive, checked; and the settings that are the queue's."""
+        given = {} if settings is None else {name: getattr(settings, name, None) for name in _PROMISES}
+        given |= {name: changes[name] for name in _PROMISES if name in changes}
+        if durability is not None:
+            given["durability"] = durability
+        check_settings(settings, given)
+        return given, {name: value for name, value in changes.items() if name not in _PROMISES}
+
+    def promise(self, queue: RemoteQueue[Any] | AsyncRemoteQueue[Any]) -> None:
+        """The queue is the program's only one here: it is closed with its client, and keeps the program's promises."""
+        queue._alone = True
+        queue._durability = self._promises.get("durability")
+        queue._ack_durability = self._promises.get("ack_durability")
 
     def remote(self, client: Client, name: str | None) -> RemoteQueue[Any]:
         """The queue behind the client's server, which is this queue's own."""
@@ -109,7 +137,7 @@ class QueueOpening:
         except BaseException:
             client.close()
             raise
-        queue._alone, queue._durability = True, self.durability
+        self.promise(queue)
         return queue
 
 

@@ -42,6 +42,7 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         super().__init__(engine, group, body_type)
         self._publisher = Publisher(group.topic, self._bodies, engine.world.clock)
         self._mono_ns = engine.world.clock.monotonic_ns
+        self._alone = True  # whether the folder is let go with it
 
     async def put(
         self,
@@ -108,8 +109,14 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         await self._aside(self._engine.sync)
 
     async def close(self) -> None:
-        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine."""
-        await self._aside(self._engine.close)
+        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine.
+
+        A queue of a broker is only a view: it is let go of, and the broker goes on.
+        """
+        if self._alone:
+            await self._aside(self._engine.close)
+        else:
+            await super().close()
 
 
 class Opening(Generic[_Face]):

@@ -16,7 +16,7 @@ from holdfast.broker.layout import check_topic_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.broker.topic import Topic
-from holdfast.embedded.aio import Opening
+from holdfast.embedded.aio import AsyncQueue, Opening
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.aio_locks import AsyncDocuments, AsyncLocks
@@ -32,7 +32,7 @@ from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
 from holdfast.model import CodecName, Durability, Retained
-from holdfast.settings import BrokerSettings
+from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
 _Result = TypeVar("_Result")
@@ -45,6 +45,21 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
     def __init__(self, engine: BrokerEngine, body_type: Any, *, with_threads: bool = True) -> None:
         super().__init__(engine, body_type, with_threads=with_threads)
         self._topic_threads = TopicThreads()
+
+    async def queue(
+        self,
+        name: str | None = None,
+        *,
+        create: bool = True,
+        body_type: Any = None,
+        settings: QueueSettings | None = None,
+        **changes: Any,
+    ) -> AsyncQueue[Any]:
+        """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
+        made = partial(self._queue, AsyncQueue[Any], create=create)
+        if name is None:
+            return await _aside(made, name, body_type, settings, changes)
+        return await self._at(name, made, name, body_type, settings, changes)
 
     async def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import datetime
 from inspect import isawaitable
 from typing import Any, Generic, Self, TypeVar
 
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.positions import PartitionLag
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.embedded.consuming import Consuming
 from holdfast.embedded.drafts import Seconds
@@ -79,6 +81,30 @@ class AsyncConsumer(Consuming[Body], Generic[Body]):
         appended = await _aside(lambda: self._write(chosen, durability))
         if appended is not None:
             await self._group.offsets.wait_async(appended)
+
+    async def committed(self, topic: str, partition: int) -> int | None:
+        """The offset at which the group goes on after a restart, None before it began there."""
+        return await _aside(lambda: self._committed(topic, partition))
+
+    async def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at the offset."""
+        self._seek(topic, partition, offset=offset)
+
+    async def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
+        self._seek(topic, partition, to="start")
+
+    async def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
+        self._seek(topic, partition, to="end")
+
+    async def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the first message of this time or later."""
+        await _aside(lambda: self._seek(topic, partition, time=time))
+
+    async def lag(self) -> list[PartitionLag]:
+        """How far behind we are in each partition that is ours, in messages and seconds."""
+        return await _aside(self._lag)
 
     async def close(self) -> None:
         """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends.

@@ -19,17 +19,30 @@ from holdfast.embedded.message import Contents
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.publisher import Stored
+from holdfast.embedded.queue import Queue
 from holdfast.embedded.streaming import Stream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
 from holdfast.model import CodecName, Durability, Retained
-from holdfast.settings import BrokerSettings
+from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
 
 class Broker(TraceFace, BrokerFace):
     """The topics of a data folder. Safe to use from any thread."""
+
+    def queue(
+        self,
+        name: str | None = None,
+        *,
+        create: bool = True,
+        body_type: Any = None,
+        settings: QueueSettings | None = None,
+        **changes: Any,
+    ) -> Queue[Any]:
+        """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
+        return self._queue(Queue[Any], name, body_type, settings, changes, create=create)
 
     def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from holdfast.broker.altering import change_topic, grow_topic
 from holdfast.broker.broker import BrokerEngine, folder_path
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.layout import check_name
+from holdfast.broker.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.broker.topic import Topic
@@ -20,18 +20,25 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.face import switch
 from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
-from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, describe, groups_on, to_of
+from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, describe, groups_on, to_of
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
 from holdfast.model import Durability, Retained, extra_bytes
-from holdfast.settings import BrokerSettings
+from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
 _Face = TypeVar("_Face", bound="BrokerFace")
 _Group = TypeVar("_Group")
+_Queue = TypeVar("_Queue", bound="HasOwner")
 
 _MOST_AT_ONCE: Final = 100_000
+
+
+class HasOwner(Protocol):
+    """A queue, which may be all that somebody opened, or one of a broker's."""
+
+    _alone: bool
 
 
 class BrokerFace:
@@ -166,6 +173,31 @@ class BrokerFace:
             check(self._engine, opened, name)
             # Inside: from now on the face holds the topic, which would be let go at any moment otherwise.
             return kind(self._engine, opened.group(name, start=start, changes=changes), body_type)
+
+    def _queue(
+        self,
+        kind: Callable[[BrokerEngine, QueueGroup, Any], _Queue],
+        name: str | None,
+        body_type: Any,
+        settings: QueueSettings | None,
+        changes: Mapping[str, Any],
+        *,
+        create: bool,
+    ) -> _Queue:
+        body_type = self._body_type(body_type)
+        Bodies(body_type)  # refused before anything is made
+        switch(create, "create")
+        wanted = changes_to(settings, {}, changes)
+        name = self._engine.queue_name(name, create=create)
+        try:
+            self._engine.create_topic(name, None, wanted)
+        except TopicExists:
+            wanted = changes_to(settings, self._describe_topic(name).settings, changes)
+            if wanted:
+                self._grow_topic(name, self._change_topic(name, wanted))
+        queue = self._group(kind, name, DEFAULT_GROUP, "earliest", body_type, {})
+        queue._alone = False
+        return queue
 
     def _groups(self, name: str | None) -> list[GroupInfo]:
         found: list[GroupInfo] = []

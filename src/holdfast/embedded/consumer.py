@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Generic, Self
 
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.positions import PartitionLag
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.embedded.consuming import Consuming
 from holdfast.embedded.drafts import Seconds
@@ -75,6 +77,30 @@ class Consumer(Consuming[Body], Generic[Body]):
         appended = self._write(self._chosen_offsets(messages, offsets), durability)
         if appended is not None:
             self._group.offsets.wait(appended)
+
+    def committed(self, topic: str, partition: int) -> int | None:
+        """The offset at which the group goes on after a restart, None before it began there."""
+        return self._committed(topic, partition)
+
+    def seek(self, topic: str, partition: int, offset: int) -> None:
+        """Go on at the offset."""
+        self._seek(topic, partition, offset=offset)
+
+    def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
+        self._seek(topic, partition, to="start")
+
+    def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
+        self._seek(topic, partition, to="end")
+
+    def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
+        """Go on with the first message of this time or later."""
+        self._seek(topic, partition, time=time)
+
+    def lag(self) -> list[PartitionLag]:
+        """How far behind we are in each partition that is ours, in messages and seconds."""
+        return self._lag()
 
     def close(self) -> None:
         """Commit (with auto_commit), leave the group. A static member keeps its place until its session ends.

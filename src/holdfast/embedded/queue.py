@@ -28,6 +28,7 @@ class Queue(Group[Body], Generic[Body]):
         super().__init__(engine, group, body_type)
         self._publisher = Publisher(group.topic, self._bodies, engine.world.clock)
         self._mono_ns = engine.world.clock.monotonic_ns
+        self._alone = True  # whether the folder is let go with it
 
     def put(
         self,
@@ -95,8 +96,14 @@ class Queue(Group[Body], Generic[Body]):
         self._engine.sync()
 
     def close(self) -> None:
-        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine."""
-        self._engine.close()
+        """Sync and let go of the folder; messages in hand come back at the next opening. Closing twice is fine.
+
+        A queue of a broker is only a view: it is let go of, and the broker goes on.
+        """
+        if self._alone:
+            self._engine.close()
+        else:
+            super().close()
 
 
 def open_queue(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import datetime
-from typing import Generic
+from typing import Generic, Literal
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.broker.coordinator import StreamGroup
@@ -45,32 +45,33 @@ class Standing(Generic[Body]):
         """The offset of the next message that we will get there."""
         return self._feed(topic, partition).given
 
-    def committed(self, topic: str, partition: int) -> int | None:
-        """The offset at which the group goes on after a restart, None before it began there."""
+    def _committed(self, topic: str, partition: int) -> int | None:
         with self._engine.using(topic) as found:
             found.partition(partition)  # or UnknownTopic
             return self._group.committed(found, partition)
 
-    def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Go on at the offset."""
-        feed = self._feed(topic, partition)
-        self._move(feed, check_offset(feed.log, offset, feed.place))
-
-    def seek_to_start(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with the oldest messages kept: of one partition, of a topic, or of all that are ours."""
+    def _seek(
+        self,
+        topic: str | None,
+        partition: int | None,
+        *,
+        offset: int | None = None,
+        to: Literal["start", "end"] | None = None,
+        time: datetime | None = None,
+    ) -> None:
+        """Go on elsewhere: at an offset of one partition, or at an end or a time of one, of a topic, or of all."""
+        if to is None and time is None:
+            if offset is None:
+                raise InvalidRequest("say where to go on: at an offset, at a time, or at the start or the end")
+            feed = self._feed(topic, partition)
+            self._move(feed, check_offset(feed.log, offset, feed.place))
+            return
+        time_ns = None if time is None else instant_ns(time, "time")
         for feed in self._chosen(topic, partition):
-            self._move(feed, feed.log.start)
-
-    def seek_to_end(self, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with what comes from now on: of one partition, of a topic, or of all that are ours."""
-        for feed in self._chosen(topic, partition):
-            self._move(feed, feed.log.end)
-
-    def seek_to_time(self, time: datetime, topic: str | None = None, partition: int | None = None) -> None:
-        """Go on with the first message of this time or later."""
-        time_ns = instant_ns(time, "time")
-        for feed in self._chosen(topic, partition):
-            self._move(feed, feed.log.find_time(time_ns))
+            if time_ns is not None:
+                self._move(feed, feed.log.find_time(time_ns))
+            else:
+                self._move(feed, feed.log.start if to == "start" else feed.log.end)
 
     def pause(self, topic: str | None = None, partition: int | None = None) -> None:
         """Get nothing from there until `resume`; it stays ours."""
@@ -87,8 +88,7 @@ class Standing(Generic[Body]):
         """The partitions that are paused."""
         return sorted(place for place, feed in self._feeds.items() if feed.paused)
 
-    def lag(self) -> list[PartitionLag]:
-        """How far behind we are in each partition that is ours, in messages and seconds."""
+    def _lag(self) -> list[PartitionLag]:
         self._check_open()
         now_ns = self._clock.now_ns()
         feeds = [(place, feed) for place, feed in sorted(self._feeds.items()) if not feed.topic.closed]

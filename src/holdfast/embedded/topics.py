@@ -9,12 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.policy import differing_settings
+from holdfast.broker.policy import check_settings, differing_settings
 from holdfast.broker.positions import To, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.embedded.times import instant_ns, to_datetime
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.settings import TopicSettings
+from holdfast.settings import QueueSettings, TopicSettings
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +149,21 @@ def to_of(to: object) -> To:
     if type(to) is int and to >= 0:
         return To(offset=to)
     raise InvalidRequest(f'to={to!r} cannot be used: give "earliest", "latest", a time or an offset')
+
+
+def changes_to(settings: QueueSettings | None, kept: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What must change for a topic that keeps these settings to follow the given ones, with the changes.
+
+    Settings that are given stand instead of those that are kept: what only these say goes back to its default.
+    """
+    if settings is None:
+        return changes_of(changes)
+    usual = TopicSettings()
+    given = msgspec.structs.asdict(check_settings(settings, {}))
+    differing = {name: value for name, value in given.items() if value != getattr(usual, name)}
+    reset = {name: getattr(usual, name) for name in kept if hasattr(usual, name)}
+    wanted = {**reset, **differing}
+    return changes_of({**{name: value for name, value in wanted.items() if kept.get(name) != value}, **changes})
 
 
 def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,12 +184,11 @@ class Receipts(Wire, kw_only=True):
 
     receipts: Annotated[list[Receipt], Meta(min_length=1, max_length=10_000)]
     group: Name | None = None
+    durability: Durability | None = None  # of what is said of them; the group's own where none is given
 
 
 class Ack(Receipts, kw_only=True):
     """The work is done."""
-
-    durability: Durability | None = None
 
 
 class Nack(Receipts, kw_only=True):

@@ -148,7 +148,7 @@ class Member:
             size += len(message._record.value) + extra_bytes(message._record)
             if i and size > ANSWER_BYTES:
                 for left in reversed(found[i:]):
-                    self.consumer.seek(left.topic, left.partition, left.offset)
+                    self.consumer._seek(left.topic, left.partition, offset=left.offset)
                 return found[:i]
         return found
 
@@ -178,19 +178,11 @@ class Member:
 
     def move(self, wanted: MoveMember) -> None:
         """Read on elsewhere."""
-        consumer, place = self.consumer, (wanted.topic, wanted.partition)
         if sum(each is not None for each in (wanted.to, wanted.offset, wanted.time)) != 1:
             raise InvalidRequest("say where to go on with one of to, offset and time")
-        if wanted.offset is not None:
-            if wanted.topic is None or wanted.partition is None:
-                raise InvalidRequest("an offset is one of a partition: give topic and partition")
-            consumer.seek(wanted.topic, wanted.partition, wanted.offset)
-        elif wanted.time is not None:
-            consumer.seek_to_time(wanted.time, *place)
-        elif wanted.to == "start":
-            consumer.seek_to_start(*place)
-        else:
-            consumer.seek_to_end(*place)
+        if wanted.offset is not None and (wanted.topic is None or wanted.partition is None):
+            raise InvalidRequest("an offset is one of a partition: give topic and partition")
+        self.consumer._seek(wanted.topic, wanted.partition, offset=wanted.offset, to=wanted.to, time=wanted.time)
 
 
 class ServedMembers:

@@ -130,39 +130,51 @@ class ServedGroup(AsyncGroup[bytes]):
         self._check_open()
         await self._settle_all(await self._claims(receipts), lambda station, own: station.ack(own, durability))
 
-    async def nack(self, receipts: Sequence[str], delay_s: float | None, error: str | None) -> None:
+    async def nack(
+        self,
+        receipts: Sequence[str],
+        delay_s: float | None,
+        error: str | None,
+        durability: Durability | None = None,
+    ) -> None:
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay")
         text = self._error_text(error)
-        count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, text))
+        count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, text), durability)
         self._group.metrics.nacked.add(count)
 
-    async def defer(self, receipts: Sequence[str], delay_s: float | None) -> None:
+    async def defer(self, receipts: Sequence[str], delay_s: float | None, durability: Durability | None = None) -> None:
         delay_ms = duration_ms(delay_s or 0, "delay")
-        count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DEFERRED, counted=False))
+        count = await self._settle(
+            receipts, lambda receipt: Nack(receipt, delay_ms, why=DEFERRED, counted=False), durability
+        )
         self._group.metrics.deferred.add(count)
 
-    async def drop(self, receipts: Sequence[str], delay_s: float | None) -> None:
+    async def drop(self, receipts: Sequence[str], delay_s: float | None, durability: Durability | None = None) -> None:
         """Whoever had them let go of them without a word: as in this process, that is a failed attempt."""
         delay_ms = self.settings.dropped_delay_ms if delay_s is None else duration_ms(delay_s, "delay")
-        await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DROPPED))
+        await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DROPPED), durability)
 
-    async def reject(self, receipts: Sequence[str], reason: str | None) -> None:
+    async def reject(self, receipts: Sequence[str], reason: str | None, durability: Durability | None = None) -> None:
         text = self._error_text(reason)
-        count = await self._settle(receipts, lambda receipt: Reject(receipt, text))
+        count = await self._settle(receipts, lambda receipt: Reject(receipt, text), durability)
         self._group.metrics.rejected.add(count)
 
-    async def extend(self, receipts: Sequence[str], lease_s: float | None) -> None:
+    async def extend(
+        self, receipts: Sequence[str], lease_s: float | None, durability: Durability | None = None
+    ) -> None:
         lease_ms = self.lease_ms(lease_s)
-        await self._settle(receipts, lambda receipt: ExtendLease([receipt], lease_ms))
+        await self._settle(receipts, lambda receipt: ExtendLease([receipt], lease_ms), durability)
 
     def lease_ms(self, lease_s: float | None) -> int:
         """How long a lease is, where a call says so or not."""
         return self.settings.lease_ms if lease_s is None else duration_ms(lease_s, "lease", minimum_ms=1)
 
-    async def _settle(self, receipts: Sequence[str], command: Callable[[Receipt], Command]) -> int:
+    async def _settle(
+        self, receipts: Sequence[str], command: Callable[[Receipt], Command], durability: Durability | None
+    ) -> int:
         self._check_open()
         claims = await self._claims(receipts)
-        await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own))))
+        await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own)), durability))
         return sum(map(len, claims.good.values()))
 
     async def _settle_all(self, claims: Claims, settle: Callable[[Station, list[Receipt]], Pending]) -> None:

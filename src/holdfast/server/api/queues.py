@@ -274,10 +274,11 @@ async def nack(call: Call) -> Settled:
     if given.intent != "failure" and given.error is not None:
         raise InvalidRequest(f"a message with intent={given.intent} has no error; leave it out, or say intent=failure")
     if given.intent == "defer":
-        return await _settled(call, group, group.defer(given.receipts, given.delay))
+        return await _settled(call, group, group.defer(given.receipts, given.delay, given.durability))
     if given.intent == "drop":
-        return await _settled(call, group, group.drop(given.receipts, given.delay))
-    return await _settled(call, group, group.nack(given.receipts, given.delay, given.error))
+        return await _settled(call, group, group.drop(given.receipts, given.delay, given.durability))
+    nacked = group.nack(given.receipts, given.delay, given.error, given.durability)
+    return await _settled(call, group, nacked)
 
 
 @routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, answers=Settled, errors=("lease_lost",))
@@ -285,7 +286,7 @@ async def reject(call: Call) -> Settled:
     """The work can never be done: straight to the dead letters."""
     given: Reject = call.body
     group = await existing_group(call, given.group)
-    return await _settled(call, group, group.reject(given.receipts, given.reason))
+    return await _settled(call, group, group.reject(given.receipts, given.reason, given.durability))
 
 
 @routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, answers=Settled, errors=("lease_lost",))
@@ -293,7 +294,7 @@ async def extend(call: Call) -> Settled:
     """The work takes longer: the lease begins anew."""
     given: Extend = call.body
     group = await existing_group(call, given.group)
-    await group.extend(given.receipts, given.lease)
+    await group.extend(given.receipts, given.lease, given.durability)
     return Settled(settled=len(set(given.receipts)))
 
 
