@@ -170,6 +170,94 @@ async def test_a_rejected_one_is_a_dead_letter_that_can_be_redriven(place):
 
 
 @story
+async def test_dead_letters_can_be_put_into_another_queue(place):
+    async with place.broker() as broker:
+        queue = await done(broker.queue("jobs"))
+        other = await done(broker.queue("repairs"))
+        sent = {"key": "k", "headers": {"tenant": "a", "raw": b"\xff"}, "priority": 4, "correlation_id": "c-1"}
+        for body, options in ((b"x", sent), (b"y", {}), (b"z", {})):
+            await done(queue.put(body, **options))
+            await done((await done(queue.get(timeout=5))).reject("never"))
+        letters = await done(queue.dead.list())
+        with pytest.raises(UnknownTopic):
+            await done(queue.dead.redrive(to="nowhere"))
+        with pytest.raises(UnknownTopic):
+            await done(queue.dead.redrive(to="nowhere", dry_run=True))
+        with pytest.raises(InvalidRequest):
+            await done(queue.dead.redrive(to="jobs.dlq"))
+        assert len(await done(queue.dead.list())) == 3
+        assert (await done(queue.dead.redrive([letters[0].id, letters[1].id], to="repairs"))).done == 2
+        assert [letter.body for letter in await done(queue.dead.list())] == [b"z"]
+        first, second = sorted(await done(other.get_many(5, timeout=5)), key=lambda each: each.body)
+        assert (first.body, first.key, first.priority, first.attempt) == (b"x", "k", 4, 1)
+        assert (dict(first.headers), first.correlation_id) == ({"tenant": "a", "raw": b"\xff"}, "c-1")
+        assert (second.body, second.key, second.correlation_id) == (b"y", None, letters[1].original_id)
+        await done(other.ack_many([first, second]))
+        assert (await done(queue.dead.redrive(to="jobs"))).done == 1  # its own: as without a name
+        assert (await done(queue.get(timeout=5))).body == b"z"
+
+
+@story
+async def test_dead_letters_are_a_topic_to_read(place):
+    async with place.broker() as broker:
+        queue = await done(broker.queue("jobs", partitions=2))
+        assert await done(broker.read("jobs.dlq")) == []
+        await done(queue.put(b"x", key="k", headers={"tenant": "a"}))
+        message = await done(queue.get(timeout=5))
+        await done(message.reject("never"))
+        (letter,) = await done(queue.dead.list())
+        (found,) = await done(broker.read("jobs.dlq", partition=message.partition, offset=0))
+        assert (found.id, found.topic, found.body, found.key) == (letter.id, "jobs.dlq", b"x", "k")
+        assert dict(found.headers) == {"tenant": "a"}
+        info = await done(broker.describe_topic("jobs.dlq"))
+        assert (info.name, len(info.partitions), info.messages, info.groups) == ("jobs.dlq", 2, 1, [])
+        assert await done(broker.topics()) == ["jobs"]
+        for refused in (
+            lambda: broker.publish("jobs.dlq", b"x"),
+            lambda: broker.delete_topic("jobs.dlq"),
+            lambda: broker.group("jobs.dlq", "g"),
+            lambda: broker.queue("jobs.dlq"),
+            lambda: broker.read("jobs.dlq.dlq"),
+        ):
+            with pytest.raises(InvalidRequest, match="are for dead letters"):
+                await done(refused())
+        with pytest.raises(UnknownTopic):
+            await done(broker.read("nothing.dlq"))
+        with pytest.raises(UnknownTopic):
+            await done(broker.read("jobs.dlq", partition=5))
+
+
+@story
+async def test_a_purge_drops_all_that_nobody_has_in_hand(place):
+    async with place.broker() as broker:
+        queue = await done(broker.queue("jobs", backoff_ms=60_000))
+        await done(queue.put_many([b"held", b"failed", b"a", b"b"]))
+        await done(queue.put(b"later", delay=3600))
+        held, failed = await done(queue.get_many(2, timeout=5))
+        await done(failed.nack())
+        assert await done(queue.purge()) == 4
+        stats = await done(queue.stats())
+        assert (stats.ready, stats.delayed, stats.leased) == (0, 0, 1)
+        await done(held.ack())
+        assert await done(queue.purge()) == 0
+        await done(queue.put(b"new"))
+        assert (await done(queue.get(timeout=5))).body == b"new"
+
+
+@story
+async def test_a_purge_leaves_to_other_groups_what_is_theirs(place):
+    async with place.broker() as broker:
+        queue = await done(broker.queue("jobs"))
+        other = await done(broker.group("jobs", "other"))
+        await done(queue.put_many([b"a", b"b"]))
+        await done(queue.put(b"later", delay=3600))
+        assert await done(queue.purge()) == 2
+        assert await done(queue.empty())
+        stats = await done(other.stats())
+        assert (stats.ready, stats.delayed) == (2, 1)
+
+
+@story
 async def test_a_message_that_is_dropped_counts_as_an_attempt_and_dies_of_the_last_one(place):
     async with place.queue(lease_ms=600_000, max_attempts=3, dropped_delay_ms=0) as queue:
         await done(queue.put(b"poison"))
@@ -228,6 +316,55 @@ async def lease_end(queue: Any) -> datetime:
     (message,) = [each async for each in found] if hasattr(found, "__aiter__") else list(found)
     ends: datetime = messages.lease_end(queue, message)
     return ends
+
+
+@story
+async def test_it_is_used_as_the_queue_of_the_standard_library_is(place):
+    async with place.queue() as queue:
+        assert await done(queue.empty())
+        await done(queue.put_nowait(b"a", key="k"))
+        await done(queue.put_many([NewMessage(b"b"), NewMessage(b"c", priority=1)]))
+        assert (await done(queue.qsize()), await done(queue.empty())) == (3, False)
+        messages = [
+            await done(queue.get(True, 5)),
+            await done(queue.get(False)),
+            await done(queue.get(block=True, timeout=5)),
+        ]
+        assert sorted(message.body for message in messages) == [b"a", b"b", b"c"]
+        assert await done(queue.qsize()) == 0
+        for empty in (lambda: queue.get(False), lambda: queue.get(True, 0.01), queue.get_nowait):
+            with pytest.raises(Empty):
+                await done(empty())
+        with pytest.raises(InvalidRequest, match="block=5 cannot be used"):
+            await done(queue.get(5))
+
+
+@story
+async def test_a_lease_of_nothing_gives_the_message_back_now(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+        message = await done(queue.get(timeout=5))
+        await done(message.extend(0))
+        assert message.settled
+        again = await done(queue.get(timeout=5))
+        assert (again.id, again.attempt) == (message.id, 1)
+        with pytest.raises(LeaseLost):
+            await done(message.extend(timedelta(0)))
+        await done(again.ack())
+
+
+@story
+async def test_a_lease_has_a_longest_time(place):
+    async with place.queue() as queue:
+        await done(queue.put(b"x"))
+        with pytest.raises(InvalidRequest, match=r"lease=.* from 0.001 s to 2592000 s"):
+            await done(queue.get(timeout=5, lease=1e9))
+        message = await done(queue.get(timeout=5, lease=timedelta(days=30)))
+        with pytest.raises(InvalidRequest, match=r"lease=.* from 0 s to 2592000 s"):
+            await done(message.extend(1e9))
+        assert not message.lost
+        await done(message.extend(timedelta(days=30)))
+        await done(message.ack())
 
 
 @story

@@ -117,6 +117,7 @@ GUARDS: dict[str, str] = {
     "POST /v1/queues/{queue}/nack": "topic group",
     "GET /v1/queues/{queue}/payload": "topic group",
     "GET /v1/queues/{queue}/peek": "topic group",
+    "POST /v1/queues/{queue}/purge": "topic group",
     "POST /v1/queues/{queue}/reject": "topic group",
     "POST /v1/queues/{queue}/seek": "topic group",
     "GET /v1/queues/{queue}/state": "topic group",
@@ -406,6 +407,19 @@ def test_every_call_that_names_its_topic_elsewhere_than_in_the_path_is_looked_at
     naming = {"topic", "topics", "queue", "queues", "message_id"}
     forgotten = [name for name, found in fields.items() if found & naming and name not in NAMING]
     assert [name for name in forgotten if "{member}" not in name] == []  # a member reads what it was let join
+
+
+def test_dead_letters_are_put_only_where_the_caller_may_publish(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        prepared(server)
+        admin = "token-of-admin"
+        assert server.request("PUT", "/v1/queues/elsewhere", {}, token=admin).status == 200
+        path = f"/v1/queues/{TOPIC}/dead/redrive"
+        refused = server.post(path, {"to": "elsewhere", "group": GROUP}, token="token-of-of-these")
+        assert (refused.status, refused.code) == (403, "forbidden")
+        assert server.post(path, {"to": "elsewhere", "group": GROUP}, token=admin).status == 200
+        unknown = server.post(path, {"to": "nowhere", "group": GROUP}, token=admin)
+        assert (unknown.status, unknown.code) == (404, "unknown_topic")
 
 
 def test_a_member_is_reached_only_by_those_who_may_read_all_that_it_reads(tmp_path: Path):

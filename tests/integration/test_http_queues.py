@@ -84,6 +84,48 @@ def test_everything_that_goes_with_a_message_comes_out_again(server: Serving):
     assert (message["holder"], message["lease_ms"], message["attempt"]) == ("w-1", 60_000, 1)
 
 
+@pytest.mark.parametrize("media", ["application/json", "application/x-ndjson", "application/msgpack"])
+def test_headers_may_be_a_plain_map(server: Serving, media: str):
+    message = {"headers": {"tenant": "ä", "n": "1"}, "text": "x"}
+    content = {
+        "application/json": lambda: json.dumps({"messages": [message]}).encode(),
+        "application/x-ndjson": lambda: json.dumps(message).encode() + b"\n",
+        "application/msgpack": lambda: msgspec.msgpack.encode({"messages": [message]}),
+    }[media]()
+    assert server.post(f"{QUEUE}/batch", content, headers={"content-type": media}).status == 201
+    (found,) = take(server)
+    assert found["headers"] == [{"name": "tenant", "value": "ä"}, {"name": "n", "value": "1"}]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"a": 1}, {"": "x"}, {"holdfast.dead": "x"}, "a:b", {"a": None}, {f"h{i}": "" for i in range(1_001)}]
+)
+def test_headers_that_are_none_are_refused_and_nothing_is_stored(server: Serving, headers: Any):
+    answer = server.post(f"{QUEUE}/batch", {"messages": [{"text": "fine"}, {"headers": headers, "text": "x"}]})
+    assert (answer.status, answer.code) == (400, "invalid_request")
+    assert take(server) == []
+
+
+def test_a_lease_of_nothing_gives_the_message_back_now_and_one_beyond_the_longest_is_refused(server: Serving):
+    put(server, b"x")
+    (message,) = take(server)
+    receipts = [message["receipt"]]
+    assert server.post(f"{QUEUE}/extend", {"receipts": receipts, "lease": 1e9}).code == "invalid_request"
+    assert server.post(f"{QUEUE}/extend", {"receipts": receipts, "lease": 0}).body == {"settled": 1}
+    assert server.post(f"{QUEUE}/extend", {"receipts": receipts, "lease": 0}).code == "lease_lost"
+    (again,) = take(server)
+    assert (again["id"], again["attempt"]) == (message["id"], 1)
+
+
+def test_a_purge_drops_what_nobody_has_in_hand(server: Serving):
+    for body in (b"held", b"a", b"b"):
+        put(server, body)
+    take(server)
+    assert server.post(f"{QUEUE}/purge").body == {"purged": 2}
+    stats = server.get(f"{QUEUE}/stats").body
+    assert (stats["ready"], stats["leased"]) == (0, 1)
+
+
 def test_options_may_be_said_in_the_address_or_in_a_form(server: Serving):
     put(server, b"a", key="k", header="x:y", priority=3, correlation_id="c")
     form = (

@@ -646,6 +646,22 @@ def test_seek_asks(run, handled, monkeypatch, answer, code, ready):
     assert run("stats", handled, "--json").document["ready"] == ready
 
 
+def test_a_queue_is_purged_after_a_question(run, handled, monkeypatch):
+    run("put", handled, "later", "--delay", "1h")
+    dry = run("purge", handled, "--dry-run")
+    assert (dry.code, dry.out) == (0, "3 messages ready, 1 message delayed, 1 in hand in jobs\n")
+    refused = run("purge", handled)
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    monkeypatch.setattr(ask_module, "somebody_answers", lambda: True)
+    assert run("purge", handled, stdin=b"n\n").code == 2
+    assert bodies(handled) == [b"7", b"8", b"9"]
+    assert run("purge", handled, stdin=b"y\n").out.endswith("4 messages dropped for good\n")
+    document = run("purge", handled, "--yes", "--json").document
+    assert document == {"ready": 0, "delayed": 0, "leased": 1, "purged": 0}
+    assert run("purge", handled, "--group", "nobody", "--yes").code == 2
+
+
 def test_compact(run, handled):
     assert run("compact", handled, "--json").document.keys() == {"segments", "bytes", "journal_bytes"}
     assert "freed" in run("compact", handled).out
@@ -753,6 +769,16 @@ def test_redrive_counts_asks_and_puts_back(run, letters, monkeypatch):
     assert bodies(letters) == [b"user 1", b"user 0", b"user 2"]
     assert run("dead", "redrive", letters, "--rate", 0, "--yes").code == 2
     assert run("dead", "redrive", letters, "jobs.dlq-0-1", "--yes").code == 2
+
+
+def test_redrive_puts_into_another_queue(run, letters):
+    assert run("dead", "redrive", letters, "--to", "repairs", "--yes").code == 2
+    assert run("topic", "create", letters, "repairs").code == 0
+    done = run("dead", "redrive", letters, "--to", "repairs", "--where", 'error ~ "user"', "--yes", "--topic", "jobs")
+    assert done.out == "3 dead letters will be put into repairs\n3 dead letters put into repairs\n"
+    assert run("stats", letters, "--topic", "jobs", "--json").document["dead"] == 1
+    with holdfast.open_broker(letters) as broker:
+        assert [message.body for message in broker.read("repairs")] == [b"user 0", b"user 1", b"user 2"]
 
 
 def test_dead_letters_look_the_same_beside_a_living_owner(run, letters):

@@ -268,6 +268,41 @@ def test_a_redrive_cut_short_at_any_call_neither_loses_nor_doubles():
         place.q.close()
 
 
+def test_a_redrive_into_another_queue_cut_short_at_any_call_is_whole_after_the_next_one():
+    place = Place()
+    place.q._engine.create_topic("repairs")
+    buried(place, b"a", b"b")
+    stages = []
+    place.disk.on_call = lambda call: stages.append(place.disk.kill())
+    assert place.q.dead.redrive(to="repairs").done == 2
+    place.disk.on_call = None
+    assert len(stages) > 5
+    for disk in stages:
+        place.disk = disk
+        place.q = place.open(topic="jobs")
+        place.q.dead.redrive(to="repairs")
+        assert place.q.dead.list() == []
+        log = place.q._engine.topic("repairs").partitions[0].log
+        assert sorted(bytes(record.value) for record in log.records(0)) == [b"a", b"b"]
+        assert bodies(place.q) == []
+        place.q.close()
+
+
+def test_letters_at_the_places_of_a_topic_that_was_deleted_are_no_duplicates_of_its_own():
+    place = Place()
+    engine = place.q._engine
+    engine.create_topic("repairs")
+    name = place.q.name
+    for _ in range(2):
+        place.q.put(b"x")
+        place.q.get(timeout=0).reject("never")
+        assert place.q.dead.redrive(to="repairs").done == 1
+        engine.delete_topic(name)
+        engine.create_topic(name)
+        place.q = type(place.q)(engine, engine.topic(name).group("default"), None)
+    assert engine.topic("repairs").partitions[0].log.end == 2
+
+
 def test_purged_letters_are_gone():
     place = Place()
     buried(place, b"a", b"b", b"c")

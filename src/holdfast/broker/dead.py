@@ -262,12 +262,7 @@ class Graveyard:
         return sum(map(self._redrive, portions(letters, lambda letter: letter.size)))
 
     def _redrive(self, letters: Sequence[LetterPlace]) -> int:
-        target_end = self._source.log.written_end
-        taken = self.letters.take(
-            [letter.offset for letter in letters], lease_ms=_REDRIVE_LEASE_MS, holder=_REDRIVER, moving_to=target_end
-        )
-        by_offset = {delivered.record.offset: delivered for delivered in taken}
-        moving = [by_offset[letter.offset] for letter in letters if letter.offset in by_offset]
+        moving = self._take(letters)
         if not moving:
             return 0
         self.letters.journal.log.sync()  # the intent first, as in `inter`
@@ -283,6 +278,37 @@ class Graveyard:
         if self._source.tracer is not None:
             notes = [(delivered.record, note_of(delivered.record)) for delivered in moving]
             self._source.tracer.redriven(notes, appended.offset)
+        return len(moving)
+
+    def _take(self, letters: Sequence[LetterPlace]) -> list[Delivered]:
+        """Those of the letters that are there, in this order; after a crash they are looked for in the queue's log."""
+        taken = self.letters.take(
+            [letter.offset for letter in letters],
+            lease_ms=_REDRIVE_LEASE_MS,
+            holder=_REDRIVER,
+            moving_to=self._source.log.written_end,
+        )
+        by_offset = {delivered.record.offset: delivered for delivered in taken}
+        return [by_offset[letter.offset] for letter in letters if letter.offset in by_offset]
+
+    def hand_over(self, letters: Sequence[LetterPlace], store: Callable[[Sequence[DeadLetter]], None]) -> int:
+        """Let `store` keep these elsewhere, and then be done with them; answers how many.
+
+        A crash in between leaves letters that are stored there already: `store` must know them again.
+        """
+        return sum(self._hand_over(some, store) for some in portions(letters, lambda letter: letter.size))
+
+    def _hand_over(self, letters: Sequence[LetterPlace], store: Callable[[Sequence[DeadLetter]], None]) -> int:
+        moving = self._take(letters)
+        try:
+            store([letter for delivered in moving if (letter := _letter(delivered.record)) is not None])
+        except BaseException:
+            self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
+            raise
+        if moving:
+            self._settle([Ack([delivered.receipt for delivered in moving])])
+            self.letters.journal.log.sync()
+            self._delivery.metrics.redriven.add(len(moving))
         return len(moving)
 
     def end_redrives(self) -> None:

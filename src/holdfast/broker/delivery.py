@@ -323,13 +323,26 @@ class Delivery:
     def seek(self, to: int) -> None:
         """Go on from there: all before is passed over, all behind comes again."""
         with self.lock:
-            unread = self._supply.unread_priorities()
-            self._commit(Seek(to), durability="interval")
-            self._supply.scan_priorities(unread)
-            # What came back must not be trimmed away before the floor is looked at again.
-            self._floor_mark = (self.journal.log.written_end, self.group.floor)
-            self._log.pin(self.journal.log.folder, self.group.floor)
+            self._seek(to)
         self.waiters.wake_all()
+
+    def _seek(self, to: int) -> None:
+        unread = self._supply.unread_priorities()
+        self._commit(Seek(to), durability="interval")
+        self._supply.scan_priorities(unread)
+        # What came back must not be trimmed away before the floor is looked at again.
+        self._floor_mark = (self.journal.log.written_end, self.group.floor)
+        self._log.pin(self.journal.log.folder, self.group.floor)
+
+    def purge(self) -> int:
+        """Pass over all that is ready or waits for another attempt, durably; answers how many."""
+        with self.lock:
+            end = self._log.end
+            count = self.group.ready_count(end) + len(self.group.waiting)
+            if count:
+                self._seek(end)
+        self.journal.log.sync()
+        return count
 
     def refusal(self, receipt: Receipt) -> LeaseLost:
         """The error for a receipt that is no longer good."""

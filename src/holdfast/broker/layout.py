@@ -95,6 +95,13 @@ def check_topic_name(name: object) -> str:
     return name
 
 
+def check_readable_name(name: object) -> str:
+    """The name, if there may be a topic to read by it: a user's, or that of its dead letters."""
+    if isinstance(name, str) and name.endswith(DEAD_SUFFIX):
+        return check_topic_name(name.removesuffix(DEAD_SUFFIX)) + DEAD_SUFFIX
+    return check_topic_name(name)
+
+
 def is_users_topic(name: str) -> bool:
     """Whether a folder's name is that of a topic that users know of."""
     return bool(_NAME.fullmatch(name)) and not name.endswith(DEAD_SUFFIX) and not name.startswith(INTERNAL_PREFIX)

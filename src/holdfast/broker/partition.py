@@ -230,6 +230,18 @@ class Partition:
         with self._release_lock:
             return self.delayed is not None and self.delayed.cancel(delayed_id)
 
+    def purge_delayed(self) -> int:
+        """Take back every message that waits for its time, durably; answers how many."""
+        store = self.delayed
+        if store is None:
+            return 0
+        with self._release_lock:
+            written = [store.write_cancel(each.id) for each in store.waiting()]
+            done = [appended for appended in written if appended is not None]
+            if done:
+                store.wait(done[-1])
+        return len(done)
+
     def was_delayed(self, delayed_id: int) -> bool:
         """Whether a message ever had this delayed id."""
         return self.delayed is not None and delayed_id < self.delayed.intake.written_end

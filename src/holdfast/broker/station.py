@@ -106,6 +106,11 @@ class Station:
         self.inter()
         return None if self._graves is None else self._graves.letter(offset)
 
+    def ready_count(self) -> int:
+        """How many messages are ready here."""
+        with self.delivery.lock:
+            return self.delivery.group.ready_count(self.partition.log.end)
+
     def dead_count(self) -> int:
         """How many dead letters the group has here, those on their way included."""
         graves, buried = self._graves, len(self.delivery.group.burials)
@@ -228,6 +233,14 @@ class Station:
         if done:
             self.metrics.cancelled.add()
         return done
+
+    def purge(self, *, delayed: bool) -> int:
+        """Drop all that nobody has in hand, `delayed` messages too; answers how many."""
+        self.check_open()
+        count = self.partition.purge_delayed() if delayed else 0  # first: what comes due meanwhile is dropped below
+        count += self.delivery.purge()
+        self.metrics.cancelled.add(count)
+        return count
 
     def settle(self, command: Command, durability: Durability | None = None) -> Pending:
         """Carry out a command of a holder or an operator. Then `wait`."""

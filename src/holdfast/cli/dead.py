@@ -104,6 +104,9 @@ def redrive_command(
     where: Where = None,
     limit: Limit = None,
     rate: Annotated[float | None, typer.Option("--rate", help="At most so many messages a second.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TOPIC", help="Make them new messages of another topic instead.")
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     topic: Topic = None,
@@ -111,16 +114,17 @@ def redrive_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Put dead letters back into the queue, in their original order, each once."""
+    """Put dead letters back into the queue, in their original order, each once; or into another one."""
     if rate is not None and not rate > 0:
         raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
     size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
     pause_s = 0.0 if rate is None else size / rate
     topic = topic_named(folder, topic, ids[0]) if ids else topic
     with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True).ids
-        moving = _Moving("redrive", "put back", chosen, size, pause_s, as_json=as_json)
-        return moving.run(lambda some: queue.dead.redrive(some).done, dry_run=dry_run, yes=yes)
+        chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
+        done = "put back" if to is None else f"put into {safe(to)}"
+        moving = _Moving("redrive", done, chosen, size, pause_s, as_json=as_json)
+        return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
 
 
 @app.command("purge")

@@ -38,6 +38,7 @@ _COMMANDS: Final = {
     "top": "top:top_command",
     "cancel": "operate:cancel_command",
     "seek": "operate:seek_command",
+    "purge": "operate:purge_command",
     "compact": "operate:compact_command",
     "apply-retention": "operate:apply_retention_command",
     "settings": "settings:settings_command",

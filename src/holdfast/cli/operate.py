@@ -1,4 +1,4 @@
-"""`holdfast cancel`, `seek`, `compact`, `apply-retention`: what an operator does to a queue."""
+"""`holdfast cancel`, `seek`, `purge`, `compact`, `apply-retention`: what an operator does to a queue."""
 
 from __future__ import annotations
 
@@ -126,6 +126,35 @@ def _moves(
 ) -> list[Move]:
     resets = broker.reset_offsets(queue.group, queue.name, to=to, partition=partition, dry_run=True)
     return moves_of(None if is_remote(queue) else queue._group, resets)
+
+
+@command
+def purge_command(
+    folder: QueueFolder,
+    topic: Topic = None,
+    group: Group = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
+    name = topic if is_address(folder) else chosen_topic(folder, topic)
+    with opened_broker(folder, wait=wait) as broker:
+        queue = view(broker, chosen_by(broker, folder, name), group)
+        stats, purged = queue.stats(), 0
+        if not as_json:
+            waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
+            stdout().print(f"{waiting}, {stats.leased:,} in hand in {safe(queue.name)}", soft_wrap=True)
+        if not dry_run:
+            if not confirmed("Drop those that nobody has in hand?", "purge", yes=yes, as_json=as_json):
+                return NOT_DONE
+            purged = queue.purge()
+    if as_json:
+        print_json({"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "purged": purged})
+    elif not dry_run:
+        stdout().print(f"{count_of(purged, 'message')} dropped for good")
+    return OK
 
 
 @command

@@ -14,6 +14,7 @@ from holdfast.client.group_face import GroupFace, StateOf
 from holdfast.client.messages import RemoteContents, RemoteHandle, RemoteListed
 from holdfast.client.streams import publish_stream
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
+from holdfast.embedded.face import waiting
 from holdfast.embedded.handle import INTERRUPTIONS
 from holdfast.embedded.listed import PhaseName
 from holdfast.embedded.listing import Where
@@ -58,7 +59,7 @@ class AsyncRemoteMessage(RemoteHandle[Body], Generic[Body]):
         await self._face._reject(self, reason)
 
     async def extend(self, lease: Seconds | None = None) -> None:
-        """So much time from now on; the queue's own lease where none is given."""
+        """So much time from now on; the queue's own lease where none is given. 0 gives it back now, as `defer` does."""
         await self._face._extend(self, lease)
 
     @property
@@ -96,16 +97,20 @@ class AsyncRemoteGroup(GroupFace[Body], Generic[Body]):
 
     async def receive(
         self,
-        *,
+        block: bool = True,  # noqa: FBT001, FBT002  as in queue.Queue: get(True, 1)
         timeout: Seconds | None = None,
+        *,
         lease: Seconds | None = None,
         holder: str | None = None,
         renew: bool = False,
         detached: bool = False,
     ) -> AsyncRemoteMessage[Body]:
-        """The next message. Waits for one; Empty when the time is over. `RemoteGroup.receive` says more."""
+        """The next message. Waits for one, unless block=False; Empty when the time is over.
+
+        `RemoteGroup.receive` says more.
+        """
         found: AsyncRemoteMessage[Body] = await self._receive_one(
-            timeout, lease, holder, renew=renew, detached=detached
+            waiting(block, timeout), lease, holder, renew=renew, detached=detached
         )
         return found
 
@@ -194,6 +199,13 @@ class AsyncRemoteGroup(GroupFace[Body], Generic[Body]):
         """How many messages stand where, what they take, and what was counted since the server began."""
         return await self._stats()
 
+    async def purge(self) -> int:
+        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+
+        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        """
+        return await self._purge()
+
     async def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
         return await self._compact()
@@ -261,9 +273,18 @@ class AsyncRemoteQueue(AsyncRemoteGroup[Body], Generic[Body]):
             self._client.publishing, self._topic, stream, None, size_hint, durability or self._durability, options
         )
 
+    put_nowait = put  # it never waits for room: a disk that is full is told at once
     get = AsyncRemoteGroup.receive
     get_nowait = AsyncRemoteGroup.receive_nowait
     get_many = AsyncRemoteGroup.receive_many
+
+    async def qsize(self) -> int:
+        """How many messages are ready. Others may take or put some before you act on it."""
+        return await self._qsize()
+
+    async def empty(self) -> bool:
+        """Whether none is ready now."""
+        return await self.qsize() == 0
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.layout import DEFAULT_GROUP, check_name, check_topic_name
+from holdfast.broker.layout import DEFAULT_GROUP, check_name, check_readable_name, check_topic_name
 from holdfast.broker.positions import Reset
 from holdfast.broker.trace_stats import TraceStats
 from holdfast.broker.traces import TraceStep
@@ -100,7 +100,7 @@ class RemoteBrokerFace:
         return info
 
     async def _describe_topic(self, name: str) -> TopicInfo:
-        info: TopicInfo = await self._ask("GET", path_of("topics", check_topic_name(name)), TopicInfo)
+        info: TopicInfo = await self._ask("GET", path_of("topics", check_readable_name(name)), TopicInfo)
         return info
 
     async def _topics(self) -> list[str]:
@@ -158,7 +158,7 @@ class RemoteBrokerFace:
         found: list[RemoteContents[Any]] = []
         while len(found) < limit:
             query = {"offset": offset, "limit": min(limit - len(found), _MOST_READ)}
-            path = path_of("topics", check_topic_name(topic), "partitions", partition, "messages", **query)
+            path = path_of("topics", check_readable_name(topic), "partitions", partition, "messages", **query)
             some: wire.ReadMessages = await self._ask("GET", path, wire.ReadMessages)
             found += [RemoteContents(self._client, self._bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic
 
+from holdfast.broker.layout import check_topic_name
 from holdfast.client.group_face import GroupFace
 from holdfast.client.messages import RemoteDeadLetter
 from holdfast.client.ways import run
@@ -44,12 +45,14 @@ class DeadFace(Generic[Body]):
         return answer.groups
 
     async def _redrive(
-        self, ids: Any, where: Where, limit: int | None, rate: float | None, *, dry_run: bool
+        self, ids: Any, where: Where, limit: int | None, rate: float | None, to: str | None, *, dry_run: bool
     ) -> Redriven:
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):
             raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
+        if to is not None:
+            check_topic_name(to)
         chosen = await self._chosen(ids, where, limit)
-        body = Redrive(**chosen, rate=rate, dry_run=dry_run, group=self._face.group)
+        body = Redrive(**chosen, rate=rate, to=to, dry_run=dry_run, group=self._face.group)
         return await self._act("dead/redrive", body, wait_s=0.0 if rate is None else _UNLIMITED_S)
 
     async def _purge(self, ids: Any, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
@@ -97,9 +100,13 @@ class RemoteDeadLetters(DeadFace[Body], Generic[Body]):
         limit: int | None = None,
         rate: float | None = None,
         dry_run: bool = False,
+        to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
-        return run(self._redrive(ids, where, limit, rate, dry_run=dry_run))
+        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+
+        With `to` they become new messages of that topic instead, for all who read it.
+        """
+        return run(self._redrive(ids, where, limit, rate, to, dry_run=dry_run))
 
     def purge(
         self,
@@ -136,9 +143,13 @@ class AsyncRemoteDeadLetters(DeadFace[Body], Generic[Body]):
         limit: int | None = None,
         rate: float | None = None,
         dry_run: bool = False,
+        to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
-        return await self._redrive(ids, where, limit, rate, dry_run=dry_run)
+        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+
+        With `to` they become new messages of that topic instead, for all who read it.
+        """
+        return await self._redrive(ids, where, limit, rate, to, dry_run=dry_run)
 
     async def purge(
         self,

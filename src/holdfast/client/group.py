@@ -16,6 +16,7 @@ from holdfast.client.messages import RemoteContents, RemoteHandle, RemoteListed
 from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
+from holdfast.embedded.face import waiting
 from holdfast.embedded.handle import INTERRUPTIONS
 from holdfast.embedded.listed import PhaseName
 from holdfast.embedded.listing import Where
@@ -60,7 +61,7 @@ class RemoteMessage(RemoteHandle[Body], Generic[Body]):
         run(self._face._reject(self, reason))
 
     def extend(self, lease: Seconds | None = None) -> None:
-        """So much time from now on; the queue's own lease where none is given."""
+        """So much time from now on; the queue's own lease where none is given. 0 gives it back now, as `defer` does."""
         run(self._face._extend(self, lease))
 
     @property
@@ -97,19 +98,22 @@ class RemoteGroup(GroupFace[Body], Generic[Body]):
 
     def receive(
         self,
-        *,
+        block: bool = True,  # noqa: FBT001, FBT002  as in queue.Queue: get(True, 1)
         timeout: Seconds | None = None,
+        *,
         lease: Seconds | None = None,
         holder: str | None = None,
         renew: bool = False,
         detached: bool = False,
     ) -> RemoteMessage[Body]:
-        """The next message. Waits for one; Empty when the time is over.
+        """The next message. Waits for one, unless block=False; Empty when the time is over.
 
         It is yours for `lease`; with `renew` for as long as you have it in hand. A detached one is not given back
         when it is dropped: for scripts that ack later by its receipt.
         """
-        found: RemoteMessage[Body] = run(self._receive_one(timeout, lease, holder, renew=renew, detached=detached))
+        found: RemoteMessage[Body] = run(
+            self._receive_one(waiting(block, timeout), lease, holder, renew=renew, detached=detached)
+        )
         return found
 
     def receive_nowait(self, *, lease: Seconds | None = None) -> RemoteMessage[Body]:
@@ -193,6 +197,13 @@ class RemoteGroup(GroupFace[Body], Generic[Body]):
         """How many messages stand where, what they take, and what was counted since the server began."""
         return run(self._stats())
 
+    def purge(self) -> int:
+        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+
+        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        """
+        return run(self._purge())
+
     def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""
         return run(self._compact())
@@ -263,9 +274,18 @@ class RemoteQueue(RemoteGroup[Body], Generic[Body]):
             )
         )
 
+    put_nowait = put  # it never waits for room: a disk that is full is told at once
     get = RemoteGroup.receive
     get_nowait = RemoteGroup.receive_nowait
     get_many = RemoteGroup.receive_many
+
+    def qsize(self) -> int:
+        """How many messages are ready. Others may take or put some before you act on it."""
+        return run(self._qsize())
+
+    def empty(self) -> bool:
+        """Whether none is ready now."""
+        return self.qsize() == 0
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

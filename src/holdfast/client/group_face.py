@@ -17,12 +17,12 @@ from holdfast.client.upkeep import Held
 from holdfast.delivery.where import compile_where
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.face import switch
+from holdfast.embedded.face import gives_back, switch
 from holdfast.embedded.listed import PhaseName
 from holdfast.embedded.listing import Where, check_limit
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
-from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.embedded.times import duration_ms, instant_ns, lease_of
 from holdfast.errors import Closed, Conflict, Empty, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import queues as wire
@@ -122,7 +122,7 @@ class GroupFace(Generic[Body]):
         if type(count) is not int or not 1 <= count <= 100_000:
             raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to 100000")
         timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
-        lease_s = None if lease is None else duration_ms(lease, "lease", minimum_ms=1) / 1000
+        lease_s = None if lease is None else lease_of(lease) / 1000
         if holder is None:
             holder = self._client.holder
         if not isinstance(holder, str) or len(holder) > 200 or not holder.isprintable():
@@ -299,7 +299,10 @@ class GroupFace(Generic[Body]):
         await self._give_up([handle], "reject", body)
 
     async def _extend(self, handle: RemoteHandle[Body], lease: Seconds | None) -> None:
-        lease_ms = None if lease is None else duration_ms(lease, "lease", minimum_ms=1)
+        if gives_back(lease):
+            await self._defer(handle, 0)
+            return
+        lease_ms = None if lease is None else lease_of(lease)
         now_ns = self._caller.world.clock.monotonic_ns()
         body = Extend(
             receipts=[handle.receipt],
@@ -407,9 +410,17 @@ class GroupFace(Generic[Body]):
             f"observer={observer!r} cannot be used here: the server counts and measures; ask its /metrics, or stats()"
         )
 
+    async def _qsize(self) -> int:
+        return (await self._stats()).ready
+
     async def _stats(self) -> QueueStats:
         stats: QueueStats = await self._ask("GET", "stats", QueueStats, group=self._group)
         return stats
+
+    async def _purge(self) -> int:
+        # Sent once: what is put behind the first one would be dropped by a second.
+        told: wire.Purged = await self._ask("POST", "purge", wire.Purged, group=self._group, again=False)
+        return told.purged
 
     async def _compact(self) -> Compacted:
         freed: wire.Compacted = await self._ask("POST", "compact", wire.Compacted, group=self._group)

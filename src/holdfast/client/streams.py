@@ -69,7 +69,7 @@ def _query(message: wire.NewMessage) -> dict[str, Any] | None:
     """The options of a message as a query; None where they need a form, which not every owner of a folder can read."""
     if message.key_data is not None or message.dedup_data is not None:
         return None
-    headers = [(each.name, each.value) for each in message.headers]
+    headers = [(each.name, each.value) for each in wire.headers_of(message)]
     if any(value is None or ":" in name for name, value in headers) or len(message.key or "") > _MOST_IN_PATH:
         return None
     if sum(len(name) + len(value or "") for name, value in headers) > _MOST_IN_PATH:

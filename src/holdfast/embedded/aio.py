@@ -100,9 +100,18 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         upload = Upload(self._engine.world, self._publisher, stream_options(options), None, size_hint)
         return await upload.run_async(stream, durability)
 
+    put_nowait = put  # it never waits for room: a disk that is full is told at once
     get = AsyncGroup.receive
     get_nowait = AsyncGroup.receive_nowait
     get_many = AsyncGroup.receive_many
+
+    async def qsize(self) -> int:
+        """How many messages are ready. Others may take or put some before you act on it."""
+        return self._qsize()
+
+    async def empty(self) -> bool:
+        """Whether none is ready now."""
+        return await self.qsize() == 0
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

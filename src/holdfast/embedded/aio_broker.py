@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from holdfast.broker.altering import grow_topic
 from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.layout import check_topic_name
+from holdfast.broker.layout import DEAD_SUFFIX, check_readable_name, check_topic_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.broker.topic import Topic
@@ -83,7 +83,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
 
     async def describe_topic(self, name: str) -> TopicInfo:
         """What a topic is and holds."""
-        await self._opened(name)
+        await self._opened(check_readable_name(name).removesuffix(DEAD_SUFFIX))
         return await _aside(self._describe_topic, name)
 
     async def topics(self) -> list[str]:
@@ -162,7 +162,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
     ) -> list[Contents[Any]]:
         """Messages of a partition from an offset on, whoever has them; nothing changes."""
-        await self._opened(topic)
+        await self._opened(check_readable_name(topic).removesuffix(DEAD_SUFFIX))
         return await _aside(self._read, topic, partition, offset, limit)
 
     async def group(

@@ -15,7 +15,7 @@ from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.embedded.dead import DeadGroup, DeadLetters, Redriven
 from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.face import Face, Wanted
+from holdfast.embedded.face import Face, Wanted, gives_back, waiting
 from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
 from holdfast.embedded.listed import DeadLetter, Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
@@ -60,7 +60,10 @@ class AsyncMessage(Handle[Body], Generic[Body], eq=False, gc=False):
         await self._home.wait_async(self._last(self._face._reject, reason))
 
     async def extend(self, lease: Seconds | None = None) -> None:
-        """So much time from now on; the queue's own lease where none is given."""
+        """So much time from now on; the queue's own lease where none is given. 0 gives it back now, as `defer` does."""
+        if gives_back(lease):
+            await self.defer()
+            return
         await self._home.wait_async(self._face._extend(self, lease))
 
     @property
@@ -116,9 +119,15 @@ class AsyncDeadLetters(Generic[Body]):
         limit: int | None = None,
         rate: float | None = None,
         dry_run: bool = False,
+        to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
-        return await asyncio.to_thread(self._letters.redrive, ids, where=where, limit=limit, rate=rate, dry_run=dry_run)
+        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+
+        With `to` they become new messages of that topic instead, for all who read it.
+        """
+        return await asyncio.to_thread(
+            self._letters.redrive, ids, where=where, limit=limit, rate=rate, dry_run=dry_run, to=to
+        )
 
     async def purge(
         self,
@@ -137,15 +146,16 @@ class AsyncGroup(Face[Body], Generic[Body]):
 
     async def receive(
         self,
-        *,
+        block: bool = True,  # noqa: FBT001, FBT002  as in queue.Queue: get(True, 1)
         timeout: Seconds | None = None,
+        *,
         lease: Seconds | None = None,
         holder: str | None = None,
         renew: bool = False,
         detached: bool = False,
     ) -> AsyncMessage[Body]:
-        """The next message. Waits for one; Empty when the time is over."""
-        wanted = self._wanted(1, timeout, lease, holder, renew=renew, detached=detached)
+        """The next message. Waits for one, unless block=False; Empty when the time is over."""
+        wanted = self._wanted(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = self._take(wanted)
         if not taken:
             taken = await self._await(wanted, unfinished=taken is None)
@@ -242,6 +252,13 @@ class AsyncGroup(Face[Body], Generic[Body]):
     async def stats(self) -> QueueStats:
         """How many messages stand where, what they take, and what was counted since opening."""
         return await self._aside(self._stats)
+
+    async def purge(self) -> int:
+        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+
+        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        """
+        return await self._aside(self._purge)
 
     async def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""

@@ -16,11 +16,21 @@ from holdfast.broker.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.broker.topic import Topic
+from holdfast.broker.using import reading
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.face import switch
 from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
-from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, describe, groups_on, to_of
+from holdfast.embedded.topics import (
+    GroupInfo,
+    TopicInfo,
+    changes_of,
+    changes_to,
+    describe,
+    groups_on,
+    partition_info,
+    to_of,
+)
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
@@ -102,8 +112,14 @@ class BrokerFace:
         return self._describe_topic(name)
 
     def _describe_topic(self, name: str) -> TopicInfo:
-        with self._engine.using(name) as topic:
-            return describe(self._engine, topic)
+        with reading(self._engine.using, name) as found:
+            info = describe(self._engine, found.topic)
+            if name == info.name:
+                return info
+            letters = [partition_info(number, each) for number, each in enumerate(found.partitions())]
+            return msgspec.structs.replace(
+                info, name=name, partitions=letters, groups=[], stream_groups=[], settings={}
+            )
 
     def _topics(self) -> list[str]:
         return self._engine.topics()
@@ -140,8 +156,8 @@ class BrokerFace:
     ) -> list[Contents[Any]]:
         if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
             raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
-        with self._engine.using(name) as topic:
-            log = topic.partition(number).log
+        with reading(self._engine.using, name) as found_topic:
+            log = found_topic.partition(number).log
             if offset is not None and type(offset) is not int:
                 raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
             home = Place(name, number)

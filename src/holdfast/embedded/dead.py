@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self
 
 import msgspec
 
+from holdfast.broker.dead import DeadLetter as StoredLetter
 from holdfast.broker.dead import LetterPlace
 from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.station import Station
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.drafts import NewMessage
 from holdfast.embedded.listed import DeadLetter
 from holdfast.embedded.listing import Where, check_limit, listed
 from holdfast.embedded.message import Body
+from holdfast.embedded.publisher import Publisher
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -91,14 +97,19 @@ class DeadLetters(Generic[Body]):
         limit: int | None = None,
         rate: float | None = None,
         dry_run: bool = False,
+        to: str | None = None,
     ) -> Redriven:
-        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second."""
+        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+
+        With `to` they become new messages of that topic instead, for all who read it.
+        """
         if rate is not None and (type(rate) not in (int, float) or not 0 < rate < float("inf")):
             raise InvalidRequest(f"rate={rate!r} cannot be used: give messages a second, above 0")
         letters = self._to_redrive(ids, where, limit)
-        if dry_run:
-            return _result(letters, 0)
-        return _result(letters, sum(map(put_back, self._paced(letters, rate))))
+        with Redriving(self._face, to) as redriving:
+            if dry_run:
+                return _result(letters, 0)
+            return _result(letters, sum(map(redriving.put_back, self._paced(letters, rate))))
 
     def _to_redrive(self, ids: str | Iterable[str] | None, where: Where, limit: int | None) -> list_[ChosenLetter]:
         """Those that are meant, in the order in which they were published: those of one key must not overtake."""
@@ -175,9 +186,59 @@ def at_once(rate: float | None) -> int:
     return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
 
 
-def put_back(letters: Iterable[ChosenLetter]) -> int:
-    """Let these letters be messages again; answers how many were still there."""
-    return sum(station.graves().redrive(letters_there) for station, letters_there in _by_station(letters))
+class Redriving:
+    """Puts dead letters back where they came from, or into another topic, which is held open meanwhile."""
+
+    def __init__(self, face: Face[Any], to: str | None) -> None:
+        self._face = face
+        self._held = ExitStack()
+        self._publisher: Publisher | None = None
+        if to is not None and to != face.name:
+            engine = face._engine
+            self._publisher = Publisher(self._held.enter_context(engine.using(to)), Bodies(None), engine.world.clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._held.close()
+
+    def put_back(self, letters: Iterable[ChosenLetter]) -> int:
+        """Let these letters be messages again; answers how many were still there."""
+        done = 0
+        for station, there in _by_station(letters):
+            if self._publisher is None:
+                done += station.graves().redrive(there)
+            else:
+                done += station.graves().hand_over(there, partial(self._publish, self._publisher, station))
+        return done
+
+    def _publish(self, publisher: Publisher, station: Station, stored: Sequence[StoredLetter]) -> None:
+        letters: list_[DeadLetter[bytes]] = [DeadLetter(_BYTES, station, letter) for letter in stored]
+        messages = [
+            NewMessage(
+                letter.raw,
+                key=letter.key,
+                headers=letter.headers.pairs,
+                priority=letter.priority,
+                correlation_id=letter.correlation_id,
+                # After a crash, a second redrive finds by this what the first has stored. The time is in it, since a
+                # topic that was deleted and made again has other letters at the same places.
+                dedup_id=f"redrive {letter.id} of {self._face._group.topic.id} at {letter._stored.note.dead_at_ms}",
+            )
+            for letter in letters
+        ]
+        began_ns = self._face._engine.world.clock.monotonic_ns()
+        parts = publisher.publish(messages, "fsync", None, verb="redrive") if messages else []
+        publisher.wait(parts)
+        publisher.stored(parts, began_ns)  # or the error of a part that was not
+
+
+class _Bytes:
+    _bodies = Bodies(None)
+
+
+_BYTES: Final = _Bytes()
 
 
 def drop(letters: Iterable[ChosenLetter]) -> int:

@@ -31,10 +31,13 @@ HeadersLike: TypeAlias = Mapping[str, Text] | Iterable[tuple[str, Text]]
 _MOST_ID_BYTES: Final = 1_024
 
 
-class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message for `put_many`, with everything that `put` takes."""
+class _Body(msgspec.Struct, frozen=True):
+    body: Any  # the one that needs no name
 
-    body: Any
+
+class NewMessage(_Body, frozen=True, kw_only=True):
+    """One message for `put_many`, with everything that `put` takes: `NewMessage(body, key=...)`."""
+
     key: Text | None = None
     headers: HeadersLike | None = None
     priority: int = 0

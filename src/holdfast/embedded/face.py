@@ -24,7 +24,7 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
-from holdfast.embedded.times import duration_ms, instant_ns
+from holdfast.embedded.times import duration_ms, instant_ns, lease_of
 from holdfast.env import World
 from holdfast.env.environ import environment
 from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
@@ -125,7 +125,7 @@ class Face(Generic[Body]):
         if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
             raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
         timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
-        lease_ms = self.settings.lease_ms if lease is None else duration_ms(lease, "lease", minimum_ms=1)
+        lease_ms = self.settings.lease_ms if lease is None else lease_of(lease)
         if holder is None:
             holder = self._engine.holder
         if not isinstance(holder, str) or len(holder) > 200 or not _is_clean(holder):
@@ -235,7 +235,7 @@ class Face(Generic[Body]):
         return pending
 
     def _extend(self, handle: Handle[Body], lease: Seconds | None) -> Pending:
-        lease_ms = self.settings.lease_ms if lease is None else duration_ms(lease, "lease", minimum_ms=1)
+        lease_ms = self.settings.lease_ms if lease is None else lease_of(lease)
         return handle._home.settle(Extend([handle._delivered.receipt], lease_ms))
 
     def _error_text(self, error: object) -> str:
@@ -290,9 +290,20 @@ class Face(Generic[Body]):
         found = self._group.peek(wanted.count, most_bytes)
         return [Contents(station, self._bodies, record) for station, record in found]
 
+    def _qsize(self) -> int:
+        self._check_open()
+        return sum(station.ready_count() for station in self._stations)
+
     def _stats(self) -> QueueStats:
         self._check_open()
         return self._group.stats()
+
+    def _purge(self) -> int:
+        self._check_open()
+        topic, engine = self._group.topic, self._engine
+        # What waits for its time is not in the log yet: it is of all who read the topic.
+        alone = len(topic.groups) == 1 and not engine.streams.on(topic) and not engine.queries.on(topic)
+        return sum(station.purge(delayed=alone) for station in self._stations)
 
     def _compact(self) -> Compacted:
         self._check_open()
@@ -359,6 +370,16 @@ def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as
     from holdfast.embedded.settings_file import load_settings
 
     return load_settings(None, {TRUST: said}).broker.trust_folder
+
+
+def waiting(block: object, timeout: Seconds | None) -> Seconds | None:
+    """How long to wait: not at all for one who does not want to."""
+    return timeout if switch(block, "block") else 0
+
+
+def gives_back(lease: Seconds | None) -> bool:
+    """Whether a lease of this length gives the message back now."""
+    return lease is not None and lease_of(lease, minimum_ms=0) == 0
 
 
 def switch(value: object, name: str) -> bool:

@@ -14,7 +14,7 @@ from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.face import Face, Wanted
+from holdfast.embedded.face import Face, Wanted, gives_back, waiting
 from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
 from holdfast.embedded.listed import Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
@@ -63,7 +63,10 @@ class Message(Handle[Body], Generic[Body], eq=False, gc=False):
         self._home.wait(self._last(self._face._reject, reason))
 
     def extend(self, lease: Seconds | None = None) -> None:
-        """So much time from now on; the queue's own lease where none is given."""
+        """So much time from now on; the queue's own lease where none is given. 0 gives it back now, as `defer` does."""
+        if gives_back(lease):
+            self.defer()
+            return
         self._home.wait(self._face._extend(self, lease))
 
     @property
@@ -98,19 +101,20 @@ class Group(Face[Body], Generic[Body]):
 
     def receive(
         self,
-        *,
+        block: bool = True,  # noqa: FBT001, FBT002  as in queue.Queue: get(True, 1)
         timeout: Seconds | None = None,
+        *,
         lease: Seconds | None = None,
         holder: str | None = None,
         renew: bool = False,
         detached: bool = False,
     ) -> Message[Body]:
-        """The next message. Waits for one; Empty when the time is over.
+        """The next message. Waits for one, unless block=False; Empty when the time is over.
 
         It is yours for `lease`; with `renew` for as long as you have it in hand. A detached lease outlives the
         process, for scripts that ack later by its receipt.
         """
-        if not self._standing and self._is_usual(timeout, lease, holder, renew, detached):
+        if block is True and not self._standing and self._is_usual(timeout, lease, holder, renew, detached):
             station = self._station if len(self._stations) == 1 else self._group.next_in_turn()
             try:
                 one = station.delivery.receive_next()
@@ -119,7 +123,7 @@ class Group(Face[Body], Generic[Body]):
                 raise
             if one is not None:
                 return Message(self, station, one)
-        wanted = self._wanted(1, timeout, lease, holder, renew=renew, detached=detached)
+        wanted = self._wanted(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
         taken = self._take_now(wanted) or self._await(wanted)
         if not taken:
             raise self._empty(wanted)
@@ -208,6 +212,13 @@ class Group(Face[Body], Generic[Body]):
     def stats(self) -> QueueStats:
         """How many messages stand where, what they take, and what was counted since opening."""
         return self._stats()
+
+    def purge(self) -> int:
+        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+
+        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        """
+        return self._purge()
 
     def compact(self) -> Compacted:
         """Let go of what is done now, whatever retention says; answers with what that freed."""

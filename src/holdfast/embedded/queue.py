@@ -87,9 +87,18 @@ class Queue(Group[Body], Generic[Body]):
         upload = Upload(self._engine.world, self._publisher, stream_options(options), None, size_hint)
         return upload.run(stream, durability)
 
+    put_nowait = put  # it never waits for room: a disk that is full is told at once
     get = Group.receive
     get_nowait = Group.receive_nowait
     get_many = Group.receive_many
+
+    def qsize(self) -> int:
+        """How many messages are ready. Others may take or put some before you act on it."""
+        return self._qsize()
+
+    def empty(self) -> bool:
+        """Whether none is ready now."""
+        return self.qsize() == 0
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

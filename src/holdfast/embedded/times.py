@@ -14,6 +14,7 @@ from holdfast.delivery.facts import moment_of, seconds_of
 from holdfast.errors import InvalidRequest
 
 MAX_DURATION_MS: Final = 100 * 365 * 24 * 3600 * 1000  # 100 years
+MAX_LEASE_MS: Final = 30 * 24 * 3600 * 1000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -33,6 +34,11 @@ def duration_ms(value: float | timedelta, name: str, *, minimum_ms: int = 0, max
             f"from {_seconds(minimum_ms)} to {_seconds(maximum_ms)}"
         )
     return found_ms
+
+
+def lease_of(value: float | timedelta, *, minimum_ms: int = 1) -> int:
+    """Milliseconds of a lease."""
+    return duration_ms(value, "lease", minimum_ms=minimum_ms, maximum_ms=MAX_LEASE_MS)
 
 
 def instant_ns(value: datetime, name: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.partition import Partition
 from holdfast.broker.policy import check_settings, differing_settings
 from holdfast.broker.positions import To, lag_of
 from holdfast.broker.topic import Topic
@@ -67,18 +68,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
     """All that is known of a topic."""
-    partitions = []
-    for number, partition in enumerate(topic.partitions):
-        segments = partition.log.segments()
-        partitions.append(
-            PartitionInfo(
-                number=number,
-                start=partition.log.start,
-                end=partition.log.end,
-                bytes=sum(segment.bytes for segment in segments),
-                segments=len(segments),
-            )
-        )
+    partitions = [partition_info(number, partition) for number, partition in enumerate(topic.partitions)]
     return TopicInfo(
         name=topic.name,
         id=topic.id,
@@ -87,6 +77,18 @@ def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
         groups=sorted(topic.groups),
         stream_groups=[group.name for group in engine.streams.on(topic)],
         settings=differing_settings(topic.settings, TopicSettings()),
+    )
+
+
+def partition_info(number: int, partition: Partition) -> PartitionInfo:
+    """What one partition holds."""
+    segments = partition.log.segments()
+    return PartitionInfo(
+        number=number,
+        start=partition.log.start,
+        end=partition.log.end,
+        bytes=sum(segment.bytes for segment in segments),
+        segments=len(segments),
     )
 
 

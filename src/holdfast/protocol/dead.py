@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from holdfast.delivery.group import Failure
 from holdfast.embedded.dead import DeadGroup
-from holdfast.protocol.messages import Instant, Told, Wire
+from holdfast.protocol.messages import Instant, Name, Told, Wire
 from holdfast.protocol.queues import After, InGroup, Limit, Listed, Where
 
 LetterId = Annotated[str, Meta(min_length=1, max_length=300)]
@@ -71,7 +71,9 @@ class Purge(InGroup, kw_only=True):
 
 
 class Redrive(Purge, kw_only=True):
-    """Which dead letters to put back, and how many a second."""
+    """Which dead letters to put back, and how many a second; `to` another topic, where they become new messages."""
+
+    to: Name | None = None
 
     rate: Annotated[float, Meta(gt=0, le=1_000_000)] | None = None
 

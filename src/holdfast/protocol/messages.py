@@ -44,12 +44,17 @@ class Header(Wire, kw_only=True):
     data: bytes | None = None
 
 
+# A map is what most programs have at hand; a list knows bytes, and names that are there more than once.
+HeaderList = Annotated[list[Header], Meta(max_length=MOST_HEADERS)]
+HeaderMap = Annotated[dict[Annotated[str, Meta(min_length=1, max_length=1000)], str], Meta(max_length=MOST_HEADERS)]
+
+
 class Options(Wire, kw_only=True):
     """What goes with one message, besides its body."""
 
     key: str | None = None
     key_data: bytes | None = None
-    headers: Annotated[list[Header], Meta(max_length=MOST_HEADERS)] = []
+    headers: HeaderList | HeaderMap = []
     priority: Priority = 0
     delay: Seconds | None = None
     at: Instant | None = None
@@ -57,6 +62,14 @@ class Options(Wire, kw_only=True):
     dedup_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
     dedup_data: bytes | None = None
     correlation_id: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+
+
+def headers_of(message: Options) -> list[Header]:
+    """The headers of a message, whichever way they were given."""
+    given = message.headers
+    if isinstance(given, dict):
+        return [Header(name=name, value=value) for name, value in given.items()]
+    return given
 
 
 class NewMessage(Options, kw_only=True):
@@ -210,9 +223,9 @@ class Reject(Receipts, kw_only=True):
 
 
 class Extend(Receipts, kw_only=True):
-    """The work takes longer: the lease begins anew."""
+    """The work takes longer: the lease begins anew. A lease of 0 gives the messages back now, as a `defer` does."""
 
-    lease: Lease | None = None
+    lease: Annotated[float, Meta(ge=0, le=30 * 24 * 3600)] | None = None
 
 
 class Settled(Told, kw_only=True):

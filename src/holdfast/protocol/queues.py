@@ -122,6 +122,12 @@ class Compacted(Told, kw_only=True):
     journal_bytes: int
 
 
+class Purged(Told, kw_only=True):
+    """How many messages were dropped."""
+
+    purged: int
+
+
 class Committed(Told, kw_only=True):
     """For each partition the end of the contiguous run of messages that are settled, from the start on."""
 

@@ -18,7 +18,7 @@ from holdfast.embedded.drafts import NewMessage as Draft
 from holdfast.embedded.drafts import has_only_a_body
 from holdfast.errors import InvalidRequest
 from holdfast.protocol.media import JSON, LINES, MSGPACK, UNSAID, Unframer, decode
-from holdfast.protocol.messages import MOST_MESSAGES, Batch, Header, NewMessage, Options, Wire
+from holdfast.protocol.messages import MOST_MESSAGES, Batch, Header, NewMessage, Options, Wire, headers_of
 from holdfast.protocol.values import SMALL_BYTES, check_batch, check_values
 from holdfast.server.calls import Call, not_understood
 from holdfast.server.pool import Job
@@ -160,7 +160,7 @@ def draft_of(message: Options, body: bytes | None) -> Draft:
     return Draft(
         body=body,
         key=_either(message.key, message.key_data, "key"),
-        headers=list(map(_pair, message.headers)) or None,
+        headers=list(map(_pair, headers_of(message))) or None,
         priority=message.priority,
         delay=message.delay,
         at=message.at,

@@ -18,10 +18,10 @@ from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
 from holdfast.delivery.commands import Extend as ExtendLease
 from holdfast.embedded.aio_group import AsyncGroup
-from holdfast.embedded.face import Wanted
+from holdfast.embedded.face import Wanted, gives_back
 from holdfast.embedded.handle import check_state
 from holdfast.embedded.message import Contents, Home
-from holdfast.embedded.times import duration_ms
+from holdfast.embedded.times import duration_ms, lease_of
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
@@ -162,12 +162,15 @@ class ServedGroup(AsyncGroup[bytes]):
     async def extend(
         self, receipts: Sequence[str], lease_s: float | None, durability: Durability | None = None
     ) -> None:
+        if gives_back(lease_s):
+            await self.defer(receipts, 0, durability)
+            return
         lease_ms = self.lease_ms(lease_s)
         await self._settle(receipts, lambda receipt: ExtendLease([receipt], lease_ms), durability)
 
     def lease_ms(self, lease_s: float | None) -> int:
         """How long a lease is, where a call says so or not."""
-        return self.settings.lease_ms if lease_s is None else duration_ms(lease_s, "lease", minimum_ms=1)
+        return self.settings.lease_ms if lease_s is None else lease_of(lease_s)
 
     async def _settle(
         self, receipts: Sequence[str], command: Callable[[Receipt], Command], durability: Durability | None

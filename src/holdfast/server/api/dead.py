@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from holdfast.embedded.dead import ChosenLetter, DeadKinds, DeadLetters, at_once, choose, drop, in_order, put_back
+from holdfast.embedded.dead import ChosenLetter, DeadKinds, DeadLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.embedded.listed import DeadLetter, Listed
 from holdfast.embedded.listing import Mark, listed
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
@@ -160,43 +160,50 @@ async def show_dead(call: Call) -> Letter:
     errors=("unknown_topic", "unknown_group", "disk_full"),
 )
 async def redrive(call: Call) -> RedriveTold | StreamResponse:
-    """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is."""
+    """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is.
+
+    With `to` they become new messages of that topic, to which the caller must be allowed to publish.
+    """
     wanted: Redrive = call.body
     group = await existing_group(call, wanted.group)
+    if wanted.to is not None:
+        call.principal.check("publish", wanted.to)
+        await call.service.broker.describe_topic(wanted.to)  # or unknown_topic, before anything is done
     letters = await asyncio.to_thread(in_order, await _chosen(call, group))
     call.count = len(letters) if wanted.dry_run else 0
     if wanted.dry_run:
         return _told(letters, 0)
     if LINES in call.request.header("accept"):
-        return StreamResponse(_lines(call, letters), LINES)
+        return StreamResponse(_lines(call, group, letters), LINES)
     done = 0
-    async for done in _redriven(call, letters):
+    async for done in _redriven(call, group, letters):
         call.count = done  # also of one that is cut short
     return _told(letters, done)
 
 
-async def _redriven(call: Call, letters: list[ChosenLetter]) -> AsyncIterator[int]:
+async def _redriven(call: Call, group: ServedGroup, letters: list[ChosenLetter]) -> AsyncIterator[int]:
     """Put them back, no faster than asked for; how many it were by then."""
     wanted: Redrive = call.body
     loop = asyncio.get_running_loop()
     done, size, due = 0, at_once(wanted.rate), loop.time()
-    for i in range(0, len(letters), size):
-        while (left_s := due - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _STEP_S))
+    with Redriving(group, wanted.to) as redriving:
+        for i in range(0, len(letters), size):
+            while (left_s := due - loop.time()) > 0:
+                await asyncio.sleep(min(left_s, _STEP_S))
+                yield done
+            if call.service.leaving:
+                return
+            done += await asyncio.to_thread(redriving.put_back, letters[i : i + size])
+            if wanted.rate is not None:
+                due += size / wanted.rate
             yield done
-        if call.service.leaving:
-            return
-        done += await asyncio.to_thread(put_back, letters[i : i + size])
-        if wanted.rate is not None:
-            due += size / wanted.rate
-        yield done
 
 
-async def _lines(call: Call, letters: list[ChosenLetter]) -> AsyncIterator[bytes]:
+async def _lines(call: Call, group: ServedGroup, letters: list[ChosenLetter]) -> AsyncIterator[bytes]:
     done = 0
     yield framed(RedriveTold(matched=len(letters), done=0, ended=False), LINES)
     try:
-        async for done in _redriven(call, letters):
+        async for done in _redriven(call, group, letters):
             call.count = done
             call.confirm()
             yield framed(RedriveTold(matched=len(letters), done=done, ended=False), LINES)

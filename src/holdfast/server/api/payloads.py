@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from holdfast.broker.using import reading
 from holdfast.embedded.lookup import find_message
 from holdfast.errors import NotFound
 from holdfast.model import Record
@@ -86,7 +87,7 @@ async def payload_at(call: Call) -> Answer:
 
 def _record(call: Call, offset: int) -> Record:
     engine: Any = call.service.broker._engine
-    with engine.using(call.path["topic"]) as topic:
+    with reading(engine.using, call.path["topic"]) as topic:
         log = topic.partition(partition_of(call)).log
         for record in log.records(offset, whole=False):
             if record.offset == offset:

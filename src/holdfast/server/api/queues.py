@@ -45,6 +45,7 @@ from holdfast.protocol.queues import (
     ListQuery,
     Messages,
     PeekQuery,
+    Purged,
     Seek,
     Sought,
 )
@@ -291,10 +292,13 @@ async def reject(call: Call) -> Settled:
 
 @routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, answers=Settled, errors=("lease_lost",))
 async def extend(call: Call) -> Settled:
-    """The work takes longer: the lease begins anew."""
+    """The work takes longer: the lease begins anew; with a lease of 0 it ends now."""
     given: Extend = call.body
     group = await existing_group(call, given.group)
-    await group.extend(given.receipts, given.lease, given.durability)
+    extending = group.extend(given.receipts, given.lease, given.durability)
+    if given.lease == 0:
+        return await _settled(call, group, extending)
+    await extending
     return Settled(settled=len(set(given.receipts)))
 
 
@@ -462,6 +466,14 @@ async def seek(call: Call) -> Sought:
     group = await existing_group(call, given.group)
     offset = await group.seek(given.to, offset=given.offset, time=given.time, partition=given.partition)
     return Sought(offset=offset)
+
+
+@routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, answers=Purged, act=True)
+async def purge(call: Call) -> Purged:
+    """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
+    query: InGroup = call.query
+    call.count = await (await existing_group(call, query.group)).purge()
+    return Purged(purged=call.count)
 
 
 @routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, answers=Compacted, act=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.broker.partition import Partition
 from holdfast.broker.policy import differing_settings
+from holdfast.broker.using import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.message import Contents
@@ -226,8 +228,9 @@ async def read_messages(call: Call) -> Response:
     query: ReadQuery = call.query
     service, engine = call.service, call.service.broker._engine
     topic, number = call.path["topic"], partition_of(call)
-    with engine.using(topic) as opened:
-        partition = opened.partition(number)
+    with reading(engine.using, topic) as opened:
+        chosen = partial(opened.partition, number)
+        partition = await asyncio.to_thread(chosen) if opened.dead else chosen()  # which may have to be made
         log = partition.log
         offset = log.start if query.offset is None else query.offset
         found = await _read(call, offset, query.limit)

@@ -103,6 +103,8 @@ const no = find("#ask-no");
 const text = find("#ask-text");
 const list = find("#ask-list");
 const progress = find("#ask-progress");
+const elsewhere = find("#ask-to");
+const elsewhereName = find("#ask-to-name");
 let onYes = null;
 let running = false;
 
@@ -114,6 +116,8 @@ function open(title, verb, danger) {
   no.textContent = "Cancel";
   list.replaceChildren();
   progress.hidden = true;
+  elsewhere.hidden = true;
+  elsewhereName.value = "";
   text.className = "";
   ask.showModal();
 }
@@ -194,10 +198,14 @@ async function many(act) {
     item.textContent = `and ${number(dry.matched - 10)} more`;
     list.append(item);
   }
+  elsewhere.hidden = drops;
   yes.textContent = `${act.verb} ${number(dry.matched)}`;
   yes.disabled = false;
   no.focus();
   onYes = async () => {
+    const to = elsewhereName.value.trim();
+    if (!drops && to) body.to = to;
+    elsewhere.hidden = true;
     const done = drops ? (await (await call("POST", act.url, body)).json()).done : await redrive(act.url, body);
     finish(drops ? `${number(done)} dropped.` : `${number(done)} put back.`);
     if (act.then) location.assign(act.then);
