@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.traces import TraceStep
+    from holdfast.client.broker import RemoteBroker
     from holdfast.client.connecting import connect
+    from holdfast.client.group import RemoteGroup, RemoteMessage, RemoteQueue
     from holdfast.client.opening import open_broker
     from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.embedded.broker import Broker
@@ -99,6 +101,10 @@ __all__ = [
     "QueueSettings",
     "QueueStats",
     "Reject",
+    "RemoteBroker",
+    "RemoteGroup",
+    "RemoteMessage",
+    "RemoteQueue",
     "Retained",
     "Retry",
     "Stored",
@@ -139,6 +145,10 @@ _LATER = {
     "Queue": "holdfast.embedded.queue",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
+    "RemoteBroker": "holdfast.client.broker",
+    "RemoteGroup": "holdfast.client.group",
+    "RemoteMessage": "holdfast.client.group",
+    "RemoteQueue": "holdfast.client.group",
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
     "Stored": "holdfast.embedded.publisher",
@@ -151,6 +161,11 @@ _LATER = {
     "open": "holdfast.client.opening:open_queue",
     "open_broker": "holdfast.client.opening",
 }
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not: what tab completion shows."""
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

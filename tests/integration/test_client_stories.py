@@ -582,6 +582,18 @@ async def test_a_consumer_seeks_and_tells_where_it_stands(place):
 
 
 @story
+async def test_what_is_opened_is_a_queue_or_a_broker_wherever_it_is(place):
+    kinds = aio if place.tasks else holdfast
+    prefix = "Async" if place.tasks else ""
+    async with place.broker() as broker:
+        assert isinstance(broker, getattr(kinds, f"{prefix}Broker"))
+        queue, group = await done(broker.queue("jobs")), await done(broker.group("jobs", "others"))
+        assert isinstance(queue, getattr(kinds, f"{prefix}Queue"))
+        assert isinstance(group, getattr(kinds, f"{prefix}Group"))
+        assert not isinstance(group, getattr(kinds, f"{prefix}Queue"))
+
+
+@story
 async def test_a_broker_has_queues(place):
     async with place.broker() as broker:
         with pytest.raises(NotAQueue):

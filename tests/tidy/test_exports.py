@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
+
+import pytest
 
 import holdfast
 import holdfast.aio
@@ -59,6 +63,10 @@ VALUES = {
     "QueueSettings",
     "QueueStats",
     "Reject",
+    "RemoteBroker",
+    "RemoteGroup",
+    "RemoteMessage",
+    "RemoteQueue",
     "Retained",
     "Retry",
     "Stored",
@@ -80,6 +88,10 @@ def test_holdfast_exports_what_it_promised():
         "AsyncMessage",
         "AsyncProducer",
         "AsyncQueue",
+        "AsyncRemoteBroker",
+        "AsyncRemoteGroup",
+        "AsyncRemoteMessage",
+        "AsyncRemoteQueue",
         "connect",
         "open",
         "open_broker",
@@ -91,6 +103,20 @@ def test_every_exported_name_is_there_and_listed_once_in_order():
     for module in (holdfast, holdfast.aio, holdfast.testing):
         assert list(module.__all__) == sorted(set(module.__all__))
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+@pytest.mark.parametrize("module", ["holdfast", "holdfast.aio"])
+def test_tab_completion_in_a_fresh_interpreter_shows_every_public_name(module: str):
+    program = f"""
+import {module}, rlcompleter
+completer, found = rlcompleter.Completer({{"holdfast": __import__("holdfast")}}), []
+while (word := completer.complete("{module}.", len(found))) is not None:
+    found.append(word)
+print(*(word.removeprefix("{module}.").rstrip("()") for word in found))
+assert set({module}.__all__) <= set(dir({module}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert set(sys.modules[module].__all__) <= set(done.stdout.split())
 
 
 def test_every_exported_error_is_the_one_that_is_raised():

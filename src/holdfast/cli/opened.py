@@ -62,8 +62,7 @@ def opened_broker(place: str, *, wait: str | float = WAIT, create: bool = False)
     if is_address(place):
         remote = connected(place, _seconds(wait))
         try:
-            # It has the same methods, with the same arguments: the types differ in name only.
-            yield cast("holdfast.Broker", remote)
+            yield remote
         finally:
             remote.close()
         return

@@ -16,7 +16,7 @@ from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
-    from holdfast.client.broker import RemoteBroker
+    from holdfast.embedded.broker import Broker
 
 # What stands for the usual place among the arguments.
 USUAL: Final = "@"
@@ -82,7 +82,7 @@ def enter(place: str) -> None:
             set_variable(name, value)
 
 
-def connected(place: str, wait_s: float) -> RemoteBroker:
+def connected(place: str, wait_s: float) -> Broker:
     """The broker behind an address, which answers."""
     from holdfast.client.connecting import connect
 

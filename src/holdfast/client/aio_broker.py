@@ -17,6 +17,7 @@ from holdfast.client.messages import RemoteContents
 from holdfast.client.producer import AsyncRemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
+from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import AsyncStream
@@ -248,3 +249,7 @@ class AsyncRemoteBroker(RemoteBrokerFace):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+# One program, wherever the queue is: what takes the one takes the other.
+AsyncBroker.register(AsyncRemoteBroker)

@@ -13,6 +13,8 @@ from holdfast.client.dead import AsyncRemoteDeadLetters
 from holdfast.client.group_face import GroupFace, StateOf
 from holdfast.client.messages import RemoteContents, RemoteHandle, RemoteListed
 from holdfast.client.streams import publish_stream
+from holdfast.embedded.aio import AsyncQueue
+from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.face import waiting
 from holdfast.embedded.handle import INTERRUPTIONS
@@ -295,3 +297,8 @@ class AsyncRemoteQueue(AsyncRemoteGroup[Body], Generic[Body]):
         await super().close()
         if self._alone:
             await self._client.close_async()
+
+
+# One program, wherever the queue is: what takes the one takes the other.
+AsyncGroup.register(AsyncRemoteGroup)
+AsyncQueue.register(AsyncRemoteQueue)

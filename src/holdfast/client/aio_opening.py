@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.opening import QueueOpening, given, refuse_local, refuse_remote, shared
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import ssl
 
     from holdfast.broker.metrics import Observer
-    from holdfast.client.aio_broker import AsyncRemoteBroker
-    from holdfast.client.aio_group import AsyncRemoteQueue
     from holdfast.client.client import Client
     from holdfast.embedded.drafts import Seconds
     from holdfast.env import World
@@ -87,7 +85,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
     **changes: Any,
-) -> Opening[AsyncQueue[Any] | AsyncRemoteQueue[Any]]:
+) -> Opening[AsyncQueue[Any]]:
     """Open the queue in a folder, or behind a server; `holdfast.open` says what the arguments mean."""
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     if is_address(folder):
@@ -117,7 +115,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     )
 
 
-async def _queue(opening: QueueOpening, name: str | None, found: Any) -> AsyncQueue[Any] | AsyncRemoteQueue[Any]:
+async def _queue(opening: QueueOpening, name: str | None, found: Any) -> AsyncQueue[Any]:
     """The queue, where it is another's: that takes calls, which are for tasks."""
     if isinstance(found, AsyncQueue):
         return found
@@ -129,7 +127,7 @@ async def _queue(opening: QueueOpening, name: str | None, found: Any) -> AsyncQu
         await found.close_async()
         raise
     opening.promise(queue)
-    return queue
+    return cast("AsyncQueue[Any]", queue)
 
 
 def open_broker(
@@ -147,7 +145,7 @@ def open_broker(
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
-) -> Opening[AsyncBroker | AsyncRemoteBroker]:
+) -> Opening[AsyncBroker]:
     """Use the topics in a data folder, or a server's; `holdfast.open_broker` says what the arguments mean."""
     finish = partial(_broker, body_type, durability)
     if is_address(folder):
@@ -173,12 +171,12 @@ def open_broker(
     return Opening(partial(shared, share, world, folder, open_here, _there, settings, for_tasks=True), finish)
 
 
-async def _broker(body_type: Any, durability: Durability | None, found: Any) -> AsyncBroker | AsyncRemoteBroker:
+async def _broker(body_type: Any, durability: Durability | None, found: Any) -> AsyncBroker:
     if isinstance(found, AsyncBroker):
         return found
     from holdfast.client.aio_broker import AsyncRemoteBroker
 
-    return AsyncRemoteBroker(found, body_type, durability)
+    return cast("AsyncBroker", AsyncRemoteBroker(found, body_type, durability))
 
 
 def connect(
@@ -189,14 +187,10 @@ def connect(
     timeout: Seconds | None = None,
     body_type: Any = None,
     durability: Durability | None = None,
-) -> Opening[AsyncRemoteBroker]:
+) -> Opening[AsyncBroker]:
     """The broker behind a server; `holdfast.connect` says what the arguments mean."""
-    from holdfast.client.aio_broker import AsyncRemoteBroker
-
-    async def finish(found: Client) -> AsyncRemoteBroker:
-        return AsyncRemoteBroker(found, body_type, durability)
-
-    return Opening(partial(_client, url, given(token=token, tls=tls, timeout=timeout)), finish)
+    arguments = given(token=token, tls=tls, timeout=timeout)
+    return Opening(partial(_client, url, arguments), partial(_broker, body_type, durability))
 
 
 def _client(url: Any, options: dict[str, Any]) -> Client:

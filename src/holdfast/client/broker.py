@@ -18,6 +18,7 @@ from holdfast.client.producer import RemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
+from holdfast.embedded.broker import Broker
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.streaming import Stream
@@ -248,3 +249,7 @@ class RemoteBroker(RemoteBrokerFace):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+# One program, wherever the queue is: what takes the one takes the other.
+Broker.register(RemoteBroker)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.client.address import parse_address
 from holdfast.client.client import Client
@@ -18,7 +18,7 @@ from holdfast.model import Durability
 if TYPE_CHECKING:
     import ssl
 
-    from holdfast.client.broker import RemoteBroker
+    from holdfast.embedded.broker import Broker
 
 TOKEN: Final = "HOLDFAST_TOKEN"
 TIMEOUT_S: Final = 30.0
@@ -32,7 +32,7 @@ def connect(
     timeout: Seconds = TIMEOUT_S,
     body_type: Any = None,
     durability: Durability | None = None,
-) -> RemoteBroker:
+) -> Broker:
     """The broker behind a server: http://host:port, https://host:port or unix:/path.
 
     `token` says who you are; where none is given, HOLDFAST_TOKEN. `tls` is a file of certificates to trust, or a
@@ -42,7 +42,7 @@ def connect(
     from holdfast.client.broker import RemoteBroker
 
     client = client_of(url, for_tasks=False, token=token, tls=tls, timeout=timeout)
-    return RemoteBroker(client, body_type, durability)
+    return cast("Broker", RemoteBroker(client, body_type, durability))
 
 
 def client_of(

@@ -17,11 +17,13 @@ from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.embedded.face import waiting
+from holdfast.embedded.group import Group
 from holdfast.embedded.handle import INTERRUPTIONS
 from holdfast.embedded.listed import PhaseName
 from holdfast.embedded.listing import Where
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
+from holdfast.embedded.queue import Queue
 from holdfast.embedded.streaming import Stream
 from holdfast.errors import Closed, LeaseLost, Unavailable
 from holdfast.model import CodecName, Durability, Retained
@@ -296,3 +298,8 @@ class RemoteQueue(RemoteGroup[Body], Generic[Body]):
         super().close()
         if self._alone:
             self._client.close()
+
+
+# One program, wherever the queue is: what takes the one takes the other.
+Group.register(RemoteGroup)
+Queue.register(RemoteQueue)

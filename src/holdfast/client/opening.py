@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -54,7 +54,7 @@ def open_queue(
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
     **changes: Any,
-) -> Queue[Any] | RemoteQueue[Any]:
+) -> Queue[Any]:
     """Open the queue in a folder, which is made where there is none (unless create=False); or one behind a server.
 
     `topic` says which one where the folder has several. `changes` are settings by name, such as max_attempts=3;
@@ -71,7 +71,7 @@ def open_queue(
 
         refuse_local(observer=observer, world=world, trust_folder=trust_folder)
         client = client_of(str(folder), for_tasks=False, **given(token=token, tls=tls, timeout=timeout))
-        return opening.remote(client, parse_address(folder).queue)
+        return cast("Queue[Any]", opening.remote(client, parse_address(folder).queue))
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
 
@@ -89,7 +89,7 @@ def open_queue(
             **changes,
         )
 
-    queue: Queue[Any] | RemoteQueue[Any] = shared(share, world, folder, open_here, opening.remote, None)
+    queue: Queue[Any] = shared(share, world, folder, open_here, opening.remote, None)
     return queue
 
 
@@ -156,7 +156,7 @@ def open_broker(
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
-) -> Broker | RemoteBroker:
+) -> Broker:
     """Use the topics in a data folder, which is made where there is none (unless create=False); or a server's.
 
     `settings_file` is a TOML file; where none is given, the one that HOLDFAST_CONFIG names. Its data_dir is used
@@ -196,7 +196,7 @@ def open_broker(
 
         return RemoteBroker(client, body_type, durability)
 
-    broker: Broker | RemoteBroker = shared(share, world, folder, open_here, open_there, settings)
+    broker: Broker = shared(share, world, folder, open_here, open_there, settings)
     return broker
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any, Final, Protocol, TypeVar
@@ -51,7 +52,7 @@ class HasOwner(Protocol):
     _alone: bool
 
 
-class BrokerFace:
+class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and are told of with `register`
     """One opened data folder, seen by a user."""
 
     def __init__(self, engine: BrokerEngine, body_type: Any, *, with_threads: bool = True) -> None:

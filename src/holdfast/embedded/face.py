@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -51,7 +52,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     detached: bool
 
 
-class Face(Generic[Body]):
+class Face(Generic[Body], metaclass=ABCMeta):  # others stand in for it, and are told of with `register`
     """One group of an open topic, seen by a user."""
 
     def __init__(self, engine: BrokerEngine, group: QueueGroup, body_type: Any) -> None:

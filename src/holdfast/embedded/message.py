@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from holdfast.broker.marks import (
     BYTES_HEADERS,
@@ -17,13 +17,11 @@ from holdfast.broker.marks import (
     mark,
     users_headers,
 )
+from holdfast.embedded.bodies import Bodies  # here, since who asks a Message for its signature needs it
 from holdfast.embedded.chunks import Chunks
 from holdfast.embedded.times import to_datetime
 from holdfast.large import CHUNK_BYTES
 from holdfast.model import Record
-
-if TYPE_CHECKING:
-    from holdfast.embedded.bodies import Bodies
 
 Body = TypeVar("Body")
 
