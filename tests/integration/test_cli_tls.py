@@ -15,6 +15,8 @@ import holdfast
 from holdfast.errors import InvalidRequest
 from tests.integration.http_gear import serving
 from tests.integration.test_client_tls import OTHERS, OURS, Place
+from tests.tidy import markdown
+from tests.tidy.repo import ROOT
 from tests.unit.commands import Run, runner
 
 SOON_S = 10  # far below the time-out of a call
@@ -179,3 +181,14 @@ def test_a_worker_goes_by_the_profile_and_leaves_the_trust_of_its_handlers_alone
         )
     assert done.returncode == 0, done.stderr
     assert (place.folder / "seen").read_text() == "none"
+
+
+def test_the_certificates_of_the_guide_pass_strict_checks(place: Place):
+    page = ROOT / "docs/how-to/secure-the-server.md"
+    (commands,) = [block.code for block in markdown.blocks(page.read_text("utf-8")) if "openssl req" in block.code]
+    subprocess.run(["bash", "-e", "-o", "pipefail", "-c", commands], cwd=place.folder, check=True, capture_output=True)
+    place.ours = place.folder / "ca.pem"
+    shop = place.context()
+    shop.load_cert_chain(place.folder / "shop.pem", place.folder / "shop.key")
+    with place.serving(mutual=True) as server, holdfast.connect(server.url, tls=shop) as broker:
+        assert broker.topics() == []

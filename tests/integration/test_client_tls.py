@@ -55,8 +55,9 @@ class Place:
             yield server
 
     def context(self, issuer: Issuer | None = None) -> ssl.SSLContext:
-        """One that trusts us, with a certificate of its own."""
+        """One that trusts us, with a certificate of its own, and is as strict as Python is from 3.13 on."""
         context = ssl.create_default_context(cafile=self.ours)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
         if issuer is not None:
             clients = self.folder / "clients"
             clients.mkdir(exist_ok=True)
@@ -114,6 +115,17 @@ def test_a_server_of_another_issuer_is_refused_at_once(place: Place, ask: Asked)
             ask(server.url, tls=place.others)
         with pytest.raises(Unauthenticated, match=r"tls="):
             ask(server.url)
+
+
+def test_a_certificate_that_only_strict_checks_refuse_is_told_of_with_what_it_lacks(place: Place, ask: Asked):
+    careless = Issuer("ours", careless=True)
+    place.ours = careless.write(place.folder / "ours.pem")
+    place.replace(careless)
+    with (
+        place.serving() as server,
+        pytest.raises(Unauthenticated, match=r"authority key identifier.*Secure the server"),
+    ):
+        ask(server.url, tls=place.context())
 
 
 def test_a_server_of_another_name_is_refused_at_once(place: Place, ask: Asked):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 np = pytest.importorskip("numpy")
+pytest.importorskip("pyspark")
 
 from holdfast.broker.routing import partitions_for  # noqa: E402
 from holdfast.codec.arrow_rows import Bytes  # noqa: E402

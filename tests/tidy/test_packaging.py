@@ -84,3 +84,31 @@ def test_what_the_container_copies_is_there():
     for line in re.findall(r"^COPY (.*)$", CONTAINER, re.MULTILINE):
         for source in line.split()[:-1]:
             assert (ROOT / source).exists(), source
+
+
+def test_the_other_supported_versions_of_python_are_found_on_the_path_or_by_pyenv(tmp_path: Path):
+    supported = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert supported == ["3.11", "3.12", "3.13"]
+    ours = program(tmp_path / "ours" / "python", "echo 3.11")
+    named = program(tmp_path / "bin" / "python3.12", "exit 0")
+    assert pythons(tmp_path, ours) == ([named], "Python 3.13 is not on this machine: its tests are left out.\n")
+    program(tmp_path / "bin" / "python3.13", "exit 127")  # a name without a Python behind it, as pyenv makes them
+    kept = program(tmp_path / "versions" / "3.13.0" / "bin" / "python", "exit 0")
+    assert pythons(tmp_path, ours) == ([named, kept], "")
+
+
+def program(path: Path, does: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def pythons(folder: Path, ours: str) -> tuple[list[str], str]:
+    """What `make versions` finds on a machine that has this folder only, beside the usual tools."""
+    (folder / "bin" / "sed").unlink(missing_ok=True)
+    (folder / "bin" / "sed").symlink_to(str(shutil.which("sed")))
+    environ = {"PATH": str(folder / "bin"), "PYENV_ROOT": str(folder)}
+    script = ["/bin/sh", "tools/pythons.sh", ours]
+    done = subprocess.run(script, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.splitlines(), done.stderr

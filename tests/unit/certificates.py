@@ -15,10 +15,11 @@ _DAY = timedelta(days=1)
 
 
 class Issuer:
-    """An authority of its own."""
+    """An authority of its own; a careless one leaves out what only strict checks ask for."""
 
-    def __init__(self, name: str = "issuer") -> None:
+    def __init__(self, name: str = "issuer", *, careless: bool = False) -> None:
         self._name = name
+        self._careless = careless
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._certificate = self._signed(name, self._key, (), is_issuer=True)
 
@@ -53,8 +54,36 @@ class Issuer:
         ).add_extension(x509.BasicConstraints(ca=is_issuer, path_length=None), critical=True)
         if alternatives:
             names = [_alternative(each) for each in alternatives]
-            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=not name)
+        if not self._careless:
+            builder = self._marked(builder, key, is_issuer=is_issuer)
         return builder.sign(self._key, hashes.SHA256())
+
+    def _marked(
+        self, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, *, is_issuer: bool
+    ) -> x509.CertificateBuilder:
+        """With what VERIFY_X509_STRICT asks for, which Python sets from 3.13 on."""
+        authority = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        builder = builder.add_extension(authority, critical=False).add_extension(own, critical=False)
+        return builder.add_extension(_SIGNS if is_issuer else _SPEAKS, critical=True)
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+_SIGNS, _SPEAKS = _usage(signs=True), _usage(signs=False)
 
 
 def _subject(name: str) -> x509.Name:

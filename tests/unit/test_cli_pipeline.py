@@ -6,6 +6,9 @@ import io
 import signal
 
 import pytest
+
+pytest.importorskip("pyspark")
+
 from rich.console import Console
 
 import holdfast

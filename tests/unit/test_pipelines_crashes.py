@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+pytest.importorskip("pyspark")
+
 from holdfast.env import real_world
 from holdfast.env.lakedisk import LakeDisk
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("matplotlib")
+
 from holdfast.env import real_world
 from holdfast.spark.pipelines import plots
 from holdfast.spark.pipelines.report import Report, Section, Table, html_of, write_report

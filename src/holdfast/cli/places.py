@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from holdfast.cli import profiles
 from holdfast.client import trust
 from holdfast.client.address import Address, is_address, parse_address
-from holdfast.client.strangers import distrust, has_hung_up
+from holdfast.client.strangers import distrust, has_hung_up, strictness
 from holdfast.env.environ import environment, set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import InvalidRequest, Unauthenticated, Unavailable
@@ -107,7 +107,7 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
         except (OSError, EOFError) as error:
             why = distrust(error)
             if why:  # it is the same each time
-                raise _not_trusted(address, why) from None
+                raise _not_trusted(address, why, strictness(error)) from None
             if time.monotonic() >= give_up:
                 raise _unreachable(address, error) from None
         time.sleep(_PAUSE_S)
@@ -125,8 +125,10 @@ def _knock(address: Address, tls: Any) -> None:
                 raise EOFError("it hung up before it had said a word")
 
 
-def _not_trusted(address: Address, why: str) -> Unauthenticated:
-    if "mismatch" in why:
+def _not_trusted(address: Address, why: str, remedy: str) -> Unauthenticated:
+    if remedy:
+        advice = remedy
+    elif "mismatch" in why:
         advice = "Use a name that its certificate has"
     else:
         advice = (

@@ -12,6 +12,8 @@ _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"})
 _ALERT: Final = "ALERT"
 _PASSING: Final = "INTERNAL_ERROR"
+# What OpenSSL finds amiss only where it is told to be strict (VERIFY_X509_STRICT), as Python tells it from 3.13 on.
+_STRICT: Final = range(80, 94)
 _SHOW_ONE: Final = f"set {CERTIFICATE}, or give tls= an ssl.SSLContext with one"
 
 
@@ -33,6 +35,16 @@ def distrust(error: BaseException) -> str:
     return (getattr(error, "verify_message", "") or str(error)) if _reason(error) == _UNTRUSTED else ""
 
 
+def strictness(error: BaseException) -> str:
+    """What to do about a certificate that only strict checks refuse; nothing where another thing is wrong with it."""
+    if getattr(error, "verify_code", 0) not in _STRICT:
+        return ""
+    return (
+        "Python 3.13 and newer check certificates more strictly. Let its issuer make it anew, with an authority key "
+        "identifier, and with a key usage in the issuer's own; the guide `Secure the server` has commands for that"
+    )
+
+
 def _reason(error: BaseException) -> object:
     return getattr(error, "reason", None)
 
@@ -44,9 +56,12 @@ def tls_refusal(address: Address, error: BaseException) -> Unauthenticated | Non
         return None
     why = distrust(error)
     if why:
+        advice = strictness(error) or (
+            "Use the name that its certificate has, and give tls= the certificate of its issuer, unless this is not "
+            "your server"
+        )
         return Unauthenticated(
-            f"the server at {address.text} has not proved who it is: {why}. Nothing was sent. Use the name that its "
-            "certificate has, and give tls= the certificate of its issuer, unless this is not your server"
+            f"the server at {address.text} has not proved who it is: {why}. Nothing was sent. {advice}"
         )
     if reason in _NO_TLS:
         return Unauthenticated(
