@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.server.http.admission import Admission
 from holdfast.server.http.connection import Answer, Connection
@@ -17,6 +18,9 @@ from holdfast.server.http.refused import Refused
 _LOOK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 1024
 _LAST_WORDS_S: Final = 2.0
+# From 3.13 on a loop would remove the socket's file when it closes, known by its name and inode. The name may be one by
+# way of a descriptor that is closed, and a successor's socket may be there already: who made the file removes it.
+_KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
 class Counts(Protocol):
@@ -61,13 +65,10 @@ class HttpServer:
         self._add(server)
         return [socket.getsockname()[:2] for socket in server.sockets]
 
-    async def listen_at(self, path: str) -> None:
-        """Listen at a Unix socket."""
-        self._add(await self._loop.create_unix_server(self._connect, path, backlog=_BACKLOG))
-
     async def listen_on(self, listening: object) -> None:
         """Listen at a Unix socket that is open already."""
-        self._add(await self._loop.create_unix_server(self._connect, sock=listening, backlog=_BACKLOG))  # type: ignore[arg-type]
+        options = {"sock": listening, "backlog": _BACKLOG, **_KEEP_FILE}
+        self._add(await self._loop.create_unix_server(self._connect, **options))
 
     @property
     def _loop(self) -> asyncio.AbstractEventLoop:
