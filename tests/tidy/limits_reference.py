@@ -21,6 +21,7 @@ from holdfast.server.http.limits import Limits
 from holdfast.server.principals import principal_of
 from holdfast.server.tokens import Entry
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
+from holdfast.storage import kept_open
 from tests.tidy.repo import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "limits.md"
@@ -61,6 +62,7 @@ def _messages() -> list[Limit]:
         _setting("the messages of one call, which are stored wholly or not at all", LogSettings, "max_batch_bytes"),
         _setting("what a packed frame may unpack to", LogSettings, "max_raw_bytes"),
         Limit("a body that is not copied into memory by itself", f"over {_size(LARGE_BYTES)}"),
+        Limit("what stays mapped for reading, of all logs of a process", f"about {_size(kept_open.MOST_BYTES)}"),
         Limit("a dedup id, a correlation id", _size(drafts._MOST_ID_BYTES)),
         Limit("a priority", f"0 to {_most(messages.Priority)}"),
         Limit("a delay, a time to live", f"{times.MAX_DURATION_MS // _YEAR_MS} years"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from holdfast.env.disk import BytesLike, Disk, File, WritableMap
 from holdfast.errors import Unavailable
 from holdfast.storage.files import index_name, join, read_file, segment_name, write_fully, write_zeros
 from holdfast.storage.index import SegmentIndex, parse_index
+from holdfast.storage.kept_open import KEPT_OPEN
 from holdfast.storage.shortage import ran_out, shortage
 from holdfast.storage.walk import Wanted, walk
 
@@ -26,6 +28,8 @@ _LARGE_WRITE: Final = 16 * 1024
 # storing into each for the first time would, and syncing a page that has been written before is faster.
 _FIRST_FILL: Final = 16 * 1024
 _MOST_FILL: Final = 256 * 1024
+
+_ALL: Final = 2**63  # behind every offset
 
 
 class Segment:
@@ -44,6 +48,9 @@ class Segment:
         self._index: SegmentIndex | None = None
         self.latest: tuple[int, int] | None = None  # up to an offset: the latest time in it
         self._proven: tuple[File, SegmentIndex] | None = None  # an index that is known to be of that file
+        # Its bytes up to an offset, where they could not be mapped.
+        self._copy: tuple[File, int, memoryview] | None = None
+        self.held_bytes = 0  # of it in memory, mapped or copied
 
     @property
     def file(self) -> File:
@@ -73,7 +80,7 @@ class Segment:
         """The file, all its bytes and their index: of one file, though another may take its place at any moment."""
         with self._reading():
             file = self.file
-            data = file.view(0, file.size())
+            data = self._bytes_of(file, next_offset)
         proven = self._proven
         if proven is None or proven[0] is not file:
             self._proven = proven = (file, self._index_of(data))
@@ -116,8 +123,28 @@ class Segment:
     def data(self) -> memoryview:
         """All its bytes."""
         with self._reading():
-            file = self.file
-            return file.view(0, file.size())
+            data = self._bytes_of(self.file, _ALL)
+            self._copy = None  # it may grow
+            return data
+
+    def _bytes_of(self, file: File, next_offset: int) -> memoryview:
+        """All bytes of the file: mapped, or read where there is no room for a map.
+
+        What was read is kept for as long as nobody wants to see further: unlike a map, it does not grow with the file.
+        """
+        copy = self._copy
+        if copy is not None and copy[0] is file and copy[1] >= next_offset:
+            return copy[2]
+        size = file.size()
+        data = _mapped(file, size)
+        if data is None:
+            KEPT_OPEN.let_go_but(self)
+            data = _mapped(file, size)
+        if data is None:
+            data = _read(file, size)
+            self._copy = file, next_offset, data
+        self.held_bytes = size
+        return data
 
     def load_index(self) -> SegmentIndex | None:
         try:
@@ -171,6 +198,8 @@ class Segment:
         self._file = None
         self._index = None
         self._proven = None
+        self._copy = None
+        self.held_bytes = 0
 
 
 class ActiveSegment(Segment):
@@ -228,7 +257,7 @@ class ActiveSegment(Segment):
         """The file, its bytes, and the index that grows with them."""
         with self._reading():
             file = self.file
-            return file, file.view(0, file.size()), self.index_to(next_offset)
+            return file, self._bytes_of(file, next_offset), self.index_to(next_offset)
 
     def save_index(self) -> None:
         self.index_to(self.next_offset)
@@ -241,6 +270,7 @@ class ActiveSegment(Segment):
         """The log is closed, or rests: forget the file; who reads at this moment keeps it alive."""
         self.map = None
         self._file = None
+        self._copy = None
 
     def shortage(self, length: int) -> int:
         """How many bytes must be reserved before `length` more can be stored; usually 0."""
@@ -308,3 +338,20 @@ class ActiveSegment(Segment):
             return
         write_zeros(self.file, self._dirty_from, self.file.size())
         self._dirty_from = None
+
+
+def _mapped(file: File, size: int) -> memoryview | None:
+    """Its bytes without a copy; None where there is no room for a map."""
+    try:
+        return file.view(0, size)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        return None
+
+
+def _read(file: File, size: int) -> memoryview:
+    try:
+        return memoryview(file.read(0, size))
+    except MemoryError as error:
+        raise OSError(errno.ENOMEM, "no memory for its bytes") from error
