@@ -12,10 +12,11 @@ from collections.abc import Callable
 from functools import cache
 
 import lz4.block
+import msgspec
 import pytest
 import zstandard
 
-from holdfast.codec.compression import Codec, compress, decompress
+from holdfast.codec.compression import MOST_RAW_BYTES, Codec, compress, decompress
 from holdfast.codec.encode import Packing, encode_batch
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
@@ -23,6 +24,7 @@ from holdfast.errors import BadSettings, CorruptData, InvalidRequest, MessageToo
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log
+from holdfast.storage.reader import LogReader
 from tests.unit.test_frame import MAX_RAW_BYTES, encoded, read, with_body
 
 GIB = 1 << 30
@@ -222,11 +224,28 @@ def test_whatever_was_taken_can_be_read_under_the_same_settings(batch: Batch):
     assert [record.value for record in log.records(0)] == batch.values
 
 
+def test_what_was_stored_under_a_higher_limit_is_read_and_keeps_nothing_behind_it_back():
+    log = opened(codec="zstd")
+    log.append([bytes(200_000)])
+    log.change(msgspec.structs.replace(log.settings, max_message_bytes=65_536, max_raw_bytes=65_536))
+    log.append([b"behind it"])
+    log.close()
+    again = Log.open(log.folder, log.settings, log._world)
+    for each in (again.records(0), LogReader(log.folder, log.settings, log._world).records(0)):
+        assert [record.value for record in each] == [bytes(200_000), b"behind it"]
+    again.close()
+
+
+def test_no_setting_lets_a_writer_pack_more_than_readers_take():
+    with pytest.raises(BadSettings):
+        LogSettings(max_raw_bytes=MOST_RAW_BYTES + 1)
+
+
 @pytest.mark.parametrize("codec", PACKERS)
 def test_a_body_over_the_readers_limit_is_not_unpacked(codec: Codec):
     packed = compress(codec, bytes(100_000), level=None)
     assert unpack(codec, packed, 100_000, max_raw_bytes=100_000) == bytes(100_000)
-    with pytest.raises(MessageTooLarge, match="max_raw_bytes"):
+    with pytest.raises(MessageTooLarge, match="over the limit of"):
         unpack(codec, packed, 100_000, max_raw_bytes=99_999)
 
 

@@ -31,6 +31,10 @@ DEFAULT_LEVEL: Final = {Codec.ZSTD: 3, Codec.LZ4: 0, Codec.GZIP: 6}
 _MOST_RATIO: Final = {Codec.NONE: 1, Codec.ZSTD: 128 * 1024 // 3, Codec.LZ4: 255, Codec.GZIP: 1032}
 _RATIO_SLACK_BYTES = 64 * 1024
 
+# More than any setting lets a writer pack. Readers go by this and not by what the settings say today: a frame that was
+# stored under a higher limit must be readable, or it would stand in the way of all behind it.
+MOST_RAW_BYTES: Final = 1 << 30
+
 
 def compress(codec: Codec, data: bytes, *, level: int | None) -> bytes:
     """The packed form of `data`."""
@@ -41,8 +45,8 @@ def decompress(codec: Codec, data: bytes, *, raw_bytes: int, max_raw_bytes: int)
     """The plain form, which must be of exactly `raw_bytes`; anything else is damage or an attack."""
     if raw_bytes > max_raw_bytes:
         raise MessageTooLarge(
-            f"a frame unpacks to {raw_bytes} bytes, over the limit of {max_raw_bytes}; it was not unpacked. "
-            "If it is yours, raise max_raw_bytes"
+            f"a frame unpacks to {raw_bytes} bytes, over the limit of {max_raw_bytes}; it was not unpacked: "
+            "no version of Holdfast packs so much"
         )
     if raw_bytes > len(data) * _MOST_RATIO[codec] + _RATIO_SLACK_BYTES:
         raise CorruptData(f"{len(data)} bytes of {codec.name.lower()} cannot unpack to {raw_bytes} bytes")

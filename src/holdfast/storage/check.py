@@ -203,7 +203,6 @@ class _Pass:
             log_id=log_id,
             epochs=facts.epochs or NO_EPOCHS,
             start=bases[0],
-            max_raw_bytes=self._settings.max_raw_bytes,
             on_bytes=self._advance,
         )
         for base, next_base in zip_longest(bases, bases[1:]):

@@ -117,9 +117,9 @@ class _Compaction:
     def _sources(self) -> list[Source]:
         """All segments up to the end that counts, the active one last."""
         ends = [segment.base_offset for segment in self._segments[1:]] + [self._end]
-        limit, go_on = self._settings.max_raw_bytes, self._writer.check_usable
+        go_on = self._writer.check_usable
         return [
-            Source(segment, min(end, self._end), self._epochs, limit, go_on)
+            Source(segment, min(end, self._end), self._epochs, go_on)
             for segment, end in zip(self._segments, ends, strict=False)  # one end too many where there is no segment
         ]
 

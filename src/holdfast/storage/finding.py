@@ -251,8 +251,8 @@ class Words:
             next_offset=oddity.next_offset,
             messages=oddity.next_offset - oddity.first_offset,
             what=f"{offsets(oddity.first_offset, oddity.next_offset)}: {oddity.what}",
-            cost="they cannot be read with these settings" if too_large else NO_MESSAGE,
-            next_step="raise max_raw_bytes to read them"
+            cost="they cannot be read" if too_large else NO_MESSAGE,
+            next_step="no version of Holdfast packs so much; see who wrote the file"
             if too_large
             else "a repair cannot mend this; look for a file that does not belong to this log, and report it as a bug",
         )

@@ -14,6 +14,7 @@ from typing import Final
 from pyroaring import BitMap64
 
 from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
+from holdfast.codec.compression import MOST_RAW_BYTES
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
 from holdfast.errors import CorruptData, MessageTooLarge, UnknownFormat
 from holdfast.storage.epochs import Epochs
@@ -27,13 +28,10 @@ _DIGEST_BYTES: Final = 16
 class Source:
     """One segment as far as an offset: what a pass looks at."""
 
-    def __init__(
-        self, segment: Segment, upto: int, epochs: Epochs, max_raw_bytes: int, go_on: Callable[[], None]
-    ) -> None:
+    def __init__(self, segment: Segment, upto: int, epochs: Epochs, go_on: Callable[[], None]) -> None:
         self.segment = segment
         self.upto = upto
         self._epochs = epochs
-        self._max_raw_bytes = max_raw_bytes
         self._go_on = go_on  # raises where nobody wants it any more
 
     def frames(self) -> Iterator[tuple[Frame, memoryview] | None]:
@@ -61,7 +59,7 @@ class Source:
             reached = found.next_offset
             start = found.position + HEADER_BYTES
             body = data[start : start + found.body_bytes]
-            yield Frame(found, body, max_raw_bytes=self._max_raw_bytes), data[start : found.end]
+            yield Frame(found, body, max_raw_bytes=MOST_RAW_BYTES), data[start : found.end]
         if reached < self.upto:
             yield None
 

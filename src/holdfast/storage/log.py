@@ -78,7 +78,6 @@ class Log:
         self._view = LogView(
             lambda: self._writer.segments,
             lambda: self._writer.readable_end,
-            max_raw_bytes=settings.max_raw_bytes,
         )
         self._files = LogFiles(world, folder, lock, self._writer, self._view, self.sync)
         self._lock: LogFiles | None = self._files

@@ -60,7 +60,6 @@ class LogReader:
         self._view = LogView(
             lambda: self._segments,
             lambda: self.end,
-            max_raw_bytes=self._settings.max_raw_bytes,
             look_again=self._find_segments,
         )
 

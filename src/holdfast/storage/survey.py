@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.codec.compression import MOST_RAW_BYTES
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
 from holdfast.env import World
 from holdfast.env.disk import File
@@ -89,13 +90,11 @@ class Survey:
         log_id: int,
         epochs: Epochs,
         start: int,
-        max_raw_bytes: int,
         on_bytes: OnBytes,
     ) -> None:
         self._world = world
         self._folder = folder
         self._epochs = epochs
-        self._max_raw_bytes = max_raw_bytes
         self._on_bytes = on_bytes
         self._wanted = Wanted(log_id, start, epochs=epochs)
         self._time_ns = NO_TIME
@@ -206,7 +205,7 @@ class Survey:
     def _decode(self, survey: SegmentSurvey, data: memoryview, header: FrameHeader) -> str | None:
         """Why the body cannot be taken apart, though its checksum is right."""
         start = header.position + HEADER_BYTES
-        frame = Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
+        frame = Frame(header, data[start : start + header.body_bytes], max_raw_bytes=MOST_RAW_BYTES)
         try:
             columns = frame.columns()
             frame.stored_values()  # a large one is not copied

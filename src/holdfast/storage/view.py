@@ -15,6 +15,7 @@ from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
+from holdfast.codec.compression import MOST_RAW_BYTES
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
 from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import ChecksumMismatch, CorruptData, DamagedRange, OffsetOutOfRange, Unavailable, UnknownFormat
@@ -55,13 +56,11 @@ class LogView:
         segments: Callable[[], Sequence[Segment]],
         readable_end: Callable[[], int],
         *,
-        max_raw_bytes: int,
         look_again: Callable[[], None] = lambda: None,
     ) -> None:
         self._look_again = look_again
         self._segments = segments
         self._readable_end = readable_end
-        self._max_raw_bytes = max_raw_bytes
         self.opened = 0  # how often somebody had to open the last segment of a log that rests
         self.on_open: Callable[[], None] = lambda: None
 
@@ -232,7 +231,7 @@ class LogView:
 
     def _frame(self, data: memoryview, header: FrameHeader) -> Frame:
         start = header.position + HEADER_BYTES
-        return Frame(header, data[start : start + header.body_bytes], max_raw_bytes=self._max_raw_bytes)
+        return Frame(header, data[start : start + header.body_bytes], max_raw_bytes=MOST_RAW_BYTES)
 
     def _read_segment(
         self, segment: Segment, offset: int, end: int, on_damage: OnDamage
