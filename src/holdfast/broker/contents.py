@@ -11,6 +11,7 @@ from the topic's folder; the dead letters lie beside it, and their parts begin w
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -100,7 +101,19 @@ def missing_parts(world: World, root: str, topic: str) -> list[str]:
 
 def is_vital(part: str) -> bool:
     """Whether a topic without this part would have lost messages, or not keep those it has as it was told to."""
-    return part == SETTINGS or part.endswith(("/log", f"/{DELAYED}"))
+    return part == SETTINGS or (part.endswith(("/log", f"/{DELAYED}")) and not part.startswith(DEAD_SUFFIX))
+
+
+def is_dedup(part: str) -> bool:
+    """Whether this is the topic's dedup ids, or those that a partition kept before topics did."""
+    place, _, name = part.rpartition("/")
+    return name == DEDUP and (not place or place.isdigit())
+
+
+def groups_of(parts: Iterable[str]) -> set[str]:
+    """The groups that have any of these parts."""
+    own = (part for part in parts if not part.startswith(DEAD_SUFFIX))
+    return {part.rpartition("/")[2].removesuffix(".json") for part in own if f"{GROUPS}/" in part}
 
 
 def lacking(root: str, topic: str, part: str) -> CorruptData:

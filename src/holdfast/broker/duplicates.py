@@ -19,6 +19,7 @@ then removed; a crash before the merged run is in place changes nothing, and one
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,11 +31,13 @@ from holdfast.broker.drafts import Draft, Manner, Place, Publication, first_plac
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import World
-from holdfast.errors import Closed
+from holdfast.errors import Closed, CorruptData
 from holdfast.model import Appended
 from holdfast.storage.files import join, remove_tree
 from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error
+
+logger = logging.getLogger(__name__)
 
 _NAME: Final = "dedup"
 _SAVE_EVERY_MS: Final = 3_600_000
@@ -53,6 +56,7 @@ class Duplicates:
         self.index: DedupIndex | None = None  # opened when first needed
         self.on_new_part: Callable[[], None] = lambda: None  # the ids have a folder from now on
         self.on_parting: Callable[[frozenset[str]], object] = lambda _parts: None  # these folders are about to go
+        self._error: CorruptData | None = None  # why ids cannot be looked up; messages without one go on
         self.closed = False
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._save_lock = threading.Lock()
@@ -63,6 +67,8 @@ class Duplicates:
         with self._lock:
             if self.index is not None:
                 self._take_in(self.index, number, partition)
+            if self._error is not None:
+                partition.keep_for_dedup(Covered())
             self._partitions[number] = partition
         partition.publish_unseen = partial(self.publish, number, partition)
 
@@ -75,7 +81,22 @@ class Duplicates:
         """At the opening of a topic, behind its partitions: ids that were put before are known again."""
         with self._lock:
             if self._world.disk.exists(self._folder) or self._old_folders():
-                self._open()
+                try:
+                    self._open()
+                except CorruptData as error:
+                    self._refuse(error)
+
+    def refuse(self, error: CorruptData) -> None:
+        """Refuse messages with dedup ids from now on: nobody can tell whether they were here before."""
+        with self._lock:
+            self._refuse(error)
+
+    def _refuse(self, error: CorruptData) -> None:
+        if self._error is None:
+            self._error = error
+            for partition in self._partitions.values():
+                partition.keep_for_dedup(Covered())  # the ids that the logs still hold are all that is left
+            logger.error("dedup ids cannot be read", extra={"folder": self._folder, "error": str(error)})
 
     def publish(self, number: int, partition: Partition, drafts: Sequence[Draft], manner: Manner) -> Publication:
         """Store what is no duplicate, of an earlier message or of another one in the same call."""
@@ -167,6 +188,8 @@ class Duplicates:
 
     def _open(self) -> DedupIndex:
         """The caller holds the lock."""
+        if self._error is not None:
+            raise self._error
         if self.index is None:
             if self.closed:
                 raise Closed(f"the topic in {self._topic_folder} is closed: it was deleted, or let go")

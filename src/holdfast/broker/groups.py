@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -68,7 +69,12 @@ class GroupNotes:
     def deleted(self) -> list[str]:
         """The groups that are to go."""
         noted = [name.removesuffix(".json") for name in names_in(self._world, self._folder) if name.endswith(".json")]
-        return [group for group in noted if self.read(group).deleted]
+        found = []
+        for group in noted:
+            with suppress(CorruptData):  # then that group does not open, and its user is told
+                if self.read(group).deleted:
+                    found.append(group)
+        return found
 
     def forget(self, group: str, partitions: int) -> None:
         """Take away all that a group has here, for good before its note goes: without that nobody would look for it."""

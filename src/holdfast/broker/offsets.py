@@ -214,7 +214,8 @@ class Offsets:
         if self._snapshot_at < self.log.start:
             raise CorruptData(
                 f"the commits in {self.folder} begin at event {self.log.start}, and no snapshot reaches there: it was "
-                f"damaged. Restore {SNAPSHOT} from a backup, or delete the group and reset it to where it should go on"
+                f"damaged. Restore {SNAPSHOT} from a backup; or delete the group (`holdfast group delete`): it begins "
+                "anew, and can be reset to where it should go on"
             )
         self._replay(self._snapshot_at)
 

@@ -10,6 +10,7 @@ publish ──► the topic's dedup ids: known within the window? ──► dupl
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,6 +51,8 @@ from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
 __all__ = ["Draft", "Partition", "Place", "Publication"]
+
+logger = logging.getLogger(__name__)
 
 _RELEASE_MOST: Final = 1_000
 STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.broker.coordinator import StreamGroup
 from holdfast.broker.layout import GROUPS, check_name, names_in, stream_group_folder
 from holdfast.broker.offsets import Offsets
-from holdfast.errors import HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.storage.files import join, remove_tree
 from holdfast.storage.keeper import soonest
 from holdfast.storage.opening import open_error, translated
@@ -34,6 +34,7 @@ class StreamGroups:
         self._folder = join(engine.folder, GROUPS)
         self._lock = threading.Lock()
         self._groups: dict[str, StreamGroup] = {}
+        self.spoiled: dict[str, CorruptData] = {}  # those that cannot be opened, and why; the others go on
         self._closed = False
         self._told = ""
         try:
@@ -41,14 +42,14 @@ class StreamGroups:
                 if _GONE.fullmatch(name):
                     remove_tree(engine.world.disk, join(self._folder, name))
                 else:
-                    self._open(name)
+                    self._open_or_note(name)
         except BaseException:
             self.close()
             raise
         engine.on_topic.append(self._pin)
 
     def names(self) -> list[str]:
-        return sorted(self._groups)
+        return sorted([*self._groups, *self.spoiled])
 
     def all(self) -> list[StreamGroup]:
         return list(self._groups.values())
@@ -61,6 +62,8 @@ class StreamGroups:
             known = self._groups.get(name)
             if known is not None:
                 return known
+            if name in self.spoiled:
+                raise self.spoiled[name]
             if not create:
                 there = f"there are {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
                 raise UnknownGroup(f"there is no group {name} in stream mode in {self._engine.folder}; {there}")
@@ -89,6 +92,9 @@ class StreamGroups:
 
     def delete(self, name: str) -> None:
         """Forget a group and all that it committed; it must have no members."""
+        if name in self.spoiled:
+            self._delete_spoiled(name)
+            return
         group = self.group(name)
         with group.lock:
             if group.members.members:
@@ -110,13 +116,24 @@ class StreamGroups:
         with translated(gone):
             remove_tree(disk, gone)
 
+    def _delete_spoiled(self, name: str) -> None:
+        gone = join(self._folder, f".gone-{name}-{self._engine.world.ids.random_u32()}")
+        with self._lock:
+            self._take_away(name, gone)
+            del self.spoiled[name]
+        for topic in self._engine.open_topics():
+            for partition in topic.partitions:
+                partition.log.unpin(stream_group_folder(self._engine.folder, name))
+        with translated(gone):
+            remove_tree(self._engine.world.disk, gone)
+
     def _take_away(self, name: str, gone: str) -> None:
         folder, disk = stream_group_folder(self._engine.folder, name), self._engine.world.disk
         try:
             disk.rename(folder, gone)
             disk.sync_folder(self._folder)
         except OSError as error:
-            if disk.exists(folder):
+            if disk.exists(folder) and name not in self.spoiled:
                 self._open(name)  # it goes on
             raise open_error(folder, error) from error
 
@@ -151,6 +168,17 @@ class StreamGroups:
         for group in list(self._groups.values()):
             group.pin(topic)
             group.nudge()  # it may have grown
+        for name in list(self.spoiled):
+            # How far it has come nobody knows: nothing goes until it is repaired or deleted.
+            for partition in topic.partitions:
+                partition.log.pin(stream_group_folder(self._engine.folder, name), partition.log.start)
+
+    def _open_or_note(self, name: str) -> None:
+        try:
+            self._open(name)
+        except CorruptData as error:
+            self.spoiled[name] = error
+            logger.error("a group in stream mode cannot be opened", extra={"group": name, "error": str(error)})
 
     def _open(self, name: str) -> StreamGroup:
         folder = stream_group_folder(self._engine.folder, name)

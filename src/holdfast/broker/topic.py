@@ -12,7 +12,16 @@ from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.contents import TopicFacts, is_vital, lacking, missing_parts, renew_contents, strike_off
+from holdfast.broker.contents import (
+    TopicFacts,
+    groups_of,
+    is_dedup,
+    is_vital,
+    lacking,
+    missing_parts,
+    renew_contents,
+    strike_off,
+)
 from holdfast.broker.dead import DeadPartition
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.duplicates import Duplicates
@@ -97,6 +106,8 @@ class Topic:
         self.duplicates.on_new_part = self.list_parts
         self.duplicates.on_parting = partial(strike_off, world, root, name)
         self.groups: dict[str, QueueGroup] = {}
+        self.spoiled: dict[str, CorruptData] = {}  # groups that cannot be opened, and why; the others go on
+        self._missing: frozenset[str] = frozenset()  # parts that are listed and not there
         self._tracing = None if traces is None else TopicTracing(world.clock.now_ns, traces, name, facts.id)
         self._notes = GroupNotes(world, topic_folder(root, name))
         self._dead: dict[int, DeadPartition] = {}
@@ -114,12 +125,18 @@ class Topic:
     def _require_parts(self) -> None:
         """Refuse a topic that lacks something without which messages are lost: opening would make it anew, empty."""
         with suppress(CorruptData):  # a list that is damaged: what is there is listed anew
-            for part in missing_parts(self._world, self.root, self.name):
-                if is_vital(part):
-                    raise lacking(self.root, self.name, part)
+            self._missing = frozenset(missing_parts(self._world, self.root, self.name))
+        for part in sorted(filter(is_vital, self._missing)):
+            raise lacking(self.root, self.name, part)
+
+    def _require(self, part: str) -> None:
+        if part in self._missing:
+            raise lacking(self.root, self.name, part)
 
     def list_parts(self) -> None:
         """Note what there is now, so that it is missed if it is lost."""
+        if self._missing or self.spoiled:
+            return  # or what is lost would be forgotten: not before it is repaired, or deleted
         facts = TopicFacts(self.id, self.created_ms, len(self.partitions))
         with self._listing, translated(topic_folder(self.root, self.name)):
             renew_contents(self._world, self.root, self.name, facts)
@@ -128,11 +145,28 @@ class Topic:
         for number in range(count):
             self._check_owner()  # whoever closes the folder is not to wait until all of them are open
             self._open_partition(number)
-        self.duplicates.open_if_used()
+        self._open_duplicates()
         self._finish_deletions()
-        for group in self._notes.names(count):
-            note = self._notes.read(group)
-            self._open_group(group, note, self._group_settings(note.settings))
+        for group in sorted({*self._notes.names(count), *groups_of(self._missing)}):
+            self._open_or_note(group)
+
+    def _open_duplicates(self) -> None:
+        for part in sorted(self._missing):
+            if is_dedup(part):
+                self.duplicates.refuse(lacking(self.root, self.name, part))
+        self.duplicates.open_if_used()
+
+    def _open_or_note(self, name: str) -> None:
+        """Open a group; one that is spoiled is left, and holds back what it may not have handled."""
+        try:
+            self._require(f"{GROUPS}/{name}.json")
+            note = self._notes.read(name)
+            self._open_group(name, note, self._group_settings(note.settings))
+        except CorruptData as error:
+            self.spoiled[name] = error
+            for number, partition in enumerate(self.partitions):
+                partition.log.pin(group_folder(self.root, self.name, number, name), partition.log.start)
+            logger.error("a group cannot be opened", extra={"topic": self.name, "group": name, "error": str(error)})
 
     def _open_partition(self, number: int) -> None:
         folder = partition_folder(self.root, self.name, number)
@@ -170,6 +204,7 @@ class Topic:
     def _open_station(self, group: QueueGroup, number: int, start: int | None) -> None:
         partition = self.partitions[number]
         folder = group_folder(self.root, self.name, number, group.name)
+        self._require(f"{number}/{GROUPS}/{group.name}")
         delivery = QuickDelivery.open(
             self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start
         )
@@ -210,6 +245,8 @@ class Topic:
 
     def _open_dead(self, number: int) -> DeadPartition:
         name, settings, metrics = self.name + DEAD_SUFFIX, dead_settings(self.settings), Metrics()
+        self._require(f"{DEAD_SUFFIX}/{number}/log")
+        self._require(f"{DEAD_SUFFIX}/{number}/{GROUPS}/{DEFAULT_GROUP}")
         with translated(topic_folder(self.root, name)), ExitStack() as opened:
             new = not is_log(self._world, group_folder(self.root, name, number, DEFAULT_GROUP))
             self._world.disk.make_folder(topic_folder(self.root, name))
@@ -246,6 +283,8 @@ class Topic:
         check_name(name, "group")
         with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
+            if name in self.spoiled:
+                raise self.spoiled[name]
             known, note = self.groups.get(name), self._notes.read(name)
             if note.deleted:  # and an error kept it from going
                 self._finish_deletions()
@@ -269,6 +308,10 @@ class Topic:
             if settings != known.settings:  # otherwise nobody is to begin anew with its turns
                 known.change(settings)
             return known
+
+    def has_group(self, name: str) -> bool:
+        """Whether there is a group of this name in queue mode, also one that cannot be opened."""
+        return name in self.groups or name in self.spoiled
 
     def alter(self, settings: TopicSettings) -> None:
         """Go on with other settings; what is in hand or waits stays so."""
@@ -311,13 +354,24 @@ class Topic:
         with self._lock, translated(topic_folder(self.root, self.name)):
             self.check_open()
             group = self.groups.get(name)
-            if group is None:
+            if group is None and name not in self.spoiled:
                 raise UnknownGroup(f"{self.name} has no group {name} in queue mode")
             self._notes.write(name, GroupNote(deleted=True))
+            if group is None:
+                self._delete_spoiled(name)
+                return
             self.groups = {other: each for other, each in self.groups.items() if other != name}
             group.deleted = True
             self._close_group(group)
             self._finish_deletions()
+
+    def _delete_spoiled(self, name: str) -> None:
+        """Forget a group that cannot be opened: whoever uses its name next begins with what is kept."""
+        self._finish_deletions()
+        del self.spoiled[name]
+        self._missing = frozenset(part for part in self._missing if not part.endswith(f"/{name}"))
+        for number, partition in enumerate(self.partitions):
+            partition.log.unpin(group_folder(self.root, self.name, number, name))
 
     def _close_group(self, group: QueueGroup) -> None:
         with ExitStack() as closing:

@@ -17,6 +17,7 @@ from holdfast.cli.plans import document, show_plan, show_result
 from holdfast.cli.reports import progress_bar
 from holdfast.cli.wholequeue import repair_queue
 from holdfast.env import real_world
+from holdfast.errors import InvalidRequest
 from holdfast.storage.lock import take_lock
 from holdfast.storage.opening import translated
 from holdfast.storage.plan import RepairPlan
@@ -33,6 +34,10 @@ def repair_command(
             "--backup", metavar="DIR", help="Where the originals go; a new folder inside the log's by default."
         ),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="PART", help="Only this part of a queue, by the name that `check` gives it."),
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int:
@@ -42,7 +47,9 @@ def repair_command(
     Exit code: 0 done or nothing to do, 1 damage is left, 2 not done.
     """
     if is_queue(folder):
-        return repair_queue(folder, dry_run=dry_run, backup=backup, yes=yes, as_json=as_json)
+        return repair_queue(folder, dry_run=dry_run, backup=backup, yes=yes, as_json=as_json, part=part)
+    if part is not None:
+        raise InvalidRequest(f"{folder} is a single log: --part names a part of a queue")
     with progress_bar("looking", shown=not as_json) as progress:
         plan = plan_repair(folder, progress=progress)
     if dry_run or not plan.steps:

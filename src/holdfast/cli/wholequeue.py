@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.broker.check import PartReport, check_folder
-from holdfast.broker.check.parts import parts_of
+from holdfast.broker.check import FolderPlan, FolderStep, PartReport, check_folder, plan_folder_repair, repair_folder
 from holdfast.broker.layout import topics
 from holdfast.cli.ask import confirmed
 from holdfast.cli.opened import trusts_folders
@@ -23,13 +22,10 @@ from holdfast.cli.reports import STYLES, progress_bar, report_document, show_fin
 from holdfast.cli.text import safe, size
 from holdfast.env import real_world
 from holdfast.storage.finding import count_of
-from holdfast.storage.lock import take_lock
-from holdfast.storage.opening import require_own
-from holdfast.storage.repair import plan_repair, repair
 
 _MOST_ROWS: Final = 60
-# What is wrong with these beyond their bytes only a copy mends.
-_COPIED: Final = frozenset({"messages", "commits", "locks"})
+# Messages that are missing only a copy brings back.
+_COPIED: Final = frozenset({"messages"})
 
 
 def check_queue(folder: str, *, as_json: bool) -> int:
@@ -115,40 +111,46 @@ def _show_damage(console: Console, what: str) -> None:
     console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"), soft_wrap=True)
 
 
-def repair_queue(folder: str, *, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
-    """Mend each log that needs it, while nobody can own the queue."""
-    world, parts = real_world(), {}
+def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
+    """Mend all of it, or one part, while nobody can own the queue."""
     with progress_bar("looking", shown=not as_json) as progress:
-        for part in parts_of(world, folder):
-            plan = plan_repair(part.folder, progress=progress)
-            if plan.steps or plan.left:
-                parts[part.name] = (part, plan)
-    console = stdout()
-    steps = any(plan.steps for _, plan in parts.values())
+        plan = plan_folder_repair(folder, part=part, progress=progress)
     if not as_json:
-        for _, plan in parts.values():
-            show_plan(console, plan)
-        if not parts:
-            console.print(f"{safe(folder)}: nothing to repair", soft_wrap=True)
-    results = {}
-    if steps and not dry_run:
+        _show_folder_plan(stdout(), plan)
+    done = None
+    if not plan.empty and not dry_run:
         if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
             return NOT_DONE
-        trusted = trusts_folders()
-        require_own(world, folder, trusted=trusted)
-        lock = take_lock(world, folder)
-        try:
-            with progress_bar("repairing", shown=not as_json) as progress:
-                for name, (part, plan) in parts.items():
-                    if plan.steps:
-                        kept = None if backup is None else f"{backup.rstrip('/')}/{name}"
-                        results[name] = repair(part.folder, backup=kept, progress=progress, trust_folder=trusted)
-        finally:
-            lock.release()
+        with progress_bar("repairing", shown=not as_json) as progress:
+            done = repair_folder(folder, part=part, backup=backup, trust_folder=trusts_folders(), progress=progress)
+    results = {} if done is None else done.logs
     if as_json:
-        logs = [{"name": name, **document(plan, results.get(name))} for name, (_, plan) in parts.items()]
-        print_json({"folder": folder, "changed": any(r.changed for r in results.values()), "logs": logs})
+        logs = [{"name": name, **document(log, results.get(name))} for name, log in plan.logs.items()]
+        steps = () if done is None else done.steps
+        changed = bool(steps) or any(result.changed for result in results.values())
+        print_json({"folder": folder, "changed": changed, "logs": logs, "steps": plan.steps, "done": steps})
     for result in () if as_json else results.values():
-        show_result(console, result)
-    left = any(plan.left for name, (_, plan) in parts.items() if name not in results)
+        show_result(stdout(), result)
+    left = any(log.left for name, log in plan.logs.items() if name not in results)
     return DAMAGED if not dry_run and (left or not all(r.after.ok for r in results.values())) else OK
+
+
+def _show_folder_plan(console: Console, plan: FolderPlan) -> None:
+    for log in plan.logs.values():
+        show_plan(console, log)
+    _show_steps(console, plan.folder, plan.steps)
+    if not plan.logs and not plan.steps:
+        console.print(f"{safe(plan.folder)}: nothing to repair", soft_wrap=True)
+
+
+def _show_steps(console: Console, folder: str, steps: Sequence[FolderStep]) -> None:
+    """What a repair would do beyond the single logs."""
+    if not steps:
+        return
+    console.print(f"{safe(folder)}: beyond the logs, a repair would", soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    for number, step in enumerate(steps, start=1):
+        table.add_row(f"{number}.", f"{safe(step.part)}: {safe(step.what)}\ncost: {safe(step.cost)}")
+    console.print(table)

@@ -231,7 +231,7 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
         check_name(name, "group")
         if topic is not None:
             with self._engine.using(topic) as opened:
-                if name in opened.groups:
+                if opened.has_group(name):
                     opened.delete_group(name)
                     return
                 if any(stream.name == name for stream in self._engine.streams.on(opened)):

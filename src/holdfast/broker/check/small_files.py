@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from holdfast.broker.catalog import Catalog
+from holdfast.broker.contents import CONTENTS, DEDUP, load_contents
+from holdfast.broker.dedup_check import damaged_dedup
 from holdfast.broker.groups import GroupNotes
-from holdfast.broker.layout import QUERIES, SETTINGS, partition_folder, topic_folder, topics
+from holdfast.broker.layout import QUERIES, SETTINGS, TOPIC, partition_folder, topic_folder, topics
 from holdfast.broker.policy import kept_settings
 from holdfast.broker.producers import Producers
 from holdfast.broker.queries import list_queries
@@ -30,8 +32,12 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
         try:
             count = catalog.facts(topic).partitions
             yield from _of_topic(world, folder, topic, count)
-            for number in range(count):
-                yield from _sequences(world, partition_folder(folder, topic, number))
+            yield from _facts(world, folder, topic, catalog)
+            places = [partition_folder(folder, topic, number) for number in range(count)]
+            for place in places:
+                yield from _sequences(world, place)
+            for place in (topic_folder(folder, topic), *places):
+                yield from (("damage", what) for what in damaged_dedup(world, join(place, DEDUP)))
         except CorruptData as error:
             yield "damage", str(error)
         except UnknownTopic:
@@ -45,6 +51,26 @@ def _queries(world: World, folder: str) -> Iterator[Note]:
         if query.wrong:
             place = f"{QUERIES}/{query.file}"
             yield "note", f"{place} cannot be read: {query.wrong}; while it is there, no old message is removed"
+
+
+def _facts(world: World, folder: str, topic: str, catalog: Catalog) -> Iterator[Note]:
+    """`topic.json` and the list of parts: each is made anew from the other, and neither may be gone unnoticed."""
+    place = topic_folder(folder, topic)
+    again = "opening the topic makes it anew, and nothing is lost"
+    listed = None
+    try:
+        listed = load_contents(world, folder, topic)
+        if listed is None and catalog.is_listed(topic):
+            yield "damage", f"{join(place, CONTENTS)} is missing: {again}, but parts that are gone are not missed"
+    except CorruptData as error:
+        yield "damage", f"{error}; {again}, but parts that are gone are not missed"
+    try:
+        if catalog.noted(topic) is None and listed is not None:
+            yield "damage", f"{join(place, TOPIC)} is missing: {again}"
+    except CorruptData as error:
+        if listed is None:
+            raise
+        yield "damage", f"{error}: {again}"
 
 
 def _of_topic(world: World, folder: str, topic: str, count: int) -> Iterator[Note]:

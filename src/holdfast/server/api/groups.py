@@ -165,7 +165,7 @@ async def _may_reset(call: Call) -> None:
 
 def _is_in_queue_mode(call: Call, name: str) -> bool:
     with call.service.broker._engine.using(name) as topic:
-        return call.path["group"] in topic.groups
+        return topic.has_group(call.path["group"])
 
 
 @routes.add(

@@ -1,0 +1,32 @@
+"""Are the dedup ids on disk what was written? Looks at every byte, and changes nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from holdfast.broker.dedup_runs import open_run
+from holdfast.broker.layout import names_in
+from holdfast.env import World
+from holdfast.errors import CorruptData
+
+_RUN: Final = re.compile(r"(\d{20})\.ids")
+
+
+def damaged_dedup(world: World, folder: str) -> list[str]:
+    """What is wrong with the runs in a folder, in words: the last one and those that it names must be whole."""
+    numbers = sorted(int(match[1]) for name in names_in(world, folder) if (match := _RUN.fullmatch(name)))
+    if not numbers:
+        return []
+    wrong = []
+    try:
+        last = open_run(world.disk, folder, numbers[-1])
+        last.check()
+    except (CorruptData, OSError) as error:
+        return [str(error)]
+    for number in last.facts.kept:
+        try:
+            open_run(world.disk, folder, number).check()
+        except (CorruptData, OSError) as error:
+            wrong.append(str(error))
+    return wrong
