@@ -111,6 +111,13 @@ def expire(stage: Stage) -> None:
     assert stage.group.receive_many(1, timeout=0) == []
 
 
+def damage(stage: Stage) -> None:
+    stage.put(b"spoiled")
+    path = f"{stage.engine.folder}/topics/orders/0/log/{0:020d}.log"
+    stage.disk.flip(path, stage.disk.contents(path).index(b"spoiled"))
+    assert stage.group.receive_many(1, timeout=0) == []
+
+
 def release(stage: Stage) -> None:
     stage.put(delay=60)
     stage.after(seconds=61)
@@ -250,6 +257,7 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "expired": (expire, GROUP, 1),
     "cancelled": (cancel, GROUP, 1),
     "lost_leases": (lose_a_lease, GROUP, 1),
+    "damaged": (damage, GROUP, 1),
     "wait_seconds": (hold, GROUP, 1),
     "handle_seconds": (lambda stage: (stage.put(), stage.take().ack()), GROUP, 1),
     "partitions": (lambda stage: stage.broker.add_partitions("orders", 2), TOPIC, 3),

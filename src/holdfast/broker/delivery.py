@@ -206,6 +206,7 @@ class Delivery:
         """The messages, without those that are expired or lost; these are passed over."""
         loaded = self._supply.load(offsets, now.wall_ms)
         if loaded.lost:
+            self.metrics.damaged.add(len(loaded.lost))
             self.commit_events([Lost(runs_of(loaded.lost))])
         if loaded.passed:
             behind = self._supply.removed_from(max(loaded.passed) + 1)

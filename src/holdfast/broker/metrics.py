@@ -83,6 +83,7 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int
     released: int
     lost_leases: int
+    damaged: int = 0
     put_seconds: Times
     wait_seconds: Times
     handle_seconds: Times
@@ -243,6 +244,7 @@ class Metrics:
         self.duplicates = Counter("duplicates")
         self.released = Counter("released")  # delayed messages that came due
         self.lost_leases = Counter("lost_leases")
+        self.damaged = Counter("damaged")  # messages that could not be read, and were passed over
         self.put_seconds = Histogram("put_seconds")
         self.wait_seconds = Histogram("wait_seconds")  # published to delivered
         self.handle_seconds = Histogram("handle_seconds")  # delivered to acked

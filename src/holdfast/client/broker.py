@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.broker.positions import Reset
 from holdfast.broker.trace_stats import TraceStats
@@ -123,10 +123,19 @@ class RemoteBroker(RemoteBrokerFace):
         return run(publish_stream(self._client.publishing, topic, stream, partition, size_hint, durability, options))
 
     def read(
-        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int | None = None,
+        limit: int = 100,
+        on_damage: Literal["raise", "skip"] = "raise",
     ) -> list[RemoteContents[Any]]:
-        """Messages of a partition from an offset on, whoever has them; nothing changes."""
-        return run(self._read(topic, partition, offset, limit))
+        """Messages of a partition from an offset on, whoever has them; nothing changes.
+
+        Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
+        """
+        return run(self._read(topic, partition, offset, limit, on_damage))
 
     def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any

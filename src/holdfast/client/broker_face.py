@@ -23,7 +23,7 @@ from holdfast.embedded.face import switch
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, to_of
-from holdfast.errors import BadSettings, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
+from holdfast.errors import BadSettings, DamagedRange, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
@@ -148,18 +148,29 @@ class RemoteBrokerFace:
             codec=codec,
         )
 
-    async def _read(self, topic: str, partition: int, offset: int | None, limit: int) -> list[RemoteContents[Any]]:
+    async def _read(
+        self, topic: str, partition: int, offset: int | None, limit: int, on_damage: str
+    ) -> list[RemoteContents[Any]]:
         if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
             raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
         if offset is not None and type(offset) is not int:
             raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")
         if type(partition) is not int or partition < 0:
             raise UnknownTopic(f"topic {topic} has no partition {partition!r}")
+        if on_damage not in ("raise", "skip"):
+            raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: "raise" or "skip"')
         found: list[RemoteContents[Any]] = []
         while len(found) < limit:
-            query = {"offset": offset, "limit": min(limit - len(found), _MOST_READ)}
+            query: dict[str, Any] = {"offset": offset, "limit": min(limit - len(found), _MOST_READ)}
+            if on_damage != "raise":  # an older server knows nothing of it
+                query["on_damage"] = on_damage
             path = path_of("topics", check_readable_name(topic), "partitions", partition, "messages", **query)
-            some: wire.ReadMessages = await self._ask("GET", path, wire.ReadMessages)
+            try:
+                some: wire.ReadMessages = await self._ask("GET", path, wire.ReadMessages)
+            except DamagedRange:
+                if found:
+                    break  # those before it first: who reads on from there is told
+                raise
             found += [RemoteContents(self._client, self._bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
                 break

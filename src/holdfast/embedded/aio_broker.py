@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import datetime
 from functools import partial
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from holdfast.broker.altering import grow_topic
 from holdfast.broker.broker import BrokerEngine
@@ -159,11 +159,21 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
             return await upload.run_async(stream, durability)
 
     async def read(
-        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int | None = None,
+        limit: int = 100,
+        on_damage: Literal["raise", "skip"] = "raise",
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on, whoever has them; nothing changes."""
+        """Messages of a partition from an offset on, whoever has them; nothing changes.
+
+        Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
+        """
         await self._opened(check_readable_name(topic).removesuffix(DEAD_SUFFIX))
-        return await _aside(self._read, topic, partition, offset, limit)
+        read = partial(self._read, topic, partition, offset, limit, on_damage=on_damage)
+        return await _aside(read)
 
     async def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any

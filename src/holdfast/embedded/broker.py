@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime
 from os import PathLike
-from typing import Any
+from typing import Any, Literal
 
 from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
@@ -143,10 +143,19 @@ class Broker(TraceFace, BrokerFace):
             return upload.run(stream, durability)
 
     def read(
-        self, topic: str, *, partition: int = 0, offset: int | None = None, limit: int = 100
+        self,
+        topic: str,
+        *,
+        partition: int = 0,
+        offset: int | None = None,
+        limit: int = 100,
+        on_damage: Literal["raise", "skip"] = "raise",
     ) -> list[Contents[Any]]:
-        """Messages of a partition from an offset on, whoever has them; nothing changes."""
-        return self._read(topic, partition, offset, limit)
+        """Messages of a partition from an offset on, whoever has them; nothing changes.
+
+        Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
+        """
+        return self._read(topic, partition, offset, limit, on_damage=on_damage)
 
     def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any

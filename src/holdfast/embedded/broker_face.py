@@ -34,10 +34,11 @@ from holdfast.embedded.topics import (
 )
 from holdfast.env import World, real_world
 from holdfast.env.environ import environment
-from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
+from holdfast.errors import BadSettings, DamagedRange, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
 from holdfast.model import Durability, Retained, extra_bytes
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
+from holdfast.storage.view import OnDamage
 
 _Face = TypeVar("_Face", bound="BrokerFace")
 _Group = TypeVar("_Group")
@@ -153,10 +154,19 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
         return publisher
 
     def _read(
-        self, name: str, number: int, offset: int | None, limit: int, most_bytes: int | None = None
+        self,
+        name: str,
+        number: int,
+        offset: int | None,
+        limit: int,
+        most_bytes: int | None = None,
+        *,
+        on_damage: OnDamage = "raise",
     ) -> list[Contents[Any]]:
         if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
             raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+        if on_damage not in ("raise", "skip"):
+            raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: "raise" or "skip"')
         with reading(self._engine.using, name) as found_topic:
             log = found_topic.partition(number).log
             if offset is not None and type(offset) is not int:
@@ -164,11 +174,16 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
             home = Place(name, number)
             found: list[Contents[Any]] = []
             size = 0
-            for record in log.records(log.start if offset is None else offset, on_damage="skip", whole=False):
-                found.append(Contents(home, self._bodies, record))
-                size += len(record.value) + extra_bytes(record)
-                if len(found) == limit or (most_bytes is not None and size > most_bytes):
-                    break
+            start = log.start if offset is None else offset
+            try:
+                for record in log.records(start, on_damage=on_damage, whole=False):
+                    found.append(Contents(home, self._bodies, record))
+                    size += len(record.value) + extra_bytes(record)
+                    if len(found) == limit or (most_bytes is not None and size > most_bytes):
+                        break
+            except DamagedRange:
+                if not found:
+                    raise  # those before it first: who reads on from there is told
             return found
 
     def _group(

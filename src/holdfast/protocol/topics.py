@@ -74,6 +74,7 @@ class ReadQuery(Wire, kw_only=True):
     limit: Limit = 100
     wait: Wait = 0
     bodies: bool = True
+    on_damage: Literal["raise", "skip"] = "raise"
 
 
 class ReadMessages(Told, kw_only=True):

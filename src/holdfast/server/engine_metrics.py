@@ -46,6 +46,7 @@ OF_GROUP: Final = {
     "expired": "Messages passed over because their time to live was over.",
     "cancelled": "Messages taken back.",
     "lost_leases": "Calls refused because the lease was lost.",
+    "damaged": "Messages passed over because they are damaged on disk.",
 }
 _FAST, _SLOW = Buckets(FAST), Buckets(SLOW)
 TIMES_OF_TOPIC: Final = {

@@ -221,10 +221,13 @@ async def publish_messages(call: Call) -> Response:
     action="read",
     query=ReadQuery,
     answers=ReadMessages,
-    errors=("unknown_topic", "offset_out_of_range", "too_many_waiters"),
+    errors=("unknown_topic", "offset_out_of_range", "damaged_range", "too_many_waiters"),
 )
 async def read_messages(call: Call) -> Response:
-    """Messages of a partition from an offset on, whoever has them; `wait` until there are any."""
+    """Messages of a partition from an offset on, whoever has them; `wait` until there are any.
+
+    Where the next ones are damaged, the error `damaged_range` says where to read on; `on_damage=skip` leaves them out.
+    """
     query: ReadQuery = call.query
     service, engine = call.service, call.service.broker._engine
     topic, number = call.path["topic"], partition_of(call)
@@ -255,7 +258,9 @@ def _told(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Re
 
 async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
     broker, topic = call.service.broker, call.path["topic"]
-    return await asyncio.to_thread(broker._read, topic, partition_of(call), offset, limit, ANSWER_BYTES)
+    query: ReadQuery = call.query
+    read = partial(broker._read, on_damage=query.on_damage)
+    return await asyncio.to_thread(read, topic, partition_of(call), offset, limit, ANSWER_BYTES)
 
 
 async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:

@@ -1,0 +1,74 @@
+"""Damaged messages are never passed over in silence, wherever they are read from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import aio
+from holdfast.errors import DamagedRange, InvalidRequest
+from tests.integration.http_gear import serving
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Five messages, of which the third is damaged."""
+    folder = tmp_path / "data"
+    with holdfast.open_broker(folder) as broker:
+        broker.create_topic("orders")
+        for n in range(5):
+            broker.publish("orders", b"message %d" % n)
+    segment = folder / f"topics/orders/0/log/{0:020d}.log"
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"message 2")] ^= 1
+    segment.write_bytes(content)
+    return folder
+
+
+def read_all(read: Callable[..., list[Any]]) -> None:
+    assert [each.raw for each in read("orders")] == [b"message 0", b"message 1"]
+    with pytest.raises(DamagedRange) as caught:
+        read("orders", offset=2)
+    assert (caught.value.first_offset, caught.value.next_offset) == (2, 3)
+    assert [each.raw for each in read("orders", offset=3)] == [b"message 3", b"message 4"]
+    assert [each.offset for each in read("orders", on_damage="skip")] == [0, 1, 3, 4]
+    assert [each.offset for each in read("orders", offset=2, on_damage="skip", limit=1)] == [3]
+    with pytest.raises(InvalidRequest, match="on_damage"):
+        read("orders", on_damage="ignore")
+
+
+def test_a_read_in_the_owners_process_tells_of_damaged_messages(data):
+    with holdfast.open_broker(data) as broker:
+        read_all(broker.read)
+
+
+def test_a_read_of_a_task_tells_of_damaged_messages(data):
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with await aio.open_broker(data) as broker:
+
+            def read(*args: Any, **options: Any) -> list[Any]:
+                return asyncio.run_coroutine_threadsafe(broker.read(*args, **options), loop).result(60)
+
+            await asyncio.to_thread(read_all, read)
+
+    asyncio.run(main())
+
+
+def test_a_read_over_http_tells_of_damaged_messages(data):
+    with serving(data) as server, holdfast.connect(server.url) as broker:
+        read_all(broker.read)
+
+
+def test_a_group_counts_the_damaged_messages_that_it_passes_over(data):
+    with holdfast.open_broker(data) as broker:
+        group = broker.group("orders", "billing")
+        taken = group.receive_many(10)
+        assert [message.offset for message in taken] == [0, 1, 3, 4]
+        assert group.stats().metrics.damaged == 1
+        group.ack_many(taken)
