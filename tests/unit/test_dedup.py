@@ -434,6 +434,9 @@ def test_a_missing_run_or_a_shorter_one_is_an_error(world):
     with pytest.raises(CorruptData, match="missing"):
         opened(world)
     world.disk.rename(f"{FOLDER}/{second}", f"{FOLDER}/{first}")
+    with pytest.raises(CorruptData, match="missing"):
+        opened(world)
+    world.disk.remove(f"{FOLDER}/newest")
     with pytest.raises(CorruptData, match="copy of number 2"):
         opened(world)
 
@@ -458,7 +461,7 @@ def test_opening_removes_a_torn_temporary_file_and_leaves_foreign_files_alone(wo
     for extra in ("run.tmp", "notes.txt"):
         world.disk.open(f"{FOLDER}/{extra}", write=True, create=True).write(0, [b"torn"])
     again = opened(world)
-    assert world.disk.names(FOLDER) == [*files(world), "notes.txt"]
+    assert world.disk.names(FOLDER) == [*files(world), "newest", "notes.txt"]
     assert unknown(again, world, 0, 10) == []
 
 

@@ -108,6 +108,23 @@ def test_damaged_dedup_ids_stop_only_messages_that_have_one(data):
         broker.publish("orders", b"again", dedup_id="x")
 
 
+def test_the_last_file_of_dedup_ids_is_missed_when_it_is_gone(data):
+    (run_file,) = (data / "topics/orders/dedup").glob("*.ids")
+    run_file.unlink()
+    assert any(f"{run_file} is damaged: the file is missing" in what for what in check_folder(data).wrong)
+    with holdfast.open_broker(data) as broker, pytest.raises(CorruptData, match="the file is missing"):
+        broker.publish("orders", b"again", dedup_id="x")
+
+
+def test_dedup_ids_from_before_their_last_file_was_noted_are_known(data):
+    (data / "topics/orders/dedup/newest").unlink()
+    assert check_folder(data).ok
+    with holdfast.open_broker(data) as broker:
+        assert broker.publish("orders", b"again", dedup_id="x").duplicate
+        broker.publish("orders", b"another", dedup_id="y")
+    assert (data / "topics/orders/dedup/newest").exists()
+
+
 @pytest.mark.parametrize(
     "name", ["groups/analytics", "topics/orders/0/groups/billing", "locks", "topics/orders.dlq/0/groups/default"]
 )
@@ -162,4 +179,70 @@ def test_a_deleted_group_is_not_missed(data):
         broker.delete_group("billing", "orders")
         with pytest.raises(UnknownGroup):
             broker.delete_group("billing", "orders")
+    assert check_folder(data).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("producers", lambda broker: broker.producer(name="loader")),
+        ("locks", lambda broker: broker.locks.list()),
+        ("groups/analytics", lambda broker: broker.consumer("orders", group="analytics")),
+    ],
+)
+def test_what_is_gone_from_the_folder_is_named_and_stops_alone_until_it_is_given_up(data, name, use):
+    with holdfast.open_broker(data) as broker, broker.producer(name="loader") as producer:
+        producer.send("orders", b"sent")
+    path = data / name
+    path.unlink() if path.is_file() else shutil.rmtree(path)
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"goes on")
+        with pytest.raises(CorruptData, match=f"{name} is missing"):
+            use(broker)
+    assert [what.split()[0] for what in check_folder(data).missing] == [name]
+    assert repair_folder(data).after.ok
+    with holdfast.open_broker(data) as broker:
+        use(broker)
+    assert check_folder(data).ok
+
+
+def test_the_facts_of_a_topic_come_back_from_its_list(data):
+    with holdfast.open_broker(data) as broker:
+        broker.add_partitions("orders", 3)
+        before = broker.describe_topic("orders")
+    (data / "topics/orders/topic.json").unlink()
+    assert any("topic.json is missing" in what for what in check_folder(data).wrong)
+    with holdfast.open_broker(data) as broker:
+        assert broker.describe_topic("orders") == before
+    assert check_folder(data).ok
+
+
+def test_a_folder_of_an_older_release_opens_and_gets_its_lists(data):
+    for path in [*data.rglob("contents"), *data.rglob("newest")]:
+        path.unlink()
+    for path in [*data.rglob("topic.json"), *data.rglob("settings.json"), *data.rglob("groups/*.json")]:
+        content = path.read_bytes()
+        path.write_bytes(b"{" + content.partition(b'",')[2])  # as it was before there were checksums
+    assert check_folder(data).ok
+    with holdfast.open_broker(data) as broker:
+        assert len(broker.read("orders")) == 7
+    for name in ("contents", "topics/orders/contents"):
+        assert (data / name).exists()
+    assert (data / "topics/orders/topic.json").read_bytes().startswith(b'{"check":"')
+    shutil.rmtree(data / "topics/orders/0/groups/audit")
+    assert not check_folder(data).ok
+
+
+def test_a_delayed_store_whose_only_segment_is_gone_is_named_and_mended(data):
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"later", delay=3600)
+    intake = data / "topics/orders/0/delayed/intake"
+    for segment in intake.glob("*.log"):
+        segment.unlink()
+    (report,) = (part for part in check_folder(data).parts if part.part.kind == "delayed")
+    assert "segments_missing" in [finding.code for finding in report.log.findings]
+    assert not report.ok
+    assert repair_folder(data).after.ok
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"later", delay=3600)
     assert check_folder(data).ok

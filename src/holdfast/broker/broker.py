@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, Final
@@ -15,14 +15,18 @@ import msgspec
 from holdfast.broker.altering import change_topic, grow_topic
 from holdfast.broker.catalog import Catalog, TopicFacts
 from holdfast.broker.cleaner import Cleaner
+from holdfast.broker.contents import PRODUCERS as PRODUCERS_FILE
+from holdfast.broker.contents import lacking_root, missing_root_parts, renew_root, root_has
 from holdfast.broker.folder_key import FolderKey
 from holdfast.broker.layout import (
+    GROUPS,
     OWNER_SOCKET,
     TOPICS,
     check_topic_name,
     topic_folder,
     topic_for,
 )
+from holdfast.broker.layout import LOCKS as LOCKS_FOLDER
 from holdfast.broker.locks import Locks
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import keep_settings, settings_for
@@ -70,6 +74,8 @@ class BrokerEngine:
         self.holder = f"{settings.id or note['host']}:{note['pid']}"
         self._lock = threading.RLock()  # around the map of topics, for moments only; what takes time: `_locks_of`
         self._locks_of = TopicLocks()
+        self._listing = threading.Lock()
+        self._listed = False  # whether the folder has a list of its parts
         self._topics: dict[str, Topic] = {}
         self._kept = False
         self._cleaner: Cleaner | None = None
@@ -88,6 +94,9 @@ class BrokerEngine:
         self._closing.callback(self.traces.log.close)  # behind the topics, whose last steps it takes
         try:
             self.catalog.tidy()
+            self._missing = frozenset(missing_root_parts(world, folder))
+            if world.disk.exists(join(folder, TOPICS)):
+                self.list_parts()
             self._sweep = Sweep(self)
             self.streams = StreamGroups(self)
             self._closing.callback(self.streams.close)
@@ -118,6 +127,23 @@ class BrokerEngine:
             return BrokerEngine(world, folder, settings, observer)
         except OSError as error:
             raise _open_error(folder, error) from error
+
+    def list_parts(self) -> None:
+        """Note what the folder has besides topics, so that it is missed if it is lost."""
+        with self._listing, self._translated(""):
+            # First of all: a folder that holds nothing but our small files would not be taken for one of ours.
+            self.world.disk.make_folder(join(self.folder, TOPICS))
+            renew_root(self.world, self.folder)
+            self._listed = True
+
+    def require_part(self, part: str) -> None:
+        """CorruptData where a part of the folder is listed and not there."""
+        if part in self._missing and not root_has(self.world, self.folder, part):
+            raise lacking_root(self.folder, part)
+
+    def missing_groups(self) -> list[str]:
+        """The groups in stream mode of which nothing is left."""
+        return [part.removeprefix(f"{GROUPS}/") for part in sorted(self._missing) if part.startswith(f"{GROUPS}/")]
 
     def keep(self) -> None:
         """Give it threads that look after what falls due."""
@@ -160,9 +186,10 @@ class BrokerEngine:
         with self._locks_of.of(PRODUCERS), self._translated(""):
             self.check_open()
             if self._producers is None:
-                # A folder that holds nothing but their names would not be taken for one of ours.
-                self.world.disk.make_folder(join(self.folder, TOPICS))
+                self.require_part(PRODUCERS_FILE)
+                self.list_parts()
                 self._producers = Producers.open(self.world, self.folder)
+                self._producers.on_first = self.list_parts
             return self._producers
 
     def locks(self) -> Locks:
@@ -172,10 +199,12 @@ class BrokerEngine:
         with self._locks_of.of(LOCKS), self._translated(""):
             self.check_open()
             if self._locks is None:
-                self.world.disk.make_folder(join(self.folder, TOPICS))  # as for the producers
+                self.require_part(LOCKS_FOLDER)
+                self.list_parts()
                 self._locks = Locks.open(
                     self.world, self.folder, self.check_open, self._began_ns // 1_000_000, self.key
                 )
+                self.list_parts()
                 self._locks.on_attention = self._locks.journal.log.on_attention = self._attention
             return self._locks
 
@@ -254,6 +283,8 @@ class BrokerEngine:
             base, changes = self.settings.topic, changes or {}
             settings = settings_for(self.world, "", given, {**self.filed(name), **changes}, base)
             kept = settings_for(self.world, "", given, {**changes, "partitions": settings.partitions}, base)
+            if not self._listed:
+                self.list_parts()
             return self.catalog.create(name, kept, base)
 
     def alter_topic(self, name: str, changes: Mapping[str, Any]) -> None:
@@ -454,10 +485,17 @@ class BrokerEngine:
 
     def _close_parts(self) -> None:
         with ExitStack() as closing:
+            closing.callback(self._list_at_end)
             if self._locks is not None:
                 closing.callback(self._locks.close)
             for topic in list(self._topics.values()):
                 closing.callback(topic.close)
+
+    def _list_at_end(self) -> None:
+        """What was made on the way, such as traces, is listed by now; where that fails, at the next opening."""
+        if self._listed:
+            with suppress(HoldfastError):
+                self.list_parts()
 
     def _stop_threads(self) -> None:
         self._sweep.before_close()

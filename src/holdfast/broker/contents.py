@@ -2,7 +2,8 @@
 
 A part is made, durably, then listed, then used; it is struck off the list, then removed. So what the list names was
 there, wherever a crash came. A topic from before there were lists has none until it is opened: then what is there is
-listed. The list also has a copy of the topic's facts, should `topic.json` be lost.
+listed. The data folder has such a list, too, of what is no topic's: named producers, locks, groups in stream mode, the
+key of receipts, traces. The list of a topic also has a copy of the topic's facts, should `topic.json` be lost.
 
 The file `contents` is JSON with a checksum: `{"check": …, "facts": {…}, "parts": […]}`. A part is named by its path
 from the topic's folder; the dead letters lie beside it, and their parts begin with `.dlq/`.
@@ -12,11 +13,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from holdfast.broker.layout import DEAD_SUFFIX, GROUPS, SETTINGS, names_in, topic_folder
+from holdfast.broker.folder_key import KEY_FILE
+from holdfast.broker.layout import DEAD_SUFFIX, GROUPS, INTERNAL_PREFIX, LOCKS, SETTINGS, TOPICS, names_in, topic_folder
 from holdfast.broker.sealed import sealed, unsealed
 from holdfast.env import World
 from holdfast.errors import CorruptData
@@ -27,6 +30,7 @@ CONTENTS: Final = "contents"
 DELAYED: Final = "delayed"
 DEDUP: Final = "dedup"
 PRODUCERS: Final = "producers"
+TRACES_LOG: Final = f"{TOPICS}/{INTERNAL_PREFIX}traces/0/log"
 
 
 _COSTS: Final = {
@@ -34,6 +38,14 @@ _COSTS: Final = {
     f"/{DELAYED}": "its delayed messages are lost",
     DEDUP: "messages that are put again are known only as far as the logs still hold the first ones",
     f"/{PRODUCERS}": "what producers wrote is known only as far as the log still holds it",
+}
+
+
+_ROOT_COSTS: Final = {
+    PRODUCERS: "named producers are new ones: what they send again after a crash is stored twice",
+    LOCKS: "no lock is held, there is no document, and fencing numbers begin anew",
+    KEY_FILE: "receipts and lease ids that are out are refused, and what they were for comes back when its lease ends",
+    TRACES_LOG: "the traces of messages are lost",
 }
 
 
@@ -58,7 +70,11 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 def load_contents(world: World, root: str, topic: str) -> Contents | None:
     """The list of a topic, None where there is none; CorruptData where it is not what was written."""
-    path = join(topic_folder(root, topic), CONTENTS)
+    return _load(world, topic_folder(root, topic))
+
+
+def _load(world: World, folder: str) -> Contents | None:
+    path = join(folder, CONTENTS)
     content = read_file(world.disk, path)
     if content is None:
         return None
@@ -74,14 +90,72 @@ def save_contents(world: World, folder: str, contents: Contents) -> None:
 
 
 def renew_contents(world: World, root: str, topic: str, facts: TopicFacts) -> None:
-    """List what is there now, where the list says something else."""
-    contents = Contents(facts, frozenset(parts_there(world, root, topic, facts.partitions)))
+    """List what is there now, beside what is listed: that is struck off before it goes, or else it is missed."""
+    _renew(world, topic_folder(root, topic), facts, parts_there(world, root, topic, facts.partitions))
+
+
+def renew_root(world: World, root: str) -> None:
+    """The same for what is no topic's."""
+    _renew(world, root, TopicFacts(), root_parts_there(world, root))
+
+
+def _renew(world: World, folder: str, facts: TopicFacts, there: Iterable[str]) -> None:
     try:
-        known = load_contents(world, root, topic)
+        known = _load(world, folder)
     except CorruptData:
         known = None  # `check` tells; made anew, it is good again
+    contents = Contents(facts, frozenset([*there, *(() if known is None else known.parts)]))
     if known != contents:
-        save_contents(world, topic_folder(root, topic), contents)
+        save_contents(world, folder, contents)
+
+
+def root_parts_there(world: World, root: str) -> list[str]:
+    """What the data folder has besides topics."""
+    streams = [f"{GROUPS}/{name}" for name in names_in(world, join(root, GROUPS)) if not name.startswith(".")]
+    return [part for part in (PRODUCERS, KEY_FILE, LOCKS, TRACES_LOG, *streams) if root_has(world, root, part)]
+
+
+def root_has(world: World, root: str, part: str) -> bool:
+    path = join(root, part)
+    return world.disk.exists(path) if part in (PRODUCERS, KEY_FILE) else _holds_log(world, path)
+
+
+def missing_root_parts(world: World, root: str) -> list[str]:
+    """What is listed of the data folder and not there, in order; nothing where its list is not to be trusted."""
+    try:
+        contents = _load(world, root)
+    except CorruptData:
+        return []
+    return [] if contents is None else sorted(part for part in contents.parts if not root_has(world, root, part))
+
+
+def strike_off_root(world: World, root: str, part: str) -> None:
+    """It is about to go, or is given up."""
+    with suppress(CorruptData):
+        known = _load(world, root)
+        if known is not None and part in known.parts:
+            save_contents(world, root, msgspec.structs.replace(known, parts=known.parts - {part}))
+
+
+def root_list_error(world: World, root: str) -> str | None:
+    """What is wrong with the list of the data folder; None where nothing is."""
+    try:
+        return None if _load(world, root) is not None else f"{join(root, CONTENTS)} is missing"
+    except CorruptData as error:
+        return str(error)
+
+
+def lacking_root(root: str, part: str) -> CorruptData:
+    """The error for a part of the data folder that is not there."""
+    return CorruptData(
+        f"{join(root, part)} is missing: {root_cost_of(part)}. Nothing was changed. Restore it from a copy; or run "
+        f"`holdfast repair {shlex.quote(root)}` to go on without it"
+    )
+
+
+def root_cost_of(part: str) -> str:
+    """What is lost with a part of the data folder."""
+    return _ROOT_COSTS.get(part, "the group begins anew: what it committed is not known")
 
 
 def strike_off(world: World, root: str, topic: str, parts: frozenset[str]) -> None:

@@ -42,13 +42,15 @@ from holdfast.broker.dedup_runs import (
     Run,
     RunFacts,
     RunWriter,
+    newest_noted,
+    note_newest,
     open_run,
     prefix_of,
     reference_of,
     run_name,
 )
 from holdfast.env import Disk, World
-from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError
+from holdfast.errors import Closed, CorruptData, DiskFailed, DiskFull, HoldfastError
 from holdfast.storage.files import FULL_DISK, join
 from holdfast.storage.opening import open_error
 from holdfast.storage.shortage import ran_out, shortage
@@ -273,6 +275,7 @@ class Saving:
             rows = sorted(map(add, self.recent.keys(), self.recent.values()))
             merge = Merge(self.merged, rows, after_ms=self.after_ms, lost=self.lost)
             run = RunWriter(self.disk, self.folder).write(self.facts, merge)
+            note_newest(self.disk, self.folder, self.facts.sequence)
         except OSError as error:
             _remove(self.disk, join(self.folder, TEMPORARY))
             raise self._error(error) from error
@@ -302,6 +305,10 @@ def _load_runs(world: World, folder: str) -> list[Run]:
     names = disk.names(folder)
     numbers = sorted(int(match[1]) for name in names if (match := _RUN.fullmatch(name)))
     runs: list[Run] = []
+    with suppress(CorruptData):  # the note is a help, not the truth: `check` tells of it
+        noted = newest_noted(disk, folder)
+        if noted > (numbers[-1] if numbers else 0):
+            numbers.append(noted)  # which is missing, and is said to be
     if numbers:
         last = open_run(disk, folder, numbers[-1])
         runs = [last, *(open_run(disk, folder, number) for number in last.facts.kept)]

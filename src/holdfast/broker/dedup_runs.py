@@ -46,7 +46,7 @@ from holdfast.checksum import crc32c
 from holdfast.env import Disk, File
 from holdfast.errors import CorruptData, UnknownFormat
 from holdfast.model import LogPosition
-from holdfast.storage.files import join, opened_folder, write_fully
+from holdfast.storage.files import durable_replace, join, opened_folder, read_file, write_fully
 
 DIGEST_BYTES: Final = 16
 RECORD_BYTES: Final = 32
@@ -55,6 +55,9 @@ BLOCK_BYTES: Final = BLOCK_RECORDS * RECORD_BYTES
 _BUCKET_RECORDS: Final = 32
 _PREFIX_BITS: Final = 32
 TEMPORARY: Final = "run.tmp"
+NEWEST: Final = "newest"  # magic, the number of the last run, CRC32C of both
+_NEWEST: Final = Struct("<8sQ")
+_NEWEST_MAGIC: Final = b"HFDDLAST"
 
 _MAGIC_PREFIX: Final = b"HFDEDUP"
 _MAGIC_1: Final = _MAGIC_PREFIX + b"\x01"
@@ -346,6 +349,23 @@ def open_run(disk: Disk, folder: str, sequence: int) -> Run:
         return Run(path, RunFacts(sequence, newest_ms, covered, kept), count, bucket_bits, records, tail)
     finally:
         file.close()
+
+
+def note_newest(disk: Disk, folder: str, sequence: int) -> None:
+    """Note which run is the last, once it is in place: without that, nobody would miss it."""
+    content = _NEWEST.pack(_NEWEST_MAGIC, sequence)
+    durable_replace(disk, folder, NEWEST, content + _CRC.pack(crc32c(content)))
+
+
+def newest_noted(disk: Disk, folder: str) -> int:
+    """The number of the last run as far as noted, 0 where nothing is; CorruptData where the note is damaged."""
+    content = read_file(disk, join(folder, NEWEST))
+    if content is None:
+        return 0
+    if len(content) != _NEWEST.size + _CRC.size or crc32c(content[: _NEWEST.size]) != _CRC.unpack(content[-4:])[0]:
+        raise CorruptData(f"{join(folder, NEWEST)} does not match its checksum; the next save of dedup ids renews it")
+    sequence: int = _NEWEST.unpack_from(content)[1]
+    return sequence
 
 
 def damaged(path: str, what: str) -> CorruptData:

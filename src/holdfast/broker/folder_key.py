@@ -54,11 +54,9 @@ class FolderKey:
         content = read_file(self._world.disk, path)
         if content is None:
             return None
-        if len(content) == _LAYOUT.size:
-            magic, key, checksum = _LAYOUT.unpack(content)
-            if magic == _MAGIC and checksum == crc32c(content[: _LAYOUT.size - 4]):
-                found: bytes = key
-                return found
+        key = _key_of(content)
+        if key is not None:
+            return key
         logger.error(
             "the key of receipts is damaged; another one is made, and receipts that are out are refused",
             extra={"path": path},
@@ -70,3 +68,17 @@ class FolderKey:
         content = _LAYOUT.pack(_MAGIC, key, crc32c(_MAGIC + key))
         durable_replace(self._world.disk, self._root, KEY_FILE, content)
         return key
+
+
+def key_is_whole(world: World, root: str) -> bool:
+    """Whether the key of a folder is what was written; one that was never made is, too."""
+    content = read_file(world.disk, join(root, KEY_FILE))
+    return content is None or _key_of(content) is not None
+
+
+def _key_of(content: bytes) -> bytes | None:
+    if len(content) != _LAYOUT.size:
+        return None
+    magic, key, checksum = _LAYOUT.unpack(content)
+    found: bytes = key
+    return found if magic == _MAGIC and checksum == crc32c(content[: _LAYOUT.size - 4]) else None

@@ -5,7 +5,9 @@ jobs/
   receipts.key                     what receipts and lease ids are signed with; made when first needed
   audit.jsonl                      what administrators did through a server; audit.jsonl.1 and so on are older
   audit-refused.jsonl              calls of a server that were refused; audit-refused.jsonl.1 are older
+  contents                         a list of what must be here besides topics
   topics/jobs/topic.json           its id and when it was made
+  topics/jobs/contents             a list of what must be there
   topics/jobs/settings.json        what differs from the defaults
   topics/jobs/groups/default.json  where a group began and what it does differently; made when needed
   topics/jobs/dedup/               dedup ids of all partitions; made when first needed

@@ -12,6 +12,7 @@ data folder keeps them:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -45,6 +46,7 @@ class Producers:
         self._world = world
         self._root = root
         self._lock = threading.Lock()
+        self.on_first: Callable[[], None] = lambda: None  # told when the file was made
         self._names = names
         self._epochs = {producer.id: producer.epoch for producer in names.values()}
         self._by_id = {producer.id: name for name, producer in names.items()}
@@ -111,6 +113,8 @@ class Producers:
             durable_replace(self._world.disk, self._root, NAME, content + _CHECK.pack(crc32c(content)))
         except OSError as error:
             raise open_error(join(self._root, NAME), error) from error
+        if not self._names:
+            self.on_first()
         self._names = names
         self._epochs = {producer.id: producer.epoch for producer in names.values()}
         self._by_id = {producer.id: name for name, producer in names.items()}

@@ -8,6 +8,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+from holdfast.broker.contents import lacking_root, strike_off_root
 from holdfast.broker.coordinator import StreamGroup
 from holdfast.broker.layout import GROUPS, check_name, names_in, stream_group_folder
 from holdfast.broker.offsets import Offsets
@@ -43,6 +44,8 @@ class StreamGroups:
                     remove_tree(engine.world.disk, join(self._folder, name))
                 else:
                     self._open_or_note(name)
+            for name in engine.missing_groups():
+                self.spoiled[name] = lacking_root(engine.folder, f"{GROUPS}/{name}")
         except BaseException:
             self.close()
             raise
@@ -67,7 +70,9 @@ class StreamGroups:
             if not create:
                 there = f"there are {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
                 raise UnknownGroup(f"there is no group {name} in stream mode in {self._engine.folder}; {there}")
-            return self._open(name)
+            made = self._open(name)
+            self._engine.list_parts()
+            return made
 
     def on(self, topic: Topic) -> list[StreamGroup]:
         """The groups that read this topic, or have read it."""
@@ -129,6 +134,9 @@ class StreamGroups:
 
     def _take_away(self, name: str, gone: str) -> None:
         folder, disk = stream_group_folder(self._engine.folder, name), self._engine.world.disk
+        strike_off_root(self._engine.world, self._engine.folder, f"{GROUPS}/{name}")
+        if not disk.exists(folder):
+            return
         try:
             disk.rename(folder, gone)
             disk.sync_folder(self._folder)

@@ -135,8 +135,6 @@ class Topic:
 
     def list_parts(self) -> None:
         """Note what there is now, so that it is missed if it is lost."""
-        if self._missing or self.spoiled:
-            return  # or what is lost would be forgotten: not before it is repaired, or deleted
         facts = TopicFacts(self.id, self.created_ms, len(self.partitions))
         with self._listing, translated(topic_folder(self.root, self.name)):
             renew_contents(self._world, self.root, self.name, facts)
@@ -587,6 +585,8 @@ class Topic:
                 return
             self.closed = True
         self._let_go()
+        with suppress(HoldfastError):  # where it cannot be noted now, the next opening does it
+            self.list_parts()  # closing writes down what producers have written
 
     def _let_go(self) -> None:
         """Of everything, whatever fails on the way; first of the groups, whose last moves need the dead letters."""

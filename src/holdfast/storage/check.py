@@ -264,6 +264,10 @@ class _Pass:
             yield words.lost_tail(findings, *lost)
         elif cut is not None and cut == again.cut and not self._owned:
             yield words.torn(cut, findings)
+        if not findings.bases and self._facts.identity is not None:
+            written = max(findings.end, self._facts.readable_end if findings.cache_kept else 0)
+            if written:
+                yield words.no_segments(written)
         yield from self._state_against(findings)
 
     def _state_against(self, findings: Findings) -> Iterator[Finding]:
@@ -275,7 +279,7 @@ class _Pass:
         closed_end = facts.identity.clean_end
         readable_end = findings.epochs.cap(facts.identity.epoch, facts.readable_end)
         # Where the cache was lost it may be ahead: it was stored, and what it tells of was not synced.
-        beyond = findings.cache_kept and readable_end > end
+        beyond = findings.cache_kept and readable_end > end and bool(findings.bases)
         if beyond or (closed_end is not None and (facts.readable_end, facts.synced_end) != (closed_end, closed_end)):
             yield self._words.wrong_state(facts.readable_end, facts.synced_end, end)
 

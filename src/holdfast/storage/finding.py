@@ -196,6 +196,17 @@ class Words:
             f"{self._repair}: the lost offsets are marked and never used again",
         )
 
+    def no_segments(self, end: int) -> Finding:
+        return Finding(
+            severity="damage",
+            code="segments_missing",
+            file=segment_name(end),
+            next_offset=end,
+            what=f"messages were written up to offset {end - 1}, and no segment is left: the files are gone",
+            cost=f"all messages that it still held are lost; none has an offset above {end - 1}",
+            next_step=f"restore the files from a copy; otherwise {self._repair}: it goes on at offset {end}",
+        )
+
     def torn(self, cut: Cut, findings: Findings) -> Finding:
         return Finding(
             severity="torn",

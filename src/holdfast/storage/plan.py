@@ -49,6 +49,7 @@ class Work:
     rewrites: dict[int, list[Stretch]] = field(default_factory=dict)  # segments to be copied, with what to cover
     fills: list[Stretch] = field(default_factory=list)  # missing segments: a new one with only a gap
     left: list[Stretch] = field(default_factory=list)
+    begin_at: int | None = None  # no segment is left: the one that the log goes on with
     distrusted: list[int] = field(default_factory=list)  # segments whose saved index hides what is wrong
     index_bases: list[int] = field(default_factory=list)
     backup_names: list[str] = field(default_factory=list)
@@ -90,6 +91,8 @@ def work_for(world: World, inspection: Inspection) -> Work:
     for stretch in inspection.stretches:
         _place(work, stretch, inspection)
     codes = {(finding.code, finding.file) for finding in inspection.report.findings}
+    gone = (finding.next_offset for finding in inspection.report.findings if finding.code == "segments_missing")
+    work.begin_at = next(gone, None)
     sealed = [base for base in findings.bases if base < findings.active_base]
     spoiled = {file for code, file in codes if code.startswith("index_")}
     work.index_bases = [
@@ -213,6 +216,9 @@ def _file_steps(inspection: Inspection, work: Work) -> list[RepairStep]:
     }
     steps = []
     for finding in inspection.report.findings:
+        if finding.code == "segments_missing":
+            what = f"begin a new segment; the log goes on at offset {work.begin_at}"
+            steps.append(RepairStep(action="begin", file=finding.file, what=what, cost=finding.cost))
         if finding.file in texts and finding.severity == "damage":
             action, what = texts[finding.file]
             steps.append(RepairStep(action=action, file=finding.file, what=what, cost=finding.cost))

@@ -122,6 +122,8 @@ class _Mender:
         for stretch in self._work.fills:
             content = b"".join(self._gap(stretch, 0, _SMALLEST_GAP))
             durable_replace(self._disk, self._folder, segment_name(stretch.first_offset), content)
+        if self._work.begin_at is not None:
+            durable_replace(self._disk, self._folder, segment_name(self._work.begin_at), b"")
         for base in self._work.distrusted:
             self._remove_index(base)
 

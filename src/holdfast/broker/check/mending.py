@@ -25,11 +25,17 @@ from holdfast.broker.contents import (
     cost_of,
     load_contents,
     missing_parts,
+    missing_root_parts,
     part_path,
     renew_contents,
+    renew_root,
+    root_cost_of,
+    root_list_error,
     strike_off,
+    strike_off_root,
 )
 from holdfast.broker.dedup_check import damaged_dedup
+from holdfast.broker.folder_key import KEY_FILE, key_is_whole
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.journal import Journal
 from holdfast.broker.layout import DEAD_SUFFIX, GROUPS, SETTINGS, TOPIC, TOPICS, topic_folder, topics
@@ -232,11 +238,19 @@ class _Planner:
         try:
             Producers.open(self._world, self._folder)
         except CorruptData as error:
-            cost = "named producers are new ones: what they sent before a crash and send again is stored twice"
-            yield self._aside(PRODUCERS, error, cost)
+            yield self._aside(PRODUCERS, error, root_cost_of(PRODUCERS))
+        wrong = root_list_error(self._world, self._folder)
+        if wrong and any(map(self._catalog.is_listed, self._catalog.names())):
+            what, cost = f"list what is there ({wrong})", "parts that are gone by now are not missed"
+            yield self._work("renew", CONTENTS, what, cost, self._renew_root)
+        if not key_is_whole(self._world, self._folder):
+            yield self._aside(KEY_FILE, "it is damaged", root_cost_of(KEY_FILE))
         for topic in topics(self._world, self._folder):
             with suppress(HoldfastError):
                 yield from self._of_topic(topic)
+
+    def _renew_root(self, _: str) -> None:
+        renew_root(self._world, self._folder)
 
     def _of_topic(self, topic: str) -> Iterator[_Work]:
         folder, place = topic_folder(self._folder, topic), f"{TOPICS}/{topic}"
@@ -272,12 +286,18 @@ class _Planner:
                 yield self._aside(f"{place}/{part}", wrong[0], cost_of(part))
 
     def _missing(self) -> Iterator[_Work]:
+        for part in missing_root_parts(self._world, self._folder):
+            what = "strike it off the list of what must be there, and go on without it"
+            yield self._work("give_up", part, what, root_cost_of(part), partial(self._strike_off_root, part))
         for topic in topics(self._world, self._folder):
             with suppress(CorruptData):
                 for part in missing_parts(self._world, self._folder, topic):
                     name = part_path(self._folder, topic, part).removeprefix(f"{self._folder}/")
                     what = "strike it off the list of what must be there, and go on without it"
                     yield self._work("give_up", name, what, cost_of(part), partial(self._strike_off, topic, part))
+
+    def _strike_off_root(self, part: str, _: str) -> None:
+        strike_off_root(self._world, self._folder, part)
 
     def _strike_off(self, topic: str, part: str, _: str) -> None:
         strike_off(self._world, self._folder, topic, frozenset([part]))
@@ -297,6 +317,7 @@ class _Planner:
         disk.rename(path, f"{above}/{last}")
         disk.sync_folder(above)
         disk.sync_folder(path.rpartition("/")[0])
+        strike_off_root(self._world, self._folder, name)
         for topic in topics(self._world, self._folder):
             part = name.removeprefix(f"{TOPICS}/{topic}")
             if part != name and part.startswith(("/", f"{DEAD_SUFFIX}/")):

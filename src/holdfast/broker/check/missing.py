@@ -11,7 +11,17 @@ import msgspec
 
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.check.parts import GroupState
-from holdfast.broker.contents import cost_of, is_vital, load_contents, missing_parts, part_path
+from holdfast.broker.contents import (
+    TRACES_LOG,
+    cost_of,
+    is_vital,
+    load_contents,
+    missing_parts,
+    missing_root_parts,
+    part_path,
+    root_cost_of,
+)
+from holdfast.broker.folder_key import KEY_FILE
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
@@ -33,6 +43,11 @@ from holdfast.storage.finding import CheckReport, count_of
 _ADVICE: Final = "Restore the folder from a copy before you open the queue: opening goes on without them"
 _RESTORE: Final = "Restore it from a copy; without it the topic opens only after a repair"
 
+_RESTORE_PART: Final = "Restore it from a copy; without it this part is used only after a repair"
+_ROOT_ADVICE: Final = {
+    KEY_FILE: "Restore it from a copy; opening makes another one",
+    TRACES_LOG: "Restore it from a copy",
+}
 
 # An owner that makes a topic just now is through with it soon.
 _TRIES: Final = 5
@@ -80,7 +95,10 @@ def missing_folders(world: World, folder: str, ends: Mapping[str, int], *, owned
 
 
 def _missing_folders(world: World, folder: str, ends: Mapping[str, int]) -> list[str]:
-    found = []
+    found = [
+        f"{part} is missing: {root_cost_of(part)}. {_ROOT_ADVICE.get(part, _RESTORE_PART)}"
+        for part in missing_root_parts(world, folder)
+    ]
     for topic in topics(world, folder):
         listed = _missing_listed(world, folder, topic, ends)
         if listed is not None:

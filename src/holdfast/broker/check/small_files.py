@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from holdfast.broker.catalog import Catalog
-from holdfast.broker.contents import CONTENTS, DEDUP, load_contents
+from holdfast.broker.contents import CONTENTS, DEDUP, load_contents, root_cost_of, root_list_error
 from holdfast.broker.dedup_check import damaged_dedup
+from holdfast.broker.folder_key import KEY_FILE, key_is_whole
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.layout import QUERIES, SETTINGS, TOPIC, partition_folder, topic_folder, topics
 from holdfast.broker.policy import kept_settings
@@ -28,6 +29,13 @@ def damaged_notes(world: World, folder: str) -> Iterator[Note]:
     except CorruptData as error:
         yield "damage", str(error)
     catalog = Catalog(world, folder)
+    wrong = root_list_error(world, folder)
+    if wrong and any(map(catalog.is_listed, catalog.names())):
+        yield "damage", f"{wrong}; opening the folder makes it anew, but parts that are gone are not missed"
+    elif wrong and not wrong.endswith("is missing"):
+        yield "damage", wrong
+    if not key_is_whole(world, folder):
+        yield "damage", f"{join(folder, KEY_FILE)} is damaged: opening makes another one; {root_cost_of(KEY_FILE)}"
     for topic in topics(world, folder):
         try:
             count = catalog.facts(topic).partitions
