@@ -35,7 +35,7 @@ def test_a_topic_is_its_folder(world):
     assert facts == TopicFacts(facts.id, world.clock.now_ns() // 1_000_000, 3)
     assert catalog.names() == ["orders"]
     assert "orders" in catalog
-    assert world.disk.names(f"{ROOT}/topics/orders") == ["settings.json", "topic.json"]
+    assert world.disk.names(f"{ROOT}/topics/orders") == ["contents", "settings.json", "topic.json"]
     assert Catalog(world, ROOT).facts("orders") == facts
 
 
@@ -72,8 +72,12 @@ def test_a_folder_from_before_facts_were_noted_is_a_topic_with_one_partition(wor
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"partitions": "x"}', b"\xff\xfe", b"null"])
 def test_a_spoiled_note_is_named_and_nothing_is_guessed(world, content):
     catalog = Catalog(world, ROOT)
-    catalog.create("orders", BASE, BASE)
-    put_file(world, f"{ROOT}/topics/orders/topic.json", content.ljust(60))
+    facts = catalog.create("orders", BASE, BASE)
+    put_file(world, f"{ROOT}/topics/orders/topic.json", content.ljust(120))
+    assert catalog.facts("orders") == facts  # the list of its parts has a copy
+    with pytest.raises(CorruptData, match=r"topics/orders/topic\.json"):
+        catalog.noted("orders")
+    world.disk.remove(f"{ROOT}/topics/orders/contents")
     with pytest.raises(CorruptData, match=r"topics/orders/topic\.json"):
         catalog.facts("orders")
 
@@ -111,7 +115,11 @@ def test_a_topic_whose_files_are_spoiled_does_not_keep_the_others_from_working(s
     place.broker = place.open()
     assert place.broker.topics() == ["mails", "orders"]
     place.broker.publish("mails", b"x")
-    with pytest.raises(CorruptData, match=spoiled):
-        place.broker.publish("orders", b"x")
-    place.disk.flip(path, 0)  # somebody has mended it
+    if spoiled == "settings.json":
+        with pytest.raises(CorruptData, match=spoiled):
+            place.broker.publish("orders", b"x")
+        place.disk.flip(path, 0)  # somebody has mended it
     assert place.broker.publish("orders", b"x").offset == 0
+    if spoiled == "groups/billing.json":
+        with pytest.raises(CorruptData, match=spoiled):
+            place.broker.group("orders", "billing")

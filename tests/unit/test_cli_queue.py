@@ -1068,6 +1068,7 @@ def test_dead_letters_that_retention_took_are_no_damage(run, jobs):
 def test_a_group_that_began_late_misses_nothing(run, jobs):
     without_start(segmented(jobs, settled=10), 5)
     shutil.rmtree(jobs / "topics/jobs/0/groups/default")
+    (jobs / "topics/jobs/contents").unlink()  # as in a folder of an older release
     with holdfast.open(jobs) as queue:
         assert run("check", jobs).code == 0
         queue.get().ack()
@@ -1093,7 +1094,8 @@ def test_a_folder_that_is_missing_is_damage(run, full, gone, words):
     assert f"damage  {words}" in done.out
     assert "whole" not in done.out
     document = run("check", full, "--json").document
-    assert (document["ok"], document["missing"][0].startswith(words)) == (False, True)
+    assert not document["ok"]
+    assert any(what.startswith(words) for what in document["missing"])
 
 
 def test_a_log_folder_that_was_emptied_is_damage(run, full):

@@ -129,12 +129,16 @@ class BrokerEngine:
             raise _open_error(folder, error) from error
 
     def list_parts(self) -> None:
-        """Note what the folder has besides topics, so that it is missed if it is lost."""
-        with self._listing, self._translated(""):
-            # First of all: a folder that holds nothing but our small files would not be taken for one of ours.
-            self.world.disk.make_folder(join(self.folder, TOPICS))
-            renew_root(self.world, self.folder)
-            self._listed = True
+        """Note what the folder has besides topics, so that it is missed if it is lost; else everything goes on."""
+        with self._listing:
+            with self._translated(""):
+                # First of all: a folder that holds nothing but our small files would not be taken for one of ours.
+                self.world.disk.make_folder(join(self.folder, TOPICS))
+            try:
+                renew_root(self.world, self.folder)
+                self._listed = True
+            except OSError as error:
+                logger.warning("parts not listed", extra={"folder": self.folder, "error": str(error)})
 
     def require_part(self, part: str) -> None:
         """CorruptData where a part of the folder is listed and not there."""
@@ -347,7 +351,8 @@ class BrokerEngine:
                 key=self.key,
             )
             try:
-                self.catalog.bring_up_to_date(name, facts)
+                with suppress(OSError):  # no room: the next opening does it
+                    self.catalog.bring_up_to_date(name, facts)
                 if changes or given is not None:
                     keep_settings(self.world, folder, kept, base)
                     topic.list_parts()

@@ -134,10 +134,13 @@ class Topic:
             raise lacking(self.root, self.name, part)
 
     def list_parts(self) -> None:
-        """Note what there is now, so that it is missed if it is lost."""
+        """Note what there is now, so that it is missed if it is lost; where that fails, everything else goes on."""
         facts = TopicFacts(self.id, self.created_ms, len(self.partitions))
-        with self._listing, translated(topic_folder(self.root, self.name)):
-            renew_contents(self._world, self.root, self.name, facts)
+        with self._listing:
+            try:
+                renew_contents(self._world, self.root, self.name, facts)
+            except OSError as error:
+                logger.warning("parts not listed", extra={"topic": self.name, "error": str(error)})
 
     def _open(self, count: int) -> None:
         for number in range(count):
@@ -585,8 +588,7 @@ class Topic:
                 return
             self.closed = True
         self._let_go()
-        with suppress(HoldfastError):  # where it cannot be noted now, the next opening does it
-            self.list_parts()  # closing writes down what producers have written
+        self.list_parts()  # closing writes down what producers have written
 
     def _let_go(self) -> None:
         """Of everything, whatever fails on the way; first of the groups, whose last moves need the dead letters."""
