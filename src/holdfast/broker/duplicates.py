@@ -193,8 +193,8 @@ class Duplicates:
         if self.index is None:
             if self.closed:
                 raise Closed(f"the topic in {self._topic_folder} is closed: it was deleted, or let go")
-            new = not self._world.disk.exists(self._folder)
             try:
+                new = not self._world.disk.exists(self._folder)
                 self._world.disk.make_folder(self._folder)
                 index = DedupIndex.open(self._world, self._folder, window_ms=self._window_ms)
                 old = self._old_folders()

@@ -28,6 +28,7 @@ from holdfast.broker.duplicates import Duplicates
 from holdfast.broker.folder_key import FolderKey
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.groups import GroupNote, GroupNotes
+from holdfast.broker.journal import newest_snapshot
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
@@ -205,7 +206,9 @@ class Topic:
     def _open_station(self, group: QueueGroup, number: int, start: int | None) -> None:
         partition = self.partitions[number]
         folder = group_folder(self.root, self.name, number, group.name)
-        self._require(f"{number}/{GROUPS}/{group.name}")
+        part = f"{number}/{GROUPS}/{group.name}"
+        if part in self._missing and newest_snapshot(self._world, folder)[0] is None:
+            self._require(part)  # with a snapshot, the group goes on from there
         delivery = QuickDelivery.open(
             self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start
         )
