@@ -86,7 +86,7 @@ def test_without_the_limit_all_that_is_done_stays_for_its_time():
 class Full(Place):
     """A queue on a disk of few megabytes, which wants one of them free."""
 
-    def __init__(self, capacity_bytes: int = 4 * MIB, **changes: Any) -> None:
+    def __init__(self, capacity_bytes: int = 5 * MIB, **changes: Any) -> None:
         self.disk = SimulatedDisk(capacity_bytes=capacity_bytes)
         self.clock = ManualClock()
         self.ids = SeededIds(1)
@@ -105,7 +105,7 @@ class Full(Place):
 def test_messages_that_are_done_go_before_a_put_is_refused():
     place = Full()
     for _ in range(10):
-        put_many(place.q, 1_000)  # together three times as much as the disk has
+        put_many(place.q, 1_000)  # together twice as much as the disk has
         assert handle_all(place.q) == 1_000
         place.after(seconds=2)
     assert place.disk.room_bytes() >= MIB
@@ -139,7 +139,7 @@ def test_a_queue_without_the_limit_keeps_what_is_done_and_refuses_instead():
 
 
 def test_other_queues_of_the_folder_give_what_they_have_done():
-    disk = SimulatedDisk(capacity_bytes=4 * MIB)
+    disk = SimulatedDisk(capacity_bytes=5 * MIB)
     clock = ManualClock()
     world = World(clock=clock, disk=disk, ids=SeededIds(1))
     with holdfast.open_broker(FOLDER, world=world) as broker:

@@ -93,6 +93,7 @@ class BrokerEngine:
         self.traces.log.on_attention = self._attention
         self._closing.callback(self.traces.log.close)  # behind the topics, whose last steps it takes
         try:
+            self.space.keep_reserve()
             self.catalog.tidy()
             self._missing = frozenset(missing_root_parts(world, folder))
             if world.disk.exists(join(folder, TOPICS)):

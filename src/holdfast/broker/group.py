@@ -264,8 +264,8 @@ class QueueGroup:
     def compact(self) -> Compacted:
         """Let go of all messages that are done for every group, and of the journals behind new snapshots."""
         self.check_open()
-        journal_bytes = sum([station.delivery.compact() for station in self.stations])
         segments, size = self.topic.trim()
+        journal_bytes = sum([station.delivery.compact() for station in self.stations])
         return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes + self.topic.compact_dead())
 
     def stats(self) -> QueueStats:

@@ -6,6 +6,7 @@ jobs/
   audit.jsonl                      what administrators did through a server; audit.jsonl.1 and so on are older
   audit-refused.jsonl              calls of a server that were refused; audit-refused.jsonl.1 are older
   contents                         a list of what must be here besides topics
+  reserve                          a megabyte that is given back when the disk is full: see space
   topics/jobs/topic.json           its id and when it was made
   topics/jobs/contents             a list of what must be there
   topics/jobs/settings.json        what differs from the defaults
@@ -38,6 +39,7 @@ from holdfast.storage.files import join
 TOPICS: Final = "topics"
 GROUPS: Final = "groups"
 LOCKS: Final = "locks"
+RESERVE: Final = "reserve"
 OWNER_SOCKET: Final = "owner.sock"  # where the owner of a data folder lets other processes in
 QUERIES: Final = "queries"
 STAGING: Final = "staging"

@@ -17,7 +17,7 @@ from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import DiskFull, HoldfastError, Unavailable
 from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file
-from holdfast.storage.shortage import advice
+from holdfast.storage.shortage import advice, with_space
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,12 @@ class SnapshotFiles:
         try:
             if self._current_is_whole and self._world.disk.exists(path):
                 self._world.disk.rename(path, join(self._folder, BEFORE))
-            durable_replace(self._world.disk, self._folder, SNAPSHOT, _HEADER.pack(_MAGIC, crc32c(payload)) + payload)
+            content = _HEADER.pack(_MAGIC, crc32c(payload)) + payload
+            with_space(
+                self._world,
+                len(content),
+                lambda: durable_replace(self._world.disk, self._folder, SNAPSHOT, content),
+            )
         except OSError as error:
             raise _not_written(self._folder, error) from error
         self._current_is_whole = True

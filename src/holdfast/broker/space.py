@@ -7,6 +7,11 @@ enough, the next tick brings the floors up to date, and what a write is refused 
 
 The oldest segments of all open topics go first, and no more than it takes. Topics that are closed have their turn when
 the sweep comes to them.
+
+Somebody else may have filled the disk to its last byte, and nothing may be done yet. Then messages must still be
+handled, for that is what frees space; and before that the folder must be opened, which writes a little as well. For
+these the folder keeps a file of blocks that are of no use to anybody. It is cut shorter when they are needed, never for
+a new message, and filled up when there is space for it.
 """
 
 from __future__ import annotations
@@ -14,9 +19,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from holdfast.broker.layout import RESERVE, TOPICS
 from holdfast.errors import HoldfastError
+from holdfast.storage.files import join
 
 if TYPE_CHECKING:
     from holdfast.broker.broker import BrokerEngine
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
     from holdfast.storage.retention import SegmentFacts
 
 logger = logging.getLogger(__name__)
+
+_RESERVE_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 4 * 1024
 
 
 class Space:
@@ -34,8 +44,14 @@ class Space:
         self._wanted_bytes = 0  # so many were to be free, and were not
         self._asked = False  # whether somebody was refused since the last tick
 
-    def make(self, wanted_bytes: int) -> bool:
-        """Remove handled messages until so many bytes are free, or none are left; answers whether any were removed."""
+    def make(self, wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
+        """Remove handled messages until so many bytes are free, or none are left; answers whether any were removed.
+
+        Where none are, what is urgent comes from the reserve.
+        """
+        return self._make(wanted_bytes) or (urgent_bytes > 0 and self._release(urgent_bytes))
+
+    def _make(self, wanted_bytes: int) -> bool:
         if self._asked:
             return False  # nothing has changed since the last one was refused
         try:
@@ -48,8 +64,44 @@ class Space:
             self._engine.on_attention()
         return freed > 0
 
+    def keep_reserve(self) -> None:
+        """Fill up the reserve, if that leaves as much free again."""
+        disk, path = self._engine.world.disk, self._reserve
+        with suppress(OSError):  # the next tick tries again
+            if not disk.exists(join(self._engine.folder, TOPICS)):
+                return  # a folder with nothing else in it might be taken for somebody else's
+            file = disk.open(path, write=True, create=True)
+            try:
+                if file.size() < _RESERVE_BYTES and not self._is_short(2 * _RESERVE_BYTES):
+                    file.reserve(_RESERVE_BYTES)
+                    file.sync()
+            finally:
+                file.close()
+
+    def _release(self, urgent_bytes: int) -> bool:
+        """Give back so much of the reserve, and no more: somebody else may take whatever is free."""
+        try:
+            file = self._engine.world.disk.open(self._reserve, write=True)
+            try:
+                left = file.size() - -(-urgent_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+                if left < 0:
+                    return False
+                file.truncate(left)
+            finally:
+                file.close()
+        except OSError:
+            return False  # there is none
+        logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
+        return True
+
+    @property
+    def _reserve(self) -> str:
+        return join(self._engine.folder, RESERVE)
+
     def tick(self, *, everything: bool) -> None:
         """Try again for whoever was refused, with the floors of all groups as they are now."""
+        if everything:
+            self.keep_reserve()
         if not self._wanted_bytes or not (self._asked or everything):
             return
         self._asked = False

@@ -534,15 +534,22 @@ class Topic:
 
     def trim(self) -> tuple[int, int]:
         """Drop the segments that every group is through with; answers how many, and their bytes."""
-        segments = size = 0
+        freed = [self._trim_sealed()]  # before anything is written: the disk may be full
         self.duplicates.save()
         for partition, deliveries in self._parts():
             partition.save()
+            for delivery in deliveries:
+                delivery.bring_pin()
             partition.log.roll()
-            freed = partition.log.trim(min([delivery.group.floor for delivery in deliveries], default=0))
-            segments += freed.segments
-            size += freed.bytes
-        return segments, size
+        freed.append(self._trim_sealed())
+        return sum(segments for segments, _ in freed), sum(size for _, size in freed)
+
+    def _trim_sealed(self) -> tuple[int, int]:
+        gone = [
+            partition.log.trim(min([delivery.group.floor for delivery in deliveries], default=0))
+            for partition, deliveries in self._parts()
+        ]
+        return sum(each.segments for each in gone), sum(each.bytes for each in gone)
 
     def logs(self) -> list[Log]:
         """The logs of its messages, dead letters included."""

@@ -213,7 +213,6 @@ def _compacted(engine: BrokerEngine, name: str) -> Compacted:
 
 def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
     """What every group is through with; of a topic without any group nothing is."""
-    journal_bytes = sum(station.delivery.compact() for group in topic.groups.values() for station in group.stations)
     segments = freed_bytes = 0
     if topic.groups:
         segments, freed_bytes = topic.trim()
@@ -224,4 +223,5 @@ def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
             partition.log.roll()
             trimmed = partition.log.trim(partition.log.end)  # what the groups have not read is pinned
             segments, freed_bytes = segments + trimmed.segments, freed_bytes + trimmed.bytes
+    journal_bytes = sum(station.delivery.compact() for group in topic.groups.values() for station in group.stations)
     return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes + topic.compact_dead())

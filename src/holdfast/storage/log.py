@@ -33,6 +33,7 @@ from holdfast.storage.opening import is_log, open_error, require_log
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, done_segments, expired, seal_after_ms
+from holdfast.storage.shortage import with_space
 from holdfast.storage.state import Identity
 from holdfast.storage.view import LogView, OnDamage
 from holdfast.storage.writer import Writer
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What opening may write, where there is little to repair: enough to begin with what frees more.
+_TO_OPEN_BYTES = 64 * 1024
 _DURABILITIES = frozenset(get_args(Durability))
 
 
@@ -114,7 +117,8 @@ class Log:
                 world.disk.make_folder(folder)
             lock = take_lock(world, folder)
             try:
-                recovered = recover(world, folder, SegmentLimits(settings.index_bytes, settings.segment_bytes))
+                limits = SegmentLimits(settings.index_bytes, settings.segment_bytes)
+                recovered = with_space(world, _TO_OPEN_BYTES, lambda: recover(world, folder, limits))
             except BaseException:
                 lock.release()
                 raise

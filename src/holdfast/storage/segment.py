@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 # Reserved blocks grow from small to large, so that a thousand quiet logs do not hold a disk between them.
 _FIRST_RESERVE: Final = 64 * 1024
+TIGHT_RESERVE: Final = 16 * 1024
 MOST_RESERVE: Final = 16 * 1024 * 1024
 # From here on one system call beats a store into a map that must fault its pages in first.
 _LARGE_WRITE: Final = 16 * 1024
@@ -225,7 +226,7 @@ class ActiveSegment(Segment):
         self._file = file
         self._index = self.index = index
         self._limit_bytes = limit_bytes
-        self._mapped = mapped
+        self.mapped = mapped
         self.map: WritableMap | None = None
         self._dirty_from: int | None = None
         self._size = file.size()
@@ -274,19 +275,22 @@ class ActiveSegment(Segment):
 
     def shortage(self, length: int) -> int:
         """How many bytes must be reserved before `length` more can be stored; usually 0."""
-        if not self._mapped:
+        if not self.mapped:
             return length
         need = self.position + length
         return 0 if need <= self.reserved else self._next_reserve(need) - self.reserved
 
-    def make_room(self, length: int) -> None:
-        """Make sure that `length` more bytes can be stored; OSError where the disk has no room, and nothing changes."""
+    def make_room(self, length: int, *, tight: bool = False) -> None:
+        """Make sure that `length` more bytes can be stored; OSError where the disk has no room, and nothing changes.
+
+        `tight`: reserve no more than it takes, for little is left.
+        """
         self._scrub()
         need = self.position + length
-        if not self._mapped:
+        if not self.mapped:
             return
         if need > self.reserved:
-            reserve = self._next_reserve(need)
+            reserve = -(-need // TIGHT_RESERVE) * TIGHT_RESERVE if tight else self._next_reserve(need)
             self.file.reserve(reserve)
             self.map = self.file.map(reserve)
             self.reserved = reserve

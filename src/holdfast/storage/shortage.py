@@ -8,10 +8,15 @@ whatever a sync will need is opened before there is anything to sync.
 from __future__ import annotations
 
 import errno
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
+from holdfast.env import World
 from holdfast.env.disk import RAN_OUT
 from holdfast.errors import Unavailable
+from holdfast.storage.files import FULL_DISK
+
+_Answer = TypeVar("_Answer")
 
 _WHAT_TO_DO: Final = {
     errno.EMFILE: "this process has no file descriptor left. Close connections, groups or queues, or raise the limit "
@@ -20,6 +25,16 @@ _WHAT_TO_DO: Final = {
     errno.ENOMEM: "there is no memory left, or no room for another map. Free some, or raise the limit of memory or "
     "vm.max_map_count",
 }
+
+
+def with_space(world: World, urgent_bytes: int, attempt: Callable[[], _Answer]) -> _Answer:
+    """Do what must be possible on a full disk, too: where it is not, have some space made, and try once more."""
+    try:
+        return attempt()
+    except OSError as error:
+        if error.errno not in FULL_DISK or not world.make_space(urgent_bytes, urgent_bytes=urgent_bytes):
+            raise
+    return attempt()
 
 
 def ran_out(error: OSError) -> bool:

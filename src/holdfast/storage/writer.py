@@ -27,7 +27,7 @@ from holdfast.storage.epochs import Epochs
 from holdfast.storage.files import FULL_DISK, join, segment_name
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.recovery import Recovered, SegmentLimits, open_segment
-from holdfast.storage.segment import MOST_RESERVE, ActiveSegment, Segment
+from holdfast.storage.segment import MOST_RESERVE, TIGHT_RESERVE, ActiveSegment, Segment
 from holdfast.storage.shortage import ran_out, room, shortage
 from holdfast.storage.spool import LaidOut, lay_out
 from holdfast.storage.state import ASKED, READABLE, State
@@ -92,6 +92,7 @@ class Writer:
         self._held_from: int | None = None
         self._held_since_sync: int | None = None
         self._fast_until = 0  # position up to which a single message needs no more than a store
+        self._is_journal = kind is Kind.JOURNAL
         self._one_count = _ONE_COUNT.pack(1, kind, Codec.NONE, 0, 0)
         self._log_prefix = MAGIC + self.log_id.to_bytes(4, "little")
         self._epoch_field = self.epoch.to_bytes(8, "little")
@@ -422,7 +423,8 @@ class Writer:
         """
         self.lock.release()
         try:
-            return self._world.make_space(self._settings.min_free_bytes + total + MOST_RESERVE)
+            wanted = self._settings.min_free_bytes + total + MOST_RESERVE
+            return self._world.make_space(wanted, urgent_bytes=total + TIGHT_RESERVE if self._is_journal else 0)
         finally:
             self.lock.acquire()
 
@@ -433,8 +435,12 @@ class Writer:
         try:
             if segment is None or self._must_roll(segment, total, now_ns):
                 segment = self._begin_segment()
-            self._check_free(segment.shortage(total))
-            segment.make_room(total)
+            shortage = segment.shortage(total)
+            # With nothing to be left free only the disk can say: a file that was opened anew may have its blocks.
+            tight = segment.mapped and not self._settings.min_free_bytes and self._free() < shortage
+            if not tight:
+                self._check_free(shortage)
+            segment.make_room(total, tight=tight)
         except OSError as error:
             raise self._refusal("a segment could not be prepared", error) from error
         self._use(segment)
@@ -518,10 +524,13 @@ class Writer:
         if moved and self._words[ASKED]:
             self.state.give_sign()
 
+    def _free(self) -> int:
+        return self._world.disk.free_bytes(self._folder)
+
     def _check_free(self, shortage: int) -> None:
         if not shortage:
             return
-        free = self._world.disk.free_bytes(self._folder)
+        free = self._free()
         if free - shortage < self._settings.min_free_bytes:
             raise self._disk_full(room(free, shortage, self._settings.min_free_bytes))
 
