@@ -17,6 +17,7 @@ from holdfast.broker.query_pins import Queries
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.storage import LogReader
 from tests.unit.test_query_pins import Read
 
 ROOT = "/data/broker"
@@ -59,6 +60,37 @@ def test_a_query_that_comes_at_any_moment_of_a_retention_run_keeps_all_but_the_s
         a_run(read)
         # One that is being removed is no longer counted by the log; whether it may go was asked before.
         assert read.starts() == found, f"moment {moment}"
+        read.lease.end()
+        read.close()
+
+
+def test_where_a_query_is_told_to_begin_stays_at_whichever_moment_of_a_retention_run_it_comes():
+    changes: list[str] = []
+    read = old(Read())
+    read.disk.on_call = changes.append
+    a_run(read)
+    for moment in range(len(changes)):
+        read, left, told = old(Read()), moment, []
+
+        def come(call: str, read: Read = read, told: list[int] = told) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                read.disk.on_call = None
+                read.lease = read.query()  # of all partitions everything, before it looks
+                told += [
+                    LogReader(partition.log.folder, world=read.world).lasting_start
+                    for partition in read.engine.topic("orders").partitions
+                ]
+
+        read.disk.on_call = come
+        a_run(read)
+        read.disk.on_call = None
+        a_run(read)
+        assert all(start <= first for start, first in zip(read.starts(), told, strict=True)), f"moment {moment}"
+        assert [
+            LogReader(p.log.folder, world=read.world).lasting_start for p in read.engine.topic("orders").partitions
+        ] == (read.starts()), "nothing is being removed any more"
         read.lease.end()
         read.close()
 

@@ -31,7 +31,8 @@ class Lake:
 
     def start(self, most: str = "400", **trigger: Any) -> StreamingQuery:
         options = {"path": self.folder, "subscribe": "orders,state", "startingOffsets": "earliest"}
-        limits = {"maxOffsetsPerTrigger": most, "pinTimeout": "20s", "groupId": "lake", "minPartitions": "3"}
+        # From the end of one run to the first call of the next a busy machine may take half a minute.
+        limits = {"maxOffsetsPerTrigger": most, "pinTimeout": "60s", "groupId": "lake", "minPartitions": "3"}
         rows = self.spark.readStream.format("holdfast").schema(COLUMNS).options(**options, **limits).load()
         writing = rows.writeStream.format("parquet").option("path", self.out)
         return writing.option("checkpointLocation", self.checkpoint).trigger(**trigger).start()

@@ -423,3 +423,39 @@ def test_many_partitions_get_about_as_many_tasks_as_are_wanted() -> None:
         parts = splits(folder, ranges, wanted)
         assert sum(part.stop - part.start for part in parts) == sum(each.stop - each.start for each in ranges)
         assert all(part.start < part.stop for part in parts)
+
+
+def old_messages() -> Place:
+    """A topic whose messages retention may take by now."""
+    place = place_with(retention_ms=1_000)
+    fill(place, 30, size=1_000)
+    place.clock.advance(seconds=60)
+    return place
+
+
+def test_what_a_new_stream_is_told_stays_though_retention_runs_between_any_two_steps() -> None:
+    """The owner has asked who needs its oldest segment, and removes it; meanwhile a query comes and looks."""
+    changes: list[str] = []
+    place = old_messages()
+    place.disk.on_call = changes.append
+    place.engine.topic("orders").retain()
+    place.disk.on_call = None
+    place.close()
+    assert changes.count("remove") > 5
+    for moment in range(len(changes)):
+        place, calls, streams = old_messages(), iter(range(len(changes))), []
+
+        def come(call: str, place: Place = place, calls: Any = calls, streams: list[Any] = streams) -> None:
+            if next(calls) == moment:  # noqa: B023
+                place.disk.on_call = None
+                lease = QueryLease.start(place.world, FOLDER, "lake", lasting=True)
+                lease.hold({"orders": (place.engine.topic("orders").id, {})})
+                streams.append(Stream(place))
+
+        place.disk.on_call = come
+        place.engine.topic("orders").retain()
+        place.disk.on_call = None
+        place.engine.topic("orders").retain()
+        (stream,) = streams
+        stream.batch()  # raises where something of it is gone
+        place.close()

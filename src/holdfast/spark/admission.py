@@ -138,7 +138,7 @@ class Admission:
                 continue
             offsets, reader = found.setdefault(topic, {}), self.folder.reader(topic, number)
             if reader is not None:
-                offsets[number] = reader.position(reader.start)
+                offsets[number] = reader.position(reader.lasting_start)
         return found
 
     def _waiting(self, start: Positions) -> Iterator[Range]:

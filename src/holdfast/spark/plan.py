@@ -67,7 +67,7 @@ def check_unwritten(options: ReadOptions, topic: str, number: int) -> None:
 def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
     """Where reading a partition begins."""
     if options.starting_ns is not None:
-        return min(reader.find_time(options.starting_ns), end)
+        return min(max(reader.find_time(options.starting_ns), reader.lasting_start), end)
     return _offset_of("startingOffsets", options.starting, reader, topic, number, end)
 
 
@@ -79,10 +79,10 @@ def _ending_offset(reader: LogReader, options: ReadOptions, topic: str, number: 
 
 def _offset_of(name: str, given: Places, reader: LogReader, topic: str, number: int, end: int) -> int:
     if isinstance(given, str):
-        return reader.start if given == "earliest" else end
+        return reader.lasting_start if given == "earliest" else end
     offset = given[topic][number]
     if offset == EARLIEST:
-        return reader.start
+        return reader.lasting_start
     if offset == LATEST:
         return end
     if offset > end:

@@ -538,10 +538,14 @@ class Log:
     def _unneeded(self, segments: Sequence[SegmentFacts]) -> Iterator[int]:
         """Of each its base offset, when it is its turn: somebody outside may have come meanwhile who needs it."""
         for segment in segments:
+            # Before we ask: who comes behind that finds what is said here, and does not begin with the segment.
+            self._writer.announce_removal(segment.next_offset)
             floor = self.needed_outside()
             if floor is not None and segment.next_offset > floor:
-                return
+                break
             yield segment.base_offset
+        if segments:
+            self._writer.announce_removal(0)
 
     def _remove_head(self, bases: Iterable[int]) -> Trimmed:
         self._writer.check_usable()

@@ -71,6 +71,14 @@ class LogReader:
         return self._segments[0].base_offset if self._segments else end
 
     @property
+    def lasting_start(self) -> int:
+        """Where somebody can begin who has said that the messages are needed: behind those that are being removed."""
+        end = self.end
+        # First: whatever is removed between the two looks, one of them tells of it.
+        removing_end = 0 if self._state is None else self._state.removing_end
+        return min(max(removing_end, self.start), end)
+
+    @property
     def end(self) -> int:
         """The readable end."""
         if self._changed_hands():

@@ -99,6 +99,7 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
         state = State.create(world.disk, folder, identity, end)
     else:
         state.words[1] = end
+        state.set_removing(0)
         state.set_synced(end)
         state.set_mount(world.disk.mount_id(folder))
         state.set_identity(identity)

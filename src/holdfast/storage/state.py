@@ -8,7 +8,7 @@
     4     asked           1 where a reader waits for a sign of the owner
     5     sign_giver      the sequence of the owner that gives signs; 0 once it has closed the log
     6     mount_id        the mount that the owner found the log on; 0 where that was not known
-    7     unused, 0
+    7     removing_end    offset behind the segment that is about to be removed, where there is one; otherwise 0
     8     slot A: sequence, then words 9 identity, 10 boot_id, 11 clean_end, 12 check
     16    slot B: the same
 
@@ -26,6 +26,10 @@ between two stores leaves the older one.
 A store into a map wakes nobody. A reader that wants to sleep stores `asked`, looks once more, and watches the
 file; the owner, when it moves the readable end and finds itself asked, clears the word by a write, which the
 kernel tells to whoever watches. Readers store nothing else, and those who may not store look from time to time.
+
+Before the owner asks whether somebody outside needs a segment, it stores `removing_end`; only then may it remove it.
+Whoever begins to read says first that it needs everything, and looks at this word then. So one of the two sees the
+other: the segment stays, or the reader begins behind it. A word that a crash has left is cleared at the next opening.
 
 The log can be opened without this file: all that is lost is the knowledge of what was synced.
 """
@@ -52,6 +56,7 @@ _SYNCED_COPY: Final = 3
 ASKED: Final = 4
 _SIGN_GIVER: Final = 5
 _MOUNT: Final = 6
+_REMOVING: Final = 7
 _SLOTS: Final = (8, 16)
 _SLOT: Final = Struct("<QQQQ")
 
@@ -179,6 +184,14 @@ class State:
     def set_mount(self, mount_id: int) -> None:
         """Note the mount, to be made durable with the next identity."""
         self.words[_MOUNT] = mount_id
+
+    @property
+    def removing_end(self) -> int:
+        """Offset behind the segment that is about to be removed; 0 where none is."""
+        return self.words[_REMOVING]
+
+    def set_removing(self, end: int) -> None:
+        self.words[_REMOVING] = end
 
     def set_identity(self, identity: Identity) -> None:
         """Write the slot that is not in use and make it durable, with all that was stored before it."""

@@ -290,6 +290,13 @@ class Writer:
             self._changed_folder.close()
             self._changed_folder = None
 
+    def announce_removal(self, end: int) -> None:
+        """Tell readers that the messages below `end` are about to be removed; 0: that none are."""
+        with self.lock:
+            if self.failure is None:  # otherwise nothing is removed, and its files may be closed
+                self.stir()
+                self.state.set_removing(end)
+
     def unsynced_segments(self) -> int:
         return len(self._unsynced_sealed)
 
