@@ -81,9 +81,9 @@ class ManualClock:
             self.advance(seconds=timeout_s)
         return event.is_set()
 
-    def step_wall(self, *, ns: int) -> None:
+    def step_wall(self, *, seconds: float = 0, ms: int = 0, ns: int = 0) -> None:
         """Set the wall clock forward or back, as an administrator or NTP does."""
-        self._now_ns += ns
+        self._now_ns += round(seconds * 1_000_000_000) + ms * 1_000_000 + ns
 
 
 def _short(timeout_s: float | None) -> float:

@@ -68,6 +68,19 @@ class VirtualClock(ManualClock):
                     self.settle()
                     return
 
+    def step_wall(
+        self,
+        *,
+        seconds: float = 0,
+        ms: int = 0,
+        ns: int = 0,
+        minutes: float = 0,
+        hours: float = 0,
+        days: float = 0,
+    ) -> None:
+        """Set the wall clock forward or back, as an administrator or NTP does; no time passes by it."""
+        super().step_wall(seconds=seconds + minutes * 60 + hours * 3600 + days * 86_400, ms=ms, ns=ns)
+
     def settle(self) -> int | None:
         """Do what is due now; answers in how many ms more will be."""
         for attached in list(self._attached):
