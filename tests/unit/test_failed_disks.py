@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast
+from holdfast.cli.opened import topics_of
 from holdfast.env.disk import RealDisk
 from holdfast.env.simdisk import SimulatedDisk
-from holdfast.errors import DiskFailed
+from holdfast.errors import DiskFailed, InvalidRequest
 from holdfast.storage.log import Log
 from tests.unit.disks import fails
 from tests.unit.logs import Logged
@@ -132,3 +133,21 @@ def test_a_queue_that_is_closed_holds_no_file_though_somebody_holds_the_queue(tm
     message.ack()
     queue.close()
     assert held_below(tmp_path) == []
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_taken_for_one_without_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(tmp_path / "q", min_free_bytes=0) as queue:
+        queue.put(b"here")
+    asked = os.stat
+
+    def stat(path: object, *args: object, **options: object) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "q")):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return asked(path, *args, **options)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "stat", stat)
+    for look in (lambda: holdfast.open(tmp_path / "q", create=False), lambda: topics_of(str(tmp_path / "q"))):
+        with pytest.raises(InvalidRequest, match="Permission denied"):
+            look()

@@ -31,7 +31,7 @@ from holdfast.env import real_world
 from holdfast.env.environ import environment
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
 from holdfast.storage.files import join
-from holdfast.storage.opening import is_log
+from holdfast.storage.opening import is_log, translated
 
 if TYPE_CHECKING:
     from holdfast.client.broker import RemoteBroker
@@ -175,10 +175,12 @@ def topics_of(folder: str) -> list[str]:
         with opened_broker(folder) as broker:
             return broker.topics()
     world = real_world()
-    found = topics(world, folder)
+    with translated(folder):
+        found = topics(world, folder)
+        there = world.disk.exists(folder)
     if found or is_queue(folder):
         return found
-    if not world.disk.exists(folder):
+    if not there:
         raise NotAQueue(f"there is no folder {folder}; `holdfast put` makes a queue, `holdfast topic create` a topic")
     if is_log(world, folder):
         raise NotAQueue(f"{folder} holds a log and no queue; look into it with `holdfast log`")

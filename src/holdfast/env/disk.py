@@ -283,7 +283,7 @@ class RealDisk:
         try:
             os.stat(path)
         except OSError as error:
-            if error.errno in RAN_OUT:  # "no" would be taken for the truth
+            if error.errno in RAN_OUT or error.errno == errno.EACCES:  # "no" would be taken for the truth
                 raise
             return False
         return True
