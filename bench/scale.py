@@ -30,6 +30,8 @@ class Scale:
     callers: int = 64
     killed_after: int = 300
     latency_seconds: float = 2.0
+    delayed_seconds: float = 6.0
+    delayed_far: int = 1_000_000
     idle_polls: int = 1000
     waiting: int = 1000
     """Messages in a queue that is in use, but not deep."""
@@ -64,6 +66,8 @@ def quick(body_bytes: int) -> Scale:
         arrow_messages=20_000,
         killed_after=50,
         latency_seconds=0.2,
+        delayed_seconds=0.5,
+        delayed_far=20_000,
         idle_polls=50,
         waiting=100,
         most_depth=10_000,

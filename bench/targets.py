@@ -39,6 +39,10 @@ def _at_most_ns(limit: float, contestant: str = OURS) -> Callable[[Summaries], b
     return lambda found: found[contestant].median_ns <= limit
 
 
+def _p99_at_most_ns(limit: float) -> Callable[[Summaries], bool | None]:
+    return lambda found: None if (p99_ns := found[OURS].p99_ns) is None else p99_ns <= limit
+
+
 def _at_most_seconds(limit: float, contestant: str = OURS) -> Callable[[Summaries], bool | None]:
     return lambda found: found[contestant].seconds <= limit
 
@@ -99,6 +103,12 @@ PARQUET = "Spark Parquet, uncompressed"
 PARQUET_ZSTD = "Spark Parquet, zstd"
 _DEEP = f"{OURS}, 10,000,000 deep"
 _PARTITIONED = f"{OURS}, 3 partitions"
+_DELAYED = (
+    "delayed, 1,000/s come in",
+    "delayed, 15,000/s come in",
+    "delayed, as many come in as can",
+    "delayed, 1,000,000 wait, 1,000/s come in",
+)
 
 TARGETS = (
     Target("put", OURS, "≤ 1.0 µs", _at_most_ns(1000)),
@@ -114,6 +124,7 @@ TARGETS = (
     Target("group: receive + ack many (1,000)", OURS, "≥ 1,000,000/s", _at_most_ns(1000)),
     Target("get + ack at depth", _DEEP, "as at 1,000 (within 20 %)", _as_ours(_DEEP)),
     Target("get + ack at depth", _DEEP, "≤ 150 MB of memory", _at_most_bytes(150e6, _DEEP)),
+    *[Target(operation, OURS, "p99 ≤ 100 ms", _p99_at_most_ns(100e6)) for operation in _DELAYED],
     Target("Spark read", OURS, "faster than zstd Parquet", _at_most_times_peer(1, PARQUET_ZSTD)),
     Target("Spark read", OURS, "≤ 1.5× uncompressed Parquet", _at_most_times_peer(1.5, PARQUET)),
     Target("Spark read, random values", OURS, "faster than zstd Parquet", _at_most_times_peer(1, PARQUET_ZSTD)),

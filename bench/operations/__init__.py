@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bench.harness import Case
-from bench.operations import arrow, depth, durable, latency, puts, reopen, scan, server, spark, takes, topics
+from bench.operations import arrow, depth, durable, latency, lateness, puts, reopen, scan, server, spark, takes, topics
 from bench.scale import Scale
 
 
@@ -14,7 +14,7 @@ def all_cases(scale: Scale, only: str = "") -> list[Case]:
 
     Ours stays in when a peer is picked: a figure without the one to compare it with is of no use.
     """
-    modules = (puts, arrow, durable, takes, topics, latency, depth, reopen, scan, server, spark)
+    modules = (puts, arrow, durable, takes, topics, latency, lateness, depth, reopen, scan, server, spark)
     cases = [case for module in modules for case in module.cases(scale)]
     if not only:
         return cases

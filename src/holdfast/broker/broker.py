@@ -351,6 +351,7 @@ class BrokerEngine:
                 queries=self.queries,
                 key=self.key,
             )
+            topic.on_pause = self._release_late
             try:
                 with suppress(OSError):  # no room: the next opening does it
                     self.catalog.bring_up_to_date(name, facts)
@@ -419,6 +420,11 @@ class BrokerEngine:
             if again is None and due_ms is not None:
                 topic.due_ns = now_ns + due_ms * 1_000_000
         return None if topic.due_ns is None else max(topic.due_ns - now_ns, 0) // 1_000_000
+
+    def _release_late(self) -> None:
+        """One topic is at long work in a tick: the delayed messages of all of them must not wait for its end."""
+        for topic in self.open_topics():
+            topic.release_late()
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""

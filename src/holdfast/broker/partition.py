@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 _RELEASE_MOST: Final = 1_000
 STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
+# When the first message that waits is so late, whoever puts others helps to release what is due.
+_HELP_FROM_MS: Final = 25
 
 
 class Partition:
@@ -73,6 +75,7 @@ class Partition:
         self.lines: list[Waiters] = []  # those who wait for messages: one line for each group
         self.on_attention: Callable[[], None] = lambda: None
         self.on_new_part: Callable[[], None] = lambda: None  # delays, producers: kept here from now on
+        self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
         self.tracer: PartitionTracer | None = None  # while the topic is sampled
         self.delayed: DelayStore | None = None
         self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # where ids are looked up
@@ -165,7 +168,7 @@ class Partition:
             await self.delayed.wait_async(publication.in_delayed)
         for log, first in publication.firsts:
             await log.wait_async(first)
-        if publication.due_now:
+        if publication.due_now or self._is_to_help(publication):
             await asyncio.to_thread(self._tell, publication)
         else:
             self._tell(publication)
@@ -192,24 +195,40 @@ class Partition:
 
     def release(self) -> int:
         """Let the delayed messages that are due into the log; answers how many."""
+        total = 0
+        while released := self._release_some():
+            total += released
+        return total
+
+    def release_late(self, late_ms: int = 0, portions: int = 1) -> None:
+        """In the middle of other work: release some of the messages that are so late, if there are any."""
+        for _ in range(portions):
+            if self._late_ms() < late_ms:
+                return
+            self._release_some(late_ms)
+
+    def _late_ms(self) -> int:
+        return -1 if self.delayed is None else self.delayed.late_ms(self._world.clock.now_ns() // 1_000_000)
+
+    def _release_some(self, late_ms: int | None = None) -> int:
+        """Release a portion of what is due; with `late_ms` only if the first is still so late when it is our turn."""
         store = self.delayed
         if store is None:
             return 0
-        total = 0
         with self._release_lock:
-            while True:
-                now_ns = self._world.clock.now_ns()
-                due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
-                if due:
-                    # Synced, whatever the policy: were this lost, it would be released again, settled or not.
-                    appended = self._write(released_batch(due), "fsync", moved=True)
-                    self.log.wait(appended)
-                    store.released([message.id for message in due], appended.next_offset)
-                    self._released(due, appended.offset, now_ns)
-                    total += len(due)
-                if not due:
-                    store.settled(self.log.synced_end)
-                    return total
+            if late_ms is not None and self._late_ms() < late_ms:
+                return 0
+            now_ns = self._world.clock.now_ns()
+            due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
+            if due:
+                # Synced, whatever the policy: were this lost, it would be released again, settled or not.
+                appended = self._write(released_batch(due), "fsync", moved=True)
+                self.log.wait(appended)
+                store.released([message.id for message in due], appended.next_offset)
+                self._released(due, appended.offset, now_ns)
+            else:
+                store.settled(self.log.synced_end)
+            return len(due)
 
     def _released(self, due: Sequence[Delayed], first: int, now_ns: int) -> None:
         """They are in the log, from `first` on. Those count that had to wait; some only came along with others."""
@@ -351,8 +370,6 @@ class Partition:
         appended = store.write(batch, **manner._asdict())
         places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
         due_now = any(draft.due_at_ms <= now_ms for draft in drafts)
-        # Now: who waits for the sync may be cancelled, and the message comes due all the same.
-        self.on_attention()
         return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
 
     def _write(
@@ -391,6 +408,12 @@ class Partition:
             self.wake(len(publication.places))  # otherwise the sync has done it
         if publication.due_now:
             self.release()
+        elif self._is_to_help(publication):
+            self.release_late(_HELP_FROM_MS, portions=-(-len(publication.places) // _RELEASE_MOST))
+
+    def _is_to_help(self, publication: Publication) -> bool:
+        """Whether releases are behind: then taking messages in waits for them, or it could outrun them for ever."""
+        return publication.in_delayed is not None and self._late_ms() >= _HELP_FROM_MS
 
     def _open_delayed(self) -> DelayStore:
         store = self.delayed
@@ -404,6 +427,7 @@ class Partition:
                         store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
                     store.settled(self.log.end)
                     store.on_attention = self._attend
+                    store.on_pause = self._pause
                     if self._needed_for_dedup is not None:
                         store.intake.pin("dedup", self._needed_for_dedup.intake.offset)
                     self.delayed = store
@@ -430,6 +454,9 @@ class Partition:
 
     def _attend(self) -> None:
         self.on_attention()
+
+    def _pause(self) -> None:
+        self.on_pause()
 
     def _intake_position(self) -> LogPosition:
         return LogPosition(0, 0) if self.delayed is None else self._position(self.delayed.intake)

@@ -102,6 +102,7 @@ class Topic:
         self.used_ns = world.clock.monotonic_ns()
         self.due_ns: int | None = 0  # when upkeep is due; None: when somebody calls for attention
         self.on_attention = on_attention
+        self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
         self.partitions: list[Partition] = []
         self.duplicates = Duplicates(world, topic_folder(root, name), self.metrics, window_ms=settings.dedup_window_ms)
         self.duplicates.on_new_part = self.list_parts
@@ -174,6 +175,7 @@ class Topic:
         folder = partition_folder(self.root, self.name, number)
         partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics)
         partition.on_attention = partition.log.on_attention = self._attend
+        partition.on_pause = self._pause
         partition.log.on_synced = self.metrics.sync_seconds.observe_ns
         partition.log.needed_outside = partial(self._queries.floor, self.name, self.id, number)
         if self.settings.trace_sample:
@@ -585,6 +587,15 @@ class Topic:
         """Something is due soon. Called from anywhere, finalizers included: no locks here."""
         self.due_ns = 0
         self.on_attention()
+
+    def _pause(self) -> None:
+        self.on_pause()
+
+    def release_late(self) -> None:
+        """In the middle of other work: release delayed messages that are due, of all partitions."""
+        for partition in self.partitions:
+            with suppress(HoldfastError, OSError):  # its own tick tells what is wrong; the other work goes on
+                partition.release_late()
 
     def check_open(self) -> None:
         self._check_owner()

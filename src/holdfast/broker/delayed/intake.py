@@ -7,7 +7,7 @@ A message is a data record with its due time; a cancellation is a control record
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 _NOTE: Final = Struct("<BQ")
 _CANCELLED: Final = 1
 
+# What is kept in memory of messages that are wanted soon.
+_NEAR_BYTES: Final = 32 << 20
+_RECORD_BYTES: Final = 400  # what a message takes in memory besides its own bytes, about
+
 # A message that is due is read alone, out of the order in which it came: small frames make that cheap.
 _FRAME_BYTES: Final = 16 * 1024
 
@@ -38,6 +42,8 @@ class Intake:
         self.log = log
         self.present = BitMap64()  # ids that wait here, or did: all data records from the spilled ones on
         self.unreadable = BitMap64()  # those of them that are damaged
+        self._near: dict[int, Record] = {}
+        self._near_bytes = 0
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings) -> Intake:
@@ -88,8 +94,38 @@ class Intake:
                 self._note_damage(damaged.first_offset, damaged.next_offset, damaged)
                 start = damaged.next_offset
 
-    def fetch(self, ids: Sequence[int]) -> dict[int, Record]:
-        """The messages of these ids, which rise; those that are damaged are left out, and noted."""
+    def fetch(self, ids: Sequence[int], wanted_soon: Callable[[Record], bool] | None = None) -> dict[int, Record]:
+        """The messages of these ids, which rise; those that are damaged are left out, and noted.
+
+        What else is in their frames and wanted soon is kept in memory: frames hold messages in the order in which
+        they came, and each would be read and unpacked again for almost every message in it.
+        """
+        near = self._near
+        found = {message_id: near[message_id] for message_id in ids if message_id in near}
+        if len(found) < len(ids):
+            found |= self._read([message_id for message_id in ids if message_id not in found], wanted_soon)
+        return found
+
+    def let_go(self, ids: Iterable[int]) -> None:
+        """These do not wait here any more."""
+        for message_id in ids:
+            record = self._near.pop(message_id, None)
+            if record is not None:
+                self._near_bytes -= len(record.value) + _RECORD_BYTES
+
+    def let_go_of_all(self) -> None:
+        """Nothing of what was kept in memory waits here any more."""
+        self._near, self._near_bytes = {}, 0
+
+    def _keep(self, rows: Sequence[Record], wanted_soon: Callable[[Record], bool]) -> None:
+        for record in rows:
+            if self._near_bytes > _NEAR_BYTES:
+                return
+            if record.offset not in self._near and wanted_soon(record):
+                self._near[record.offset] = record
+                self._near_bytes += len(record.value) + _RECORD_BYTES
+
+    def _read(self, ids: Sequence[int], wanted_soon: Callable[[Record], bool] | None) -> dict[int, Record]:
         found: dict[int, Record] = {}
         frames: Iterator[Frame] | None = None
         rows: list[Record] = []
@@ -107,6 +143,8 @@ class Intake:
                     frames, base, end = None, -1, -1
                     continue
                 base, end = frame.base_offset, frame.next_offset
+                if wanted_soon is not None and not frame.is_large:
+                    self._keep(rows, wanted_soon)
             found[message_id] = rows[message_id - base]
         return found
 

@@ -38,6 +38,8 @@ class State:
         self.unsettled: deque[tuple[int, BitMap64]] = deque()  # released, by the position below which they lie
         self.changed = bool(loaded.damage)  # since the last manifest
         self.closed = False
+        # No message that waits is due before this: what whoever ticks was told last, or what came since.
+        self.not_before_ms = 0
         spilled = self.in_runs()
         before = loaded.manifest.gone_ids()
         cancelled = intake.load(self.floor, self.timers, before | spilled)
@@ -82,7 +84,7 @@ class State:
             if message_id < end and not self.done_here(message_id):
                 yield due_at_ms, message_id, None, 0, 0
 
-    def next_due_ms(self) -> int | None:
+    def _next_due_ms(self) -> int | None:
         first = self.timers.first(self.done_here)
         best_ms = first[0] if first is not None else NEVER_MS
         for run in sorted(self.runs, key=Run.not_before_ms):
@@ -92,6 +94,12 @@ class State:
             if first is not None:
                 best_ms = min(best_ms, first[0])
         return best_ms if best_ms < NEVER_MS else None
+
+    def look_ahead(self) -> int | None:
+        """When the first message is due that waits, learned anew; None where none does."""
+        first_ms = self._next_due_ms()
+        self.not_before_ms = NEVER_MS if first_ms is None else first_ms
+        return first_ms
 
     def settled(self) -> BitMap64:
         """The ids that are gone for certain: a copy."""
@@ -113,6 +121,7 @@ class State:
         self.next_number += len(runs)
         self.floor = cut
         self.timers.drop_below(cut)
+        self.intake.let_go_of_all()
         self.changed = True
 
     def take_out_finished(self, settled: BitMap64) -> list[Run]:

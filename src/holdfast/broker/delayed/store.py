@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import merge
 from itertools import islice
 from typing import Final
@@ -31,6 +32,8 @@ from holdfast.storage.log import Log
 from holdfast.storage.opening import open_error
 
 _CHUNK: Final = 256  # messages that a listing reads at a time
+_LOOK_EVERY: Final = 10_000  # messages that may come until somebody looks whether it is time to spill
+_NEAR_MS: Final = 10_000  # what is due within this time is kept when its frame was read for another message
 _BLOCKS: Final = 64  # decoded blocks of runs that are kept while messages are released
 
 
@@ -55,6 +58,8 @@ class DelayStore:
         self._log = state.intake.log
         self._upkeep = Upkeep(world, folder, settings, state)
         self._blocks: OrderedDict[tuple[Run, int], list[Record]] = OrderedDict()
+        with state.lock:
+            state.look_ahead()
         # Spills and manifests, which may take long: see `Upkeep`.
         self.spill = self._upkeep.spill
         self.save = self._upkeep.save
@@ -96,8 +101,17 @@ class DelayStore:
             return [*state.damage, *spoiled, *lost]
 
     @property
+    def on_pause(self) -> Callable[[], object]:
+        """Called again and again while a spill is under way, which is long: release what is due meanwhile."""
+        return self._upkeep.on_pause
+
+    @on_pause.setter
+    def on_pause(self, call: Callable[[], object]) -> None:
+        self._upkeep.on_pause = call
+
+    @property
     def on_attention(self) -> Callable[[], None]:
-        """Called when `tick` should be called sooner than it said: messages wait for a sync."""
+        """Called when `tick` should be called sooner than it said: for a sync, a message that is due, a spill."""
         return self._log.on_attention
 
     @on_attention.setter
@@ -131,6 +145,12 @@ class DelayStore:
             appended = self._log.write(batch, durability=durability, codec=codec, any_size=any_size)
             state.intake.present.add_range(appended.offset, appended.next_offset)
             state.timers.add(dues_ms, appended.offset)
+            first_ms = min(dues_ms, default=NEVER_MS)
+            sooner = first_ms < state.not_before_ms
+            state.not_before_ms = min(state.not_before_ms, first_ms)
+        # Not for each: whoever ticks knows of a message that is due before these, and looks at what follows it then.
+        if sooner or appended.offset // _LOOK_EVERY != appended.next_offset // _LOOK_EVERY:
+            self.on_attention()
         return appended
 
     def wait(self, appended: Appended) -> None:
@@ -158,9 +178,11 @@ class DelayStore:
                 near = [run for run in state.runs if run.not_before_ms() <= now_ms and run.first(state.gone)]
                 sources = [run.entries(state.gone, until_ms=now_ms) for run in near]
                 chosen = list(islice(merge(state.waiting_here(state.timers.near(now_ms)), *sources), limit))
-                found, whole = self._fetch(chosen)
+                found, whole = self._fetch(chosen, now_ms)
             if len(chosen) < limit:
                 self._blocks.clear()  # nothing more is due for now
+            if not chosen:
+                state.look_ahead()
             synced_end = self._log.synced_end
         found = list(next(portions(found, lambda message: len(message.record.value)), []))
         if any(run is None and message_id >= synced_end for _, message_id, run, _, _ in chosen):
@@ -176,6 +198,8 @@ class DelayStore:
                 state.gone |= known
                 state.unsettled.append((position, known))
             state.timers.shed(state.done_here)
+            state.intake.let_go(ids)
+            state.look_ahead()
 
     def settled(self, position: int) -> None:
         """The partition's log is synced below this offset, and all that was released there was told before."""
@@ -211,6 +235,7 @@ class DelayStore:
             appended = state.intake.write_cancelled(message_id)
             state.gone.add(message_id)
             state.timers.shed(state.done_here)
+            state.intake.let_go([message_id])
             state.changed = True
             return appended
 
@@ -256,7 +281,11 @@ class DelayStore:
     def next_due_ms(self) -> int | None:
         """When the first message is due that waits; None where none does."""
         with self._state.lock:
-            return self._state.next_due_ms()
+            return self._state.look_ahead()
+
+    def late_ms(self, now_ms: int) -> int:
+        """How late the first message that waits is, about; takes no lock, and costs nothing."""
+        return now_ms - self._state.not_before_ms
 
     def __len__(self) -> int:
         """How many messages wait."""
@@ -281,9 +310,10 @@ class DelayStore:
         with self._state.lock:
             self._state.check()
 
-    def _fetch(self, entries: Sequence[Entry]) -> tuple[list[Delayed], bool]:
-        """The messages at these places, and whether all of them could be read."""
-        here = self._state.intake.fetch(sorted([message_id for _, message_id, run, _, _ in entries if run is None]))
+    def _fetch(self, entries: Sequence[Entry], now_ms: int | None = None) -> tuple[list[Delayed], bool]:
+        """The messages at these places, and whether all of them could be read; `now_ms`: they are due."""
+        ids = sorted([message_id for _, message_id, run, _, _ in entries if run is None])
+        here = self._state.intake.fetch(ids, None if now_ms is None else partial(self._is_near, now_ms + _NEAR_MS))
         found = []
         for _, message_id, run, block, i in entries:
             if run is None:
@@ -294,6 +324,9 @@ class DelayStore:
             if record is not None:
                 found.append(Delayed(message_id, record.due_at_ms, record))
         return found, len(found) == len(entries)
+
+    def _is_near(self, until_ms: int, record: Record) -> bool:
+        return record.due_at_ms <= until_ms and not self._state.done_here(record.offset)
 
     def _block(self, run: Run, block: int) -> list[Record]:
         """The messages of a block, kept for a while; none where it cannot be read."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
+_TENTH_MS: Final = 100
 SECOND_MS: Final = 1000
 _MINUTE_MS: Final = 60 * SECOND_MS
 HOUR_MS: Final = 60 * _MINUTE_MS
@@ -24,7 +25,8 @@ _WIDTHS: Final = (
     (3 * DAY_MS, DAY_MS),
     (2 * HOUR_MS, HOUR_MS),
     (2 * _MINUTE_MS, _MINUTE_MS),
-    (0, SECOND_MS),
+    (2 * SECOND_MS, SECOND_MS),
+    (0, _TENTH_MS),  # what is sorted at once: few enough, however many come in a second
 )
 
 _SHED: Final = 1024
@@ -80,7 +82,7 @@ class Timers:
 
     def advance(self, now_ms: int) -> None:
         """Bring everything due by now, and soon after, into the front. A clock set back changes nothing."""
-        edge_ms = now_ms - now_ms % SECOND_MS + SECOND_MS
+        edge_ms = now_ms - now_ms % _TENTH_MS + _TENTH_MS
         if edge_ms <= self._edge_ms:
             return
         self._edge_ms = edge_ms
@@ -136,8 +138,13 @@ class Timers:
 
     def drop_below(self, message_id: int) -> None:
         """Forget all smaller ids: they wait elsewhere now."""
-        kept = [entry for entry in self.ordered() if entry[1] >= message_id]
-        self._front, self._head = [], 0
-        self._buckets, self._starts = {}, []
-        for due_at_ms, kept_id in kept:
-            self.add_one(due_at_ms, kept_id)
+        self._front = [entry for entry in self._front[self._head :] if entry[1] >= message_id]
+        self._head = 0
+        buckets, self._buckets = self._buckets, {}
+        for key, bucket in buckets.items():
+            kept = [pair for pair in bucket.pairs() if pair[1] >= message_id]
+            if kept:
+                self._buckets[key] = left = _Bucket()
+                for due_at_ms, kept_id in kept:
+                    left.add(due_at_ms, kept_id)
+        self._starts = sorted(self._buckets)  # which is a heap, too

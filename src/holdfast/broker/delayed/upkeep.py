@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Lock
+from typing import Final, TypeVar
 
 from holdfast.broker.delayed.manifest import save_manifest
 from holdfast.broker.delayed.run import Run
@@ -26,6 +27,12 @@ from holdfast.storage.shortage import advice
 
 logger = logging.getLogger(__name__)
 
+_Item = TypeVar("_Item")
+
+# Between two pauses of a spill: a few milliseconds.
+_PAUSE_FRAMES: Final = 10
+_PAUSE_MESSAGES: Final = 256
+
 
 class Upkeep:
     """One at a time is at work here."""
@@ -40,6 +47,7 @@ class Upkeep:
         self._saved_ns = world.clock.monotonic_ns()
         self._failed_ns: int | None = None
         self._garbage: list[Run] = []  # finished, and removed after the next manifest
+        self.on_pause: Callable[[], object] = lambda: None
         log_settings = self._log.settings
         self._packing = Packing.named(
             log_settings.codec,
@@ -65,7 +73,7 @@ class Upkeep:
             if save_ms == 0:
                 save_ms = self._try(now_ms, full=full)
         with state.lock:
-            first_ms = state.next_due_ms()
+            first_ms = state.look_ahead()
         due_ms = None if first_ms is None else max(0, first_ms - now_ms)
         return soonest(log_ms, save_ms, due_ms)
 
@@ -131,16 +139,23 @@ class Upkeep:
                 packing=self._packing,
             )
         records = in_due_order(
-            lambda: state.intake.data_frames(floor, cut),
+            lambda: self._with_pauses(state.intake.data_frames(floor, cut), _PAUSE_FRAMES),
             lambda message_id: message_id not in elsewhere,
             plan.memory_bytes,
         )
-        runs = write_runs(self._world, records, plan)
+        runs = write_runs(self._world, self._with_pauses(records, _PAUSE_MESSAGES), plan)
         with state.lock:
             state.take_over(runs, cut)
         log.roll()
         self._save()
         return sum(run.messages for run in runs)
+
+    def _with_pauses(self, items: Iterator[_Item], every: int) -> Iterator[_Item]:
+        """A spill is work for a second, and messages come due meanwhile: they must not wait for its end."""
+        for i, item in enumerate(items):
+            if not i % every:
+                self.on_pause()
+            yield item
 
     def _save(self) -> None:
         state = self._state

@@ -1,0 +1,241 @@
+"""Delayed messages are released on time, whatever else there is to do: puts, spills, other topics."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast import NewMessage
+from holdfast.broker.delayed import DelaySettings, DelayStore
+from holdfast.codec.frame import Frame
+from holdfast.env import ManualClock, SeededIds, World
+from holdfast.env.simdisk import SimulatedDisk
+from holdfast.model import Batch
+from holdfast.settings import LogSettings
+from tests.unit.queues import Place
+
+HOUR_S = 3_600
+PATIENCE_S = 60
+
+
+def lateness_ms(partition: Any) -> list[int]:
+    """Of all that were released, from the due time to the write into the log."""
+    records = [record for frame in partition.log.read(0) for record in frame.records()]
+    return [record.timestamp_ns // 1_000_000 - record.due_at_ms for record in records]
+
+
+def slow_down(disk: SimulatedDisk, clock: ManualClock, ms: int) -> None:
+    """From now on each write and each sync takes so long."""
+
+    def pass_time(call: str) -> None:
+        if call in {"write", "sync"}:
+            clock.advance(ms=ms)
+
+    disk.on_call = pass_time
+
+
+def test_messages_that_come_due_during_a_spill_do_not_wait_for_its_end():
+    place = Place(durability="os")
+    partition = place.q._station.partition
+    place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(8_000)])
+    place.q.put_many([NewMessage(body=b"near", delay=0.1 * n) for n in range(1, 21)])
+    began_ms = place.clock.now_ns() // 1_000_000
+    slow_down(place.disk, place.clock, ms=20)
+    assert partition.delayed is not None
+    partition.delayed.spill(began_ms)
+    took_ms = place.clock.now_ns() // 1_000_000 - began_ms
+    assert took_ms > 1_000
+    found = lateness_ms(partition)
+    assert len(found) > 10
+    assert max(found) <= 300
+
+
+def test_a_spill_of_one_topic_does_not_hold_up_the_messages_of_another():
+    disk, clock = SimulatedDisk(), ManualClock()
+    world = World(clock=clock, disk=disk, ids=SeededIds(1))
+    with holdfast.open_broker("/shop", world=world, durability="os") as broker:
+        for name in ("busy", "other"):
+            broker.create_topic(name, min_free_bytes=0)
+        broker.publish_many("busy", [NewMessage(body=b"far", delay=HOUR_S) for _ in range(8_000)])
+        broker.publish("other", b"near", delay=0.5)
+        slow_down(disk, clock, ms=20)
+        busy, other = (broker._engine.topic(name).partitions[0] for name in ("busy", "other"))
+        busy.delayed.spill(clock.now_ns() // 1_000_000)
+        assert len(found := lateness_ms(other)) == 1
+        assert found[0] <= 300
+
+
+def test_what_cannot_be_released_meanwhile_does_not_end_the_spill():
+    place = Place(durability="os")
+    partition = place.q._station.partition
+    place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(500)])
+    place.q.put(b"near", delay=1)
+    place.clock.advance(seconds=2)
+    assert partition.delayed is not None
+    close, partition.log.wait = partition.log.wait, _refuse  # type: ignore[method-assign]
+    partition.delayed.spill(place.clock.now_ns() // 1_000_000)
+    partition.log.wait = close  # type: ignore[method-assign]
+    place.tick()
+    assert place.q.stats().delayed == 500
+    assert place.q.get(timeout=0).body == b"near"
+
+
+def _refuse(appended: object) -> None:
+    raise holdfast.Unavailable("not now")
+
+
+def test_whoever_puts_helps_when_releases_are_behind():
+    place = Place()
+    place.q.put_many([NewMessage(body=b"%d" % n, delay=1) for n in range(50)])
+    place.clock.advance(seconds=2)  # and nobody ticks
+    place.q.put(b"another", delay=60)
+    assert place.q.stats().ready == 50
+
+
+def test_a_task_that_puts_helps_as_well():
+    disk, clock = SimulatedDisk(), ManualClock()
+
+    async def story() -> None:
+        world = World(clock=clock, disk=disk, ids=SeededIds(1))
+        async with holdfast.aio.open("/jobs", world=world, min_free_bytes=0) as queue:
+            await queue.put_many([NewMessage(body=b"%d" % n, delay=1) for n in range(50)])
+            clock.advance(seconds=2)
+            await queue.put(b"another", delay=60)
+            assert (await queue.stats()).ready == 50
+
+    asyncio.run(story())
+
+
+def test_a_put_releases_a_portion_for_each_thousand_that_it_brings_and_no_more():
+    place = Place(durability="os")
+    for _ in range(3):
+        place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(1_000)])
+    place.clock.advance(seconds=2)
+    place.q.put(b"one", delay=60)
+    assert place.q.stats().ready == 1_000
+    place.q.put_many([NewMessage(body=b"", delay=60) for _ in range(1_001)])
+    assert place.q.stats().ready == 3_000
+
+
+class Store:
+    """A store of delayed messages on a simulated disk, with small frames."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.now_ms = self.clock.now_ns() // 1_000_000
+        world = World(clock=self.clock, disk=SimulatedDisk(), ids=SeededIds(1))
+        settings = LogSettings(min_free_bytes=0, frame_bytes=4_096, durability="os")
+        self.store = DelayStore.open(world, "/delayed", settings, DelaySettings())
+        self.called = 0
+        self.store.on_attention = self._call
+
+    def _call(self) -> None:
+        self.called += 1
+
+    def put(self, *dues_ms: int) -> int:
+        """Answers how often somebody was called for."""
+        self.called = 0
+        batch = Batch(values=[b"%d" % due_ms for due_ms in dues_ms], due_at_ms=[self.now_ms + due for due in dues_ms])
+        self.store.wait(self.store.write(batch))
+        return self.called
+
+    def release(self, at_ms: int) -> list[int]:
+        found = self.store.due(self.now_ms + at_ms, 1_000)
+        self.store.released([each.id for each in found], 1)
+        self.store.check()
+        return [each.due_at_ms - self.now_ms for each in found]
+
+
+def test_a_frame_is_unpacked_once_for_all_of_its_messages_that_are_due_soon(monkeypatch: pytest.MonkeyPatch):
+    place = Store()
+    dues_ms = list(range(1, 3_001))
+    random.Random(1).shuffle(dues_ms)
+    place.put(*dues_ms)
+    unpacked = 0
+    records = Frame.records
+
+    def counted(frame: Frame) -> Any:
+        nonlocal unpacked
+        unpacked += 1
+        return records(frame)
+
+    monkeypatch.setattr(Frame, "records", counted)
+    released = [due for at_ms in range(0, 3_001, 10) for due in place.release(at_ms)]
+    assert released == sorted(dues_ms)
+    frames = sum(1 for _ in place.store.intake.read(0))
+    assert frames < unpacked + 1 <= frames + 1
+    assert place.store._state.intake._near_bytes == 0
+
+
+def test_what_is_kept_in_memory_goes_with_a_cancellation_and_with_a_spill():
+    place = Store()
+    place.put(1, 2_000, 3_000, 4_000)
+    assert place.release(1) == [1]
+    intake = place.store._state.intake
+    assert sorted(intake._near) == [1, 2, 3]
+    assert place.store.cancel(2)
+    assert sorted(intake._near) == [1, 3]
+    place.store.spill(place.now_ms)
+    assert (intake._near, intake._near_bytes) == ({}, 0)
+    assert place.release(5_000) == [2_000, 4_000]
+
+
+def test_memory_for_messages_that_are_due_soon_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("holdfast.broker.delayed.intake._NEAR_BYTES", 10_000)
+    place = Store()
+    place.put(*range(1, 1_001))
+    intake = place.store._state.intake
+    for at_ms in range(1, 1_001, 20):
+        place.release(at_ms)
+        assert intake._near_bytes <= 11_000
+    assert place.release(1_000) == list(range(982, 1_001))
+    assert (intake._near, intake._near_bytes) == ({}, 0)
+
+
+def test_only_a_message_that_is_due_sooner_than_all_others_calls_for_attention():
+    place = Store()
+    assert place.put(500) >= 1  # the log calls, too, the first time: it is to be synced
+    assert place.put(600, 700) == 0
+    assert place.put(400, 900) == 1
+    assert place.put(*range(1_000, 12_000)) == 1  # many: somebody is to look whether it is time to spill
+
+
+def test_a_message_behind_one_that_was_cancelled_calls_for_attention_when_somebody_has_looked():
+    place = Store()
+    place.put(100)
+    place.store.tick(place.now_ms)
+    assert place.store.cancel(0)
+    assert place.store.tick(place.now_ms) is not None  # to save
+    assert place.store.next_due_ms() is None
+    assert place.put(500) >= 1
+
+
+def test_releases_keep_up_with_puts_that_never_stop(tmp_path):
+    """In real time, so with much patience: what was put long ago is not still waiting when the putting ends."""
+    with holdfast.open(tmp_path, durability="os", min_free_bytes=0) as queue:
+        partition = queue._station.partition
+        done = threading.Event()
+
+        def put() -> None:
+            while not done.is_set():
+                queue.put_many([NewMessage(body=b"x", delay=0.2) for _ in range(100)])
+
+        threads = [threading.Thread(target=put) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(3)
+        done.set()
+        for thread in threads:
+            thread.join()
+        deadline = time.monotonic() + PATIENCE_S
+        while partition.delayed is not None and len(partition.delayed) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = sorted(lateness_ms(partition))
+        assert found
+        assert found[len(found) // 2] < 5_000
