@@ -114,13 +114,13 @@ def test_a_task_that_puts_helps_as_well():
 
 def test_a_put_releases_a_portion_for_each_thousand_that_it_brings_and_no_more():
     place = Place(durability="os")
-    for _ in range(3):
+    for _ in range(18):
         place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(1_000)])
     place.clock.advance(seconds=2)
     place.q.put(b"one", delay=60)
-    assert place.q.stats().ready == 1_000
+    assert place.q.stats().ready == 5_000
     place.q.put_many([NewMessage(body=b"", delay=60) for _ in range(1_001)])
-    assert place.q.stats().ready == 3_000
+    assert place.q.stats().ready == 15_000
 
 
 class Store:

@@ -10,7 +10,6 @@ publish ──► the topic's dedup ids: known within the window? ──► dupl
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -52,12 +51,11 @@ from holdfast.storage.log import Log
 
 __all__ = ["Draft", "Partition", "Place", "Publication"]
 
-logger = logging.getLogger(__name__)
-
 _RELEASE_MOST: Final = 1_000
-STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
+_RELEASE_MOST_LATE: Final = 5_000  # one sync for more of them, where they are late
 # When the first message that waits is so late, whoever puts others helps to release what is due.
 _HELP_FROM_MS: Final = 25
+STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
 
 
 class Partition:
@@ -219,7 +217,8 @@ class Partition:
             if late_ms is not None and self._late_ms() < late_ms:
                 return 0
             now_ns = self._world.clock.now_ns()
-            due = store.due(now_ns // 1_000_000, _RELEASE_MOST)
+            most = _RELEASE_MOST if self._late_ms() < _HELP_FROM_MS else _RELEASE_MOST_LATE
+            due = store.due(now_ns // 1_000_000, most)
             if due:
                 # Synced, whatever the policy: were this lost, it would be released again, settled or not.
                 appended = self._write(released_batch(due), "fsync", moved=True)

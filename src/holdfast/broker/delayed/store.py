@@ -236,6 +236,7 @@ class DelayStore:
             state.gone.add(message_id)
             state.timers.shed(state.done_here)
             state.intake.let_go([message_id])
+            state.look_ahead()
             state.changed = True
             return appended
 
