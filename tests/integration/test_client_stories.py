@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Conflict, Empty, InvalidRequest, LeaseLost, NewMessage, NotAQueue, UnknownTopic, aio
+from holdfast import Conflict, Empty, InvalidRequest, LeaseLost, NewMessage, NotAQueue, NotFound, UnknownTopic, aio
 from holdfast.cli import messages
 from tests.integration.http_gear import serving
 
@@ -282,6 +282,37 @@ async def test_a_message_that_is_dropped_waits_for_the_backoff(place):
         (listed,) = await eventually(lambda: all_of(queue.messages("delayed")))
         assert listed.attempts == 1
         assert (await done(queue.stats())).ready == 0
+
+
+@story
+async def test_the_history_of_a_message_is_told_from_its_publication_to_its_end(place):
+    async with place.queue(max_attempts=2, backoff_ms=0) as queue:
+        first = await done(queue.put(b"x", ttl=3_600))
+        for error in ("no", "never"):
+            message = await done(queue.get(timeout=30, holder="worker-1"))
+            await done(message.nack(error=error))
+        (letter,) = await eventually(lambda: all_of(queue.dead.list()))
+        assert letter.expires_at == message.expires_at
+        assert [step.step for step in await done(queue.history(letter.id))][-1] == "buried"
+        await done(queue.dead.redrive())
+        message = await done(queue.get(timeout=30, holder="worker-2"))
+        assert message.original_id == letter.original_id == first.id
+        await done(message.ack())
+        for name in (first.id, message.id):
+            steps = await done(queue.history(name))
+            assert [(step.step, step.holder, step.error) for step in steps] == [
+                ("published", "", ""),
+                ("leased", "worker-1", ""),
+                ("nacked", "worker-1", "no"),
+                ("leased", "worker-1", ""),
+                ("buried", "worker-1", "never"),
+                ("redriven", "", ""),
+                ("published", "", ""),
+                ("leased", "worker-2", ""),
+                ("acked", "worker-2", ""),
+            ]
+        with pytest.raises(NotFound, match="there is no message jobs-0-77"):
+            await done(queue.history("jobs-0-77"))
 
 
 @story

@@ -112,6 +112,29 @@ def test_errors_retries_and_the_way_to_the_dead_and_back():
     assert message.headers == {}  # our own note is no header of the user's
 
 
+def test_the_first_lease_of_a_redriven_message_is_told_though_its_consumer_waited_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    place = traced(max_attempts=1)
+    place.q.put(b"a")
+    place.q.get().nack()
+    append_moved = Partition.append_moved
+
+    def and_taken(self: Partition, batch: Any) -> Any:
+        appended = append_moved(self, batch)
+        place.clock.advance(ms=1)
+        place.q.get().ack()  # by one who waited for it, before anybody could write down that it is back
+        return appended
+
+    monkeypatch.setattr(Partition, "append_moved", and_taken)
+    place.q.dead.redrive()
+    assert sorted(step.step for step in life(place, "jobs-0-1") if step.id == "jobs-0-1") == [
+        "acked",
+        "leased",
+        "published",
+    ]
+
+
 def test_a_message_that_is_redriven_again_and_again_carries_one_note_of_its_trace():
     place = traced()
     place.q.put(b"a")

@@ -282,7 +282,7 @@ def test_a_redriven_message_goes_on_in_the_trace_that_it_had():
     letter = Record(0, 1, b"", headers=((DEAD, encode_note(note)),))
     header = tracer.trace_header(letter, note)
     assert [name for name, _ in header] == [TRACE]
-    tracer.redriven([(letter, note)], offset + 100)
+    tracer.redriven([(letter, note)], offset + 100, 50)
     before, after = sheet.steps
     assert (before.step, before.id, before.related) == ("redriven", f"orders-0-{offset}", f"orders-0-{offset + 100}")
     assert (after.step, after.id, after.related, after.why) == ("published", before.related, before.id, "redriven")
@@ -295,7 +295,7 @@ def test_a_redriven_message_goes_on_in_the_trace_that_it_had():
     untraced = next(n for n in range(100) if not sampler.message([], n))
     note = msgspec.structs.replace(note, offset=untraced, id=f"orders-0-{untraced}")
     assert tracer.trace_header(letter, note) == ()
-    tracer.redriven([(letter, note)], 500)
+    tracer.redriven([(letter, note)], 500, 50)
     assert len(sheet.steps) == 2
 
 

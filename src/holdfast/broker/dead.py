@@ -24,13 +24,16 @@ from holdfast.broker.marks import (
     DEDUP_ID,
     DELAYED_ID,
     ONLY_FOR,
+    ORIGINAL,
     REDRIVEN_FROM,
     DeadNote,
     decode_note,
     encode_note,
+    encode_original,
     mark,
     moved_batch,
     moved_records,
+    original_of,
 )
 from holdfast.broker.partition import Partition
 from holdfast.broker.portions import portions
@@ -235,6 +238,9 @@ class Graveyard:
             priority=record.priority,
             failures=history.failures,
             state=None if document is None else document.content,
+            original=original_of(record),
+            expires_at_ms=record.expires_at_ms,
+            due_at_ms=record.due_at_ms,
         )
 
     def letter(self, offset: int) -> DeadLetter | None:
@@ -266,6 +272,8 @@ class Graveyard:
         if not moving:
             return 0
         self.letters.journal.log.sync()  # the intent first, as in `inter`
+        tracer = self._source.tracer
+        at_ns = 0 if tracer is None else tracer.now_ns()  # from before: whoever waits takes a message at once
         try:
             appended = self._source.append_moved(self._revived(moving))
         except (Unavailable, InvalidRequest):  # nothing was written; after any other error the next opening must look
@@ -275,9 +283,9 @@ class Graveyard:
         # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
         self.letters.journal.log.sync()
         self._delivery.metrics.redriven.add(len(moving))
-        if self._source.tracer is not None:
+        if tracer is not None:
             notes = [(delivered.record, note_of(delivered.record)) for delivered in moving]
-            self._source.tracer.redriven(notes, appended.offset)
+            tracer.redriven(notes, appended.offset, at_ns)
         return len(moving)
 
     def _take(self, letters: Sequence[LetterPlace]) -> list[Delivered]:
@@ -338,8 +346,10 @@ class Graveyard:
 
     def _revived_headers(self, record: Record) -> tuple[tuple[str, bytes], ...]:
         """The headers of a message that comes back: it is a new one, nobody's duplicate, and for this group only."""
-        kept = _without(record.headers, DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM, ONLY_FOR, TRACE)
+        kept = _without(record.headers, DEAD, DEDUP_ID, DELAYED_ID, REDRIVEN_FROM, ORIGINAL, ONLY_FOR, TRACE)
         note = note_of(record)
+        if note is not None:
+            kept.append((ORIGINAL, encode_original(note.first)))
         if note is not None and mark(record, CORRELATION_ID) is None:
             kept.append((CORRELATION_ID, note.id.encode()))  # what it was without one
         if note is not None and self._source.tracer is not None:

@@ -86,6 +86,7 @@ class Delivery:
         self._now_ns, self._mono_ns = world.clock.now_ns, world.clock.monotonic_ns
         self._log = log
         self.journal = journal
+        journal.kept = lambda: (log.start, log.written_end)
         self.group = group
         self.settings = settings
         self.metrics = metrics
@@ -126,6 +127,7 @@ class Delivery:
             # that the log has lost must stay forgotten when other messages stand there.
             journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
             delivery._supply.scan_priorities()
+            journal.past.note_floor(journal.log.written_end, delivery.group.floor)
             delivery.pin()
         except BaseException:
             journal.close()
@@ -329,6 +331,7 @@ class Delivery:
 
     def _seek(self, to: int) -> None:
         unread = self._supply.unread_priorities()
+        self.journal.past.sought(to)
         self._commit(Seek(to), durability="interval")
         self._supply.scan_priorities(unread)
         # What came back must not be trimmed away before the floor is looked at again.

@@ -266,6 +266,8 @@ class QueueGroup:
         self.check_open()
         segments, size = self.topic.trim()
         journal_bytes = sum([station.delivery.compact() for station in self.stations])
+        for station in self.stations:
+            station.delivery.journal.past.forget(station.partition.log.start)
         return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes + self.topic.compact_dead())
 
     def stats(self) -> QueueStats:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from holdfast.broker.past_events import PastEvents
 from holdfast.broker.snapshots import SnapshotFiles
 from holdfast.broker.state_journal import StateJournal, StateSnapshot
 from holdfast.delivery.events import Event, decode_event, encode_event
-from holdfast.delivery.group import Group
+from holdfast.delivery.group import FAR, Group
 from holdfast.delivery.image import Image, group_of, image_of
 from holdfast.env import World
 from holdfast.model import Appended, Durability
@@ -33,6 +34,18 @@ class Journal(StateJournal[Group, Image]):
         super().__init__(world, folder, settings)
         self._start = start  # where a new group begins
         self.write_one = self.log.write_one
+        self.past = PastEvents(world, self.log)
+        self.kept: Callable[[], tuple[int, int]] = lambda: (0, FAR)  # from where to where messages are kept
+
+    def _keep(self, snapshot: StateSnapshot[Image]) -> int:
+        self.past.note_floor(snapshot.position, snapshot.image.floor)
+        return super()._keep(snapshot)
+
+    def _trim(self, before: int) -> int:
+        start, end = self.kept()
+        self.past.keep(before, end=end)
+        self.past.forget(start)
+        return super()._trim(before)
 
     @staticmethod
     def open(world: World, folder: str, settings: LogSettings, start: int) -> tuple[Journal, Group]:

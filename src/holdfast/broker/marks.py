@@ -24,6 +24,7 @@ DEDUP_ID: Final = "holdfast.dedup-id"
 DELAYED_ID: Final = "holdfast.delayed-id"
 BYTES_HEADERS: Final = "holdfast.bytes-headers"
 REDRIVEN_FROM: Final = "holdfast.redriven-from"
+ORIGINAL: Final = "holdfast.original"  # of a redriven message: the first one that it was
 ONLY_FOR: Final = "holdfast.only-for"  # a message that came back for one group: the others have had it
 DEAD: Final = "holdfast.dead"
 WRITTEN: Final = "holdfast.written"  # which row of which bulk write it was: one that is resumed skips it
@@ -36,6 +37,14 @@ TEXT_HEADERS: Final = 1 << 3  # so were the values of the headers, but those who
 
 
 _Value = TypeVar("_Value")
+
+
+class Original(msgspec.Struct, frozen=True, gc=False):
+    """Where and when a message was published first, before it died and came back for the first time."""
+
+    id: str
+    offset: int
+    timestamp_ns: int
 
 
 class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,8 +66,18 @@ class DeadNote(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     failures: tuple[Failure, ...] = ()
     state: bytes | None = None
+    original: Original | None = None  # where it was first, if it had been redriven before
+    expires_at_ms: int = 0
+    due_at_ms: int = 0
+
+    @property
+    def first(self) -> Original:
+        """The very first message of those that it was."""
+        return self.original or Original(self.id, self.offset, self.timestamp_ns)
 
 
+encode_original = msgspec.json.Encoder().encode
+_decode_original = msgspec.json.Decoder(Original).decode
 encode_note = msgspec.json.Encoder().encode
 decode_note = msgspec.json.Decoder(DeadNote).decode
 
@@ -69,6 +88,17 @@ def mark(record: Record, name: str) -> bytes | None:
         if header == name:
             return value
     return None
+
+
+def original_of(record: Record) -> Original | None:
+    """The first of the messages that a redriven one was; None for one that was published once."""
+    text = mark(record, ORIGINAL) if record.flags & MOVED else None
+    if text is None:
+        return None
+    try:
+        return _decode_original(text)
+    except msgspec.DecodeError:
+        return None
 
 
 def id_of(topic: str, partition: int, record: Record) -> str:

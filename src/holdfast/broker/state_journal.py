@@ -109,7 +109,11 @@ class StateJournal(ABC, Generic[_State, _Image]):
         self.log.sync()
         self._files.keep(_encode(snapshot))
         self._before_at, self._snapshot_at = self._snapshot_at, snapshot.position
-        return self.log.trim(self._before_at).bytes
+        return self._trim(self._before_at)
+
+    def _trim(self, before: int) -> int:
+        """Let go of the events below `before`, in whole segments; answers how many bytes that freed."""
+        return self.log.trim(before).bytes
 
     def close(self) -> None:
         self.log.close()

@@ -49,10 +49,11 @@ EXPIRED: Final = "expired"
 CANCELLED: Final = "cancelled"
 SKIPPED: Final = "skipped"
 LOST: Final = "lost"
+REPLAYED: Final = "replayed"
 
 STEPS: Final = (
     PUBLISHED, DELAYED, RELEASED, LEASED, EXTENDED, ACKED, NACKED, RETURNED, BURIED, REDRIVEN, EXPIRED, CANCELLED,
-    SKIPPED, LOST,
+    SKIPPED, LOST, REPLAYED,
 )  # fmt: skip
 
 # With a message that was redriven goes the trace that it had; ours, so that the user's headers stay as they are.
@@ -176,7 +177,7 @@ class PartitionTracer:
     def __init__(self, sampler: Sampler, sink: Sink, now_ns: Callable[[], int]) -> None:
         self.sampler = sampler
         self._sink = sink
-        self._now_ns = now_ns
+        self.now_ns = now_ns
 
     def published(self, headers: Sequence[HeaderPairs] | None, first: int, count: int, at_ns: int) -> None:
         """Messages were written from `first` on; `at_ns` is from before that, or a lease might seem earlier."""
@@ -205,7 +206,7 @@ class PartitionTracer:
     def released(self, messages: Sequence[Delayed], first: int) -> None:
         """Messages that were delayed have entered the log, from the offset `first` on."""
         try:
-            at_ns = self._now_ns()
+            at_ns = self.now_ns()
             found = [
                 (offset, self.sampler.message(message.record.headers, None, message.id))
                 for offset, message in enumerate(messages, first)
@@ -219,7 +220,7 @@ class PartitionTracer:
         try:
             traced = self.sampler.message(headers, None, delayed_id)
             if traced is not None:
-                self._sink.record([self._step(CANCELLED, traced, None, self._now_ns())])
+                self._sink.record([self._step(CANCELLED, traced, None, self.now_ns())])
         except Exception as error:
             self._sink.failed(error)
 
@@ -228,10 +229,10 @@ class PartitionTracer:
         traced = self.sampler.message(letter.headers, note.offset)
         return () if traced is None else ((TRACE, traced.context.traceparent.encode()),)
 
-    def redriven(self, letters: Sequence[tuple[Record, DeadNote | None]], first: int) -> None:
-        """Dead letters came back as new messages, from the offset `first` on."""
+    def redriven(self, letters: Sequence[tuple[Record, DeadNote | None]], first: int, at_ns: int) -> None:
+        """Dead letters came back as new messages, from the offset `first` on; `at_ns` is from before that."""
         try:
-            self._sink.record(list(self._redriven(letters, first, self._now_ns())))
+            self._sink.record(list(self._redriven(letters, first, at_ns)))
         except Exception as error:
             self._sink.failed(error)
 

@@ -77,7 +77,8 @@ def show_command(
             found = everything_about_letter(letters.show(letter_id))
         else:
             found = everything_about(queue, dead_id(queue, letter_id))
-        show_everything(found, as_json=as_json)
+        # What the letter itself remembers, which is the same beside an owner; `holdfast show` tells the whole chain.
+        show_everything(found._replace(history=()), as_json=as_json)
     return OK
 
 

@@ -30,6 +30,7 @@ from holdfast.broker.traces import (
     PUBLISHED,
     REDRIVEN,
     RELEASED,
+    REPLAYED,
     RETURNED,
     SKIPPED,
     STEPS,
@@ -51,6 +52,7 @@ _MARKS: Final = {
     CANCELLED: "⊘",
     SKIPPED: "»",
     LOST: "!",
+    REPLAYED: "«",
 }
 _STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
 # What ends a lease: a bar goes from its beginning to here.

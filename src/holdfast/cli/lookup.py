@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import to_builtins
 from rich.console import Console
 from rich.table import Table
 
 import holdfast
 from holdfast.broker.layout import DEAD_SUFFIX
+from holdfast.broker.traces import TraceStep
+from holdfast.cli.lifeline import life_line
 from holdfast.cli.messages import (
     AnyMessage,
     body_text,
@@ -28,6 +32,7 @@ from holdfast.delivery.group import Failure
 from holdfast.embedded.listed import DeadLetter
 from holdfast.embedded.lookup import Found, find_message
 from holdfast.embedded.times import to_datetime
+from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotFound
 
 
@@ -38,6 +43,7 @@ class Everything(NamedTuple):
     phase: str
     facts: dict[str, Any]
     failures: tuple[Failure, ...]
+    history: Sequence[TraceStep]
 
     @property
     def document(self) -> dict[str, Any]:
@@ -45,20 +51,23 @@ class Everything(NamedTuple):
             {**moment("at", _at(failure.at_ms)), "holder": failure.holder, "why": failure.why, "error": failure.error}
             for failure in self.failures
         ]
-        return document(self.message, **{**self.facts, "phase": self.phase, "failures": failures})
+        facts = {**self.facts, "phase": self.phase, "failures": failures}
+        if self.history:
+            facts["history"] = to_builtins(self.history)
+        return document(self.message, **facts)
 
 
 def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
     if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
-        return everything_about_letter(queue.dead.show(message_id))
+        return everything_about_letter(queue.dead.show(message_id), queue.history(message_id))
     found = _asked(queue, message_id) if is_remote(queue) else find_message(queue, message_id)
     if found is None:
         raise InvalidRequest(
             f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
         )
     if found.phase == "dead":
-        return everything_about_letter(queue.dead.show(found.message.id))
+        return everything_about_letter(queue.dead.show(found.message.id), found.history)
     facts: dict[str, Any] = {}
     if found.leased_at_ms:
         facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
@@ -67,7 +76,7 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
         facts |= moment("last_delivery", _at(found.last_delivery_ms))
     if found.state is not None:
         facts["state"] = found.state
-    return Everything(found.message, found.phase, facts, found.failures)
+    return Everything(found.message, found.phase, facts, found.failures, found.history)
 
 
 def _asked(queue: Any, message_id: str) -> Found:
@@ -85,6 +94,7 @@ def _asked(queue: Any, message_id: str) -> Found:
         told.last_delivery_ms,
         tuple(told.failures),
         told.state,
+        told.history,
     )
 
 
@@ -101,7 +111,7 @@ def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
     station, place = queue._group.place(message_id)
     letter_found = None
     for letter in station.letters():
-        if letter.note.id == message_id or letter.note.offset == place.offset:
+        if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
             letter_found = letter  # after a seek it may have died more than once: the last time counts
     if letter_found is None:
         raise _no_letter(message_id)
@@ -112,7 +122,7 @@ def _no_letter(message_id: str) -> InvalidRequest:
     return InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
 
 
-def everything_about_letter(letter: DeadLetter[bytes]) -> Everything:
+def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceStep] = ()) -> Everything:
     """What is known of a dead letter."""
     facts = {
         "original_id": letter.original_id,
@@ -123,7 +133,7 @@ def everything_about_letter(letter: DeadLetter[bytes]) -> Everything:
     }
     if letter.state is not None:
         facts["state"] = letter.state
-    return Everything(letter, "dead", facts, letter.failures)
+    return Everything(letter, "dead", facts, letter.failures, history)
 
 
 def show_everything(found: Everything, *, as_json: bool) -> None:
@@ -148,6 +158,8 @@ def _show(console: Console, found: Everything) -> None:
         facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
     facts.add_row("body", f"{message.size:,} bytes")
     console.print(facts)
+    for line in life_line(found.history, width=console.width, now_ns=real_world().clock.now_ns()):
+        console.print(line, soft_wrap=True)
     console.print(body_text(message.raw), soft_wrap=True)
 
 

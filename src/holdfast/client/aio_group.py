@@ -9,6 +9,7 @@ from typing import Any, Generic, Self
 
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
+from holdfast.broker.traces import TraceStep
 from holdfast.client.dead import AsyncRemoteDeadLetters
 from holdfast.client.group_face import GroupFace, StateOf
 from holdfast.client.messages import RemoteContents, RemoteHandle, RemoteListed
@@ -167,6 +168,13 @@ class AsyncRemoteGroup(GroupFace[Body], Generic[Body]):
     async def cancel(self, message_id: str) -> bool:
         """Take back a message that nobody works on; False where it is too late."""
         return await self._cancel(message_id)
+
+    async def history(self, message_id: str) -> list[TraceStep]:
+        """Every step of a message that is still kept, living, done or dead: who had it, when, and how that ended.
+
+        With the steps of the messages that it was redriven into or out of. NotFound where there is no such message.
+        """
+        return await self._history(message_id)
 
     async def committed(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled, from the start on."""

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.traces import TraceStep
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
@@ -364,6 +365,12 @@ class GroupFace(Generic[Body]):
         # Sent once: a second one would answer that it was too late, where the first has done it.
         answer: wire.Cancelled = await self._ask("DELETE", verb, wire.Cancelled, group=self._group, again=False)
         return answer.cancelled
+
+    async def _history(self, message_id: str) -> list[TraceStep]:
+        if not isinstance(message_id, str):
+            raise InvalidRequest(f"a message's id is text, not {type(message_id).__name__}")
+        found: wire.Whole = await self._ask("GET", "lookup", wire.Whole, id=message_id, group=self._group)
+        return found.history
 
     async def _committed(self) -> dict[int, int]:
         answer: wire.Committed = await self._ask("GET", "committed", wire.Committed, group=self._group)

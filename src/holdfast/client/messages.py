@@ -101,6 +101,11 @@ class Heard(Generic[Body]):
         return self._told.priority
 
     @property
+    def original_id(self) -> str:
+        """The id under which it was published first: another one, if it has died and was redriven since."""
+        return self._told.original_id or self._told.id
+
+    @property
     def correlation_id(self) -> str:
         """The one given at `put`; the message's id where none was."""
         return self._told.correlation_id or self._told.id

@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
 from holdfast.broker.station import Pending, Station
+from holdfast.broker.traces import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.embedded.dead import DeadGroup, DeadLetters, Redriven
 from holdfast.embedded.drafts import Seconds
@@ -19,6 +20,7 @@ from holdfast.embedded.face import Face, Wanted, gives_back, waiting
 from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
 from holdfast.embedded.listed import DeadLetter, Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
+from holdfast.embedded.lookup import message_history
 from holdfast.embedded.message import Body, Contents
 from holdfast.errors import Closed, LeaseLost
 from holdfast.model import Durability, Retained
@@ -218,6 +220,14 @@ class AsyncGroup(Face[Body], Generic[Body]):
         """Take back a message that nobody works on; False where it is too late."""
         self._check_open()
         return await self._aside(self._group.cancel, message_id)
+
+    async def history(self, message_id: str) -> list[TraceStep]:
+        """Every step of a message that is still kept, living, done or dead: who had it, when, and how that ended.
+
+        With the steps of the messages that it was redriven into or out of. NotFound where there is no such message.
+        """
+        self._check_open()
+        return await self._aside(message_history, self, message_id)
 
     async def committed(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled, from the start on."""

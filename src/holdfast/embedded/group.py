@@ -11,6 +11,7 @@ from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.hands import Delivered
 from holdfast.broker.lookahead import give_way
 from holdfast.broker.station import Pending, Station
+from holdfast.broker.traces import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import Seconds
@@ -18,6 +19,7 @@ from holdfast.embedded.face import Face, Wanted, gives_back, waiting
 from holdfast.embedded.handle import INTERRUPTIONS, Handle, StateOf
 from holdfast.embedded.listed import Listed, PhaseName
 from holdfast.embedded.listing import Where, listed
+from holdfast.embedded.lookup import message_history
 from holdfast.embedded.message import Body, Contents
 from holdfast.errors import Closed, HoldfastError, LeaseLost
 from holdfast.model import Durability, Retained
@@ -182,6 +184,14 @@ class Group(Face[Body], Generic[Body]):
         """Take back a message that nobody works on; False where it is too late."""
         self._check_open()
         return self._group.cancel(message_id)
+
+    def history(self, message_id: str) -> list[TraceStep]:
+        """Every step of a message that is still kept, living, done or dead: who had it, when, and how that ended.
+
+        With the steps of the messages that it was redriven into or out of. NotFound where there is no such message.
+        """
+        self._check_open()
+        return message_history(self, message_id)
 
     def committed(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled, from the start on."""

@@ -50,7 +50,8 @@ class LettersBeside:
         place = parse_message_id(letter_id, self._topic + ("" if lived else DEAD_SUFFIX))
         found = None
         for letter in self._in(place.partition) if place.partition < self._count else ():
-            same = letter.original_offset == place.offset or letter.original_id == letter_id
+            note = letter._stored.note
+            same = note.offset == place.offset or letter_id in (note.id, note.first.id)
             if same if lived else letter.offset == place.offset:
                 found = letter  # after a seek it may have died more than once: the last time counts
         if found is None:

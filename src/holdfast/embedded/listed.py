@@ -116,15 +116,28 @@ class DeadLetter(Listed[Body]):
 
     @property
     def original_id(self) -> str:
-        return self._stored.note.id
+        """The id of the message as it was published first, however often it has died and come back since."""
+        return self._stored.note.first.id
 
     @property
     def original_offset(self) -> int:
-        return self._stored.note.offset
+        return self._stored.note.first.offset
 
     @property
     def original_timestamp(self) -> datetime:
-        return to_datetime(self._stored.note.timestamp_ns)
+        return to_datetime(self._stored.note.first.timestamp_ns)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When the message would have expired. The letter does not."""
+        ms = self._stored.note.expires_at_ms
+        return to_datetime(ms * 1_000_000) if ms else None
+
+    @property
+    def due_at(self) -> datetime | None:
+        """The time that the message was delayed to, if it was."""
+        ms = self._stored.note.due_at_ms
+        return to_datetime(ms * 1_000_000) if ms else None
 
     @property
     def correlation_id(self) -> str:

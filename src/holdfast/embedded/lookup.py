@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from holdfast.broker.history import history, history_of_letter
 from holdfast.broker.layout import DEAD_SUFFIX
 from holdfast.broker.station import Station
+from holdfast.broker.traces import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.group import Failure, Lease
 from holdfast.embedded.listed import DeadLetter, Listed, Waiting
+from holdfast.errors import NotFound
 
 if TYPE_CHECKING:
     from holdfast.embedded.face import Face
@@ -26,6 +30,31 @@ class Found(NamedTuple):
     last_delivery_ms: int = 0
     failures: tuple[Failure, ...] = ()
     state: Any = None
+    history: Sequence[TraceStep] = ()
+
+
+def message_history(face: Face[Any], message_id: str) -> list[TraceStep]:
+    """Every step of a message that is kept, living, done or dead; NotFound where there is none (any more)."""
+    found = find_message(face, message_id)
+    if found is None:
+        raise no_message(message_id, face.name)
+    return list(found.history)
+
+
+def no_message(message_id: str, topic: str) -> NotFound:
+    """The error for an id that leads to nothing."""
+    return NotFound(f"there is no message {message_id} in {topic}: it never was, or it is done and was dropped since")
+
+
+def history_of(found: Listed[Any]) -> list[TraceStep]:
+    """Every step of a message that was found, with those of the messages that it was redriven into or out of."""
+    station = found._home
+    if isinstance(found, DeadLetter):
+        return history_of_letter(station, found._stored)
+    if isinstance(found, Waiting):
+        published = TraceStep(found.timestamp_ns, PUBLISHED, found.id, station.topic, station.number)
+        return [published, msgspec.structs.replace(published, step=DELAYED, due_ms=found._due_ms)]
+    return history(station, found.offset)
 
 
 def find_message(face: Face[Any], message_id: str) -> Found | None:
@@ -38,14 +67,14 @@ def find_message(face: Face[Any], message_id: str) -> Found | None:
         store = station.partition.delayed
         waiting = None if store is None else store.get(place.delayed_id)
         if waiting is not None:
-            return Found(Waiting(face, station, waiting), "delayed")
+            return _with_history(Found(Waiting(face, station, waiting), "delayed"))
         offset = station.partition.find_released(place.delayed_id, log.start)
     if offset is None or offset >= log.end:
         return None
     if station.delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile
         for letter in station.letters():
             if letter.note.offset == offset:
-                return Found(DeadLetter(face, station, letter), "dead")
+                return _with_history(Found(DeadLetter(face, station, letter), "dead"))
     return _in_log(face, station, offset)
 
 
@@ -54,7 +83,7 @@ def _dead(face: Face[Any], letter_id: str) -> Found | None:
         for letter in station.letters():
             found: DeadLetter[Any] = DeadLetter(face, station, letter)
             if found.id == letter_id:
-                return Found(found, "dead")
+                return _with_history(Found(found, "dead"))
     return None
 
 
@@ -69,7 +98,7 @@ def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
     listed: Any = phase  # `done` is no phase that can be listed, and is shown here nevertheless
     message = Listed(face, station, records[0], listed, due_ms=group.waiting.get(offset, 0))
     lease, history, state = group.leases.get(offset), group.histories.get(offset), group.documents.get(offset)
-    return Found(
+    found = Found(
         message,
         phase,
         leased_at_ms=0 if lease is None else lease.at_ms,
@@ -78,6 +107,22 @@ def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
         last_delivery_ms=0 if history is None else history.last_ms,
         failures=() if history is None else history.failures,
         state=None if state is None else msgspec.json.decode(state.content),
+    )
+    return _with_history(found)
+
+
+def _with_history(found: Found) -> Found:
+    """The same with all its steps; of a message that is done they are all that is left to tell of its deliveries."""
+    steps = history_of(found.message)
+    if found.phase != "done":
+        return found._replace(history=steps)
+    taken = [step for step in steps if step.step == LEASED and step.id == found.message.id]
+    if taken:
+        found.message.attempts, found.message.holder = taken[-1].attempt, taken[-1].holder
+    return found._replace(
+        history=steps,
+        first_delivery_ms=taken[0].at_ns // 1_000_000 if taken else 0,
+        last_delivery_ms=taken[-1].at_ns // 1_000_000 if taken else 0,
     )
 
 

@@ -15,6 +15,7 @@ from holdfast.broker.marks import (
     TOMBSTONE,
     id_of,
     mark,
+    original_of,
     users_headers,
 )
 from holdfast.embedded.bodies import Bodies  # here, since who asks a Message for its signature needs it
@@ -86,6 +87,12 @@ class Said(Generic[Body]):
     @property
     def id(self) -> str:
         return self._home.id_of(self._record)
+
+    @property
+    def original_id(self) -> str:
+        """The id under which it was published first: another one, if it has died and was redriven since."""
+        original = original_of(self._record)
+        return self.id if original is None else original.id
 
     @property
     def topic(self) -> str:

@@ -144,6 +144,7 @@ class Said(Told, kw_only=True):
     expires_at_ms: int = 0
     due_at_ms: int = 0
     tombstone: bool = False
+    original_id: str = ""  # of a redriven message: what it was when it was published first
     size: int = 0  # of the body; where `body` is left out, it is to be asked for by itself
     omitted: bool = False
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast.broker.traces import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.protocol.messages import Instant, Name, Number, PartitionNumber, Said, Told, Wire
 
@@ -84,6 +85,7 @@ class Whole(Listed, kw_only=True):
     last_delivery_ms: int = 0
     failures: list[Failure] = msgspec.field(default_factory=list)
     state: Any = None
+    history: list[TraceStep] = msgspec.field(default_factory=list)
 
 
 class Cancelled(Told, kw_only=True):

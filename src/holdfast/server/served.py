@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.broker.hands import Delivered
 from holdfast.broker.layout import message_id
-from holdfast.broker.marks import TEXT_KEY, TOMBSTONE
+from holdfast.broker.marks import MOVED, TEXT_KEY, TOMBSTONE, original_of
 from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
@@ -366,6 +366,8 @@ def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
         ]
     if record.flags & TOMBSTONE:
         facts["tombstone"] = True
+    if record.flags & MOVED and (original := original_of(record)) is not None:
+        facts["original_id"] = original.id
     return facts
 
 

@@ -11,11 +11,11 @@ import msgspec
 from holdfast.broker.catalog import Catalog
 from holdfast.broker.check.missing import may_be_forced, missing_folders, missing_start, unread_start
 from holdfast.broker.check.parts import (
-    JOURNAL_FILES,
     GroupState,
     LocksState,
     Part,
     damaged_runs,
+    is_of_journal,
     locks_state,
     parts_of,
     state_of,
@@ -128,7 +128,7 @@ def _checked(world: World, part: Part, progress: Progress | None, *, owned: bool
         findings = tuple(
             finding
             for finding in report.findings
-            if not (finding.code == "foreign_file" and finding.file in JOURNAL_FILES)
+            if not (finding.code == "foreign_file" and is_of_journal(finding.file))
         )
         report = msgspec.structs.replace(report, findings=findings)
         # What opening would keep counts: after a restart the state file may tell of an end long past.

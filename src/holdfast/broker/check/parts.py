@@ -11,6 +11,7 @@ from holdfast.broker.delayed.manifest import load_manifest
 from holdfast.broker.delayed.run import open_run
 from holdfast.broker.layout import GROUPS, INTERNAL_PREFIX, LOCKS, TOPICS
 from holdfast.broker.locks_beside import replayed_locks
+from holdfast.broker.past_events import is_past
 from holdfast.broker.replay import folders_in, holds_log, replayed_group
 from holdfast.broker.snapshots import BEFORE, SNAPSHOT
 from holdfast.delivery.check import check as check_group
@@ -20,8 +21,10 @@ from holdfast.storage.files import join
 
 _MOST_WRONG: Final = 20
 
-# What lies in a journal's folder besides its log.
-JOURNAL_FILES: Final = frozenset({SNAPSHOT, BEFORE})
+
+def is_of_journal(name: str) -> bool:
+    """Whether that is the name of what lies in a journal's folder besides its log."""
+    return name in (SNAPSHOT, BEFORE) or is_past(name)
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -99,10 +99,11 @@ async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
 
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
+    note = letter._stored.note
     facts = msgspec.structs.asdict(told(letter, bodies=bodies))
+    facts |= {"original_id": letter.original_id, "expires_at_ms": note.expires_at_ms, "due_at_ms": note.due_at_ms}
     return Letter(
         **facts,
-        original_id=letter.original_id,
         original_offset=letter.original_offset,
         original_timestamp=letter.original_timestamp,
         dead_at=letter.dead_at,

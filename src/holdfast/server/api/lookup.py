@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.embedded.lookup import find_message
-from holdfast.errors import NotFound
+from holdfast.embedded.lookup import find_message, no_message
 from holdfast.protocol.queues import LookupQuery, Whole
 from holdfast.server.api.queues import existing_group, told
 from holdfast.server.calls import Call
@@ -25,14 +24,12 @@ routes = Routes("queues")
     errors=("not_found", "unknown_topic", "unknown_group"),
 )
 async def lookup(call: Call) -> Whole:
-    """One message, living, done or dead, with its lease, its deliveries, what went wrong, and its document."""
+    """One message, living, done or dead, with its lease, its document, and all that became of it step by step."""
     query: LookupQuery = call.query
     group = await existing_group(call, query.group)
     found = await call.scan(_whole, group, query.id)
     if found is None:
-        raise NotFound(
-            f"there is no message {query.id} in {group.topic}: it never was, or it is done and was dropped since"
-        )
+        raise no_message(query.id, group.topic)
     return found
 
 
@@ -49,4 +46,5 @@ def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
         last_delivery_ms=found.last_delivery_ms,
         failures=list(found.failures),
         state=found.state,
+        history=list(found.history),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from holdfast.broker.traces import LEASED, TraceStep
 from holdfast.embedded.listed import DeadLetter, Listed
+from holdfast.embedded.lookup import history_of
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
@@ -85,30 +88,46 @@ async def _group(call: Call) -> ServedGroup:
 
 def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
     found = find(group, call.path["id"])
-    is_letter = isinstance(found, DeadLetter)
     traced = []
     with suppress(HoldfastError):
-        own = found.original_id if isinstance(found, DeadLetter) else found.id
+        own = found._stored.note.id if isinstance(found, DeadLetter) else found.id
         traced = [step for step in group._engine.trace(own) if is_shown(call, step)]
+    steps = history_of(found)
     scheme = "https" if call.request.encrypted else "http"
+    letter = letter_of(found)
     base = f"{scheme}://{call.request.header('host') or 'localhost'}"
     query: MessageQuery = call.query
     return MessageShown(
-        row=row_of(found),
+        row=_row(found, steps, letter),
         partition=found.partition,
         offset=found.offset,
         correlation_id=found.correlation_id,
-        expires_ms=0 if is_letter else found._record.expires_at_ms,
+        expires_ms=_expires_ms(found),
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
         payload=payload(found._record.value, query.view),
-        life=life_of(found, traced),
+        life=life_of(traced or steps),
         traced=bool(traced),
         state=_state(found),
-        letter=letter_of(found),
-        original=found.original_id if isinstance(found, DeadLetter) else "",
+        letter=letter,
+        original=found.original_id if found.original_id != found.id else "",
         curl=recipes.curl(found, base),
         python=recipes.python(found, base),
     )
+
+
+def _expires_ms(found: Listed[Any]) -> int:
+    return found._stored.note.expires_at_ms if isinstance(found, DeadLetter) else found._record.expires_at_ms
+
+
+def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> MessageRow:
+    """What the page says first. Of a message that is done its history alone knows who had it; one that died is dead."""
+    row = row_of(found)
+    if letter:
+        row = msgspec.structs.replace(row, phase="dead")
+    taken = [step for step in steps if step.step == LEASED and step.id == found.id]
+    if row.phase != "done" or not taken:
+        return row
+    return msgspec.structs.replace(row, attempts=taken[-1].attempt, holder=taken[-1].holder)
 
 
 def _state(found: Listed[Any]) -> str:

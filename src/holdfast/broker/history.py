@@ -1,0 +1,293 @@
+"""What became of a message, from beginning to end: told from the journals, whether or not anybody traced it.
+
+    published -> leased -> nacked -> released -> leased -> buried      in the journal of the group
+                                                             |
+                                             redriven or purged        in the journal of the letters
+                                                 |
+                             published -> leased -> acked              in the journal of the group, as a new message
+
+The lives hang together by what is on disk anyway. A burial says where the log of the letters ended, and the letter is
+behind that; its lease by the redrive says where the log of the messages ended, and the new message is behind that,
+with the letter's place in a header. So a chain can be followed from any of its messages, both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from holdfast.broker.dead import DeadLetter, note_of
+from holdfast.broker.layout import DEAD_SUFFIX, message_id
+from holdfast.broker.marks import REDRIVEN_FROM, DeadNote, mark, moved_records
+from holdfast.broker.past_events import Happened
+from holdfast.broker.station import Station
+from holdfast.broker.traces import (
+    ACKED,
+    BURIED,
+    CANCELLED,
+    EXPIRED,
+    LEASED,
+    LOST,
+    NACKED,
+    PUBLISHED,
+    REDRIVEN,
+    RELEASED,
+    REPLAYED,
+    RETURNED,
+    SKIPPED,
+    TraceStep,
+)
+from holdfast.delivery.commands import NACKED as WAS_NACKED
+from holdfast.delivery.events import (
+    Acked,
+    Buried,
+    Cancelled,
+    Expired,
+    Leased,
+    Lost,
+    Opened,
+    Phase,
+    Released,
+    Replayed,
+    Returned,
+    Skipped,
+)
+from holdfast.delivery.runs import pairs
+from holdfast.model import Record
+from holdfast.storage.log import Log
+
+_MS: Final = 1_000_000
+_MOST_LIVES: Final = 100  # of one message: who died and came back more often is told that far
+_ENDS: Final[dict[type, str]] = {Expired: EXPIRED, Cancelled: CANCELLED, Lost: LOST}
+
+
+def history(station: Station, offset: int) -> list[TraceStep]:
+    """Every step of the message at an offset, with those of the messages that it was redriven into or out of."""
+    steps: list[TraceStep] = []
+    at: int | None = _first_life(station, offset)
+    while at is not None and len({step.id for step in steps}) < _MOST_LIVES:
+        life = _life(station, at)
+        steps += life.steps
+        at = life.went_on_at
+    return steps
+
+
+def history_of_letter(station: Station, letter: DeadLetter) -> list[TraceStep]:
+    """The same by a dead letter: also where the message that died is no longer kept."""
+    if _record(station.partition.log, letter.note.offset) is not None:
+        return history(station, letter.note.offset)
+    return told_by_letter(letter.note)
+
+
+class _Life:
+    """One message in one journal, as its events tell of it."""
+
+    def __init__(self, station: Station, offset: int, name: str) -> None:
+        self._place = name, station.topic, station.number, offset
+        self._group = station.group
+        self._offset = offset
+        self.steps: list[TraceStep] = []
+        self.went_on_at: int | None = None  # the message that it became
+        self.dead_from: int | None = None  # where its letter is to be looked for
+        self.moving_to: int | None = None  # of a letter: where the message that it became is to be looked for
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps.clear()
+        self.dead_from = self.moving_to = None
+        self._phase = Phase.READY
+        self._attempts = 0
+        self._holder = ""
+        self._waits = False
+
+    def add(self, at_ns: int, step: str, **more: Any) -> None:
+        """One more step."""
+        self.steps.append(TraceStep(at_ns, step, *self._place, **more))
+
+    def read(self, events: Iterable[Happened]) -> None:
+        """Go through a journal from its beginning."""
+        for at_ns, event in events:
+            tell = _TOLD.get(type(event))
+            if tell is not None and self._is_meant(event):
+                tell(self, at_ns, event)
+
+    def _is_meant(self, event: Any) -> bool:
+        """Whether the event is about this message, or about all of them."""
+        runs = getattr(event, "runs", None)
+        if runs is not None:
+            return any(start <= self._offset < stop for start, stop in pairs(runs))
+        return bool(getattr(event, "offset", self._offset) == self._offset)
+
+    def _leased(self, _at_ns: int, event: Leased) -> None:
+        self._phase, self._holder = Phase.LEASED, event.holder
+        self.moving_to = event.moving_to if event.moving_to >= 0 else None
+        self._taken(event.at_ms * _MS, LEASED, until_ms=event.at_ms + event.lease_ms)
+
+    def _released(self, at_ns: int, _event: Released) -> None:
+        self._phase = Phase.READY
+        if self._waits:
+            self.add(at_ns, RELEASED, group=self._group)
+
+    def _acked(self, at_ns: int, _event: Acked) -> None:
+        self._phase = Phase.DONE
+        self._taken(at_ns, ACKED)
+
+    def _ended(self, at_ns: int, event: Expired | Cancelled | Lost) -> None:
+        self._phase = Phase.DONE
+        self.add(at_ns, _ENDS[type(event)], group=self._group)
+
+    def _skipped(self, at_ns: int, event: Skipped) -> None:
+        if self._offset < event.to and self._phase in (Phase.READY, Phase.DELAYED):
+            self._phase = Phase.DONE
+            self.add(at_ns, SKIPPED, group=self._group)
+
+    def _replayed(self, at_ns: int, event: Replayed) -> None:
+        if self._offset >= event.to and self._phase is Phase.DONE:
+            self._phase, self._attempts = Phase.READY, 0
+            self.add(at_ns, REPLAYED, group=self._group)
+
+    def _opened(self, _at_ns: int, event: Opened) -> None:
+        if event.end <= self._offset:  # a tail was lost, and that was another message
+            self._begin()
+
+    def _returned(self, _at_ns: int, event: Returned) -> None:
+        step, why = _way_back(event.why)
+        self._waits = event.due_ms > event.at_ms
+        due_ms = event.due_ms if self._waits else 0
+        self._taken(event.at_ms * _MS, step, why=why, error=event.error, due_ms=due_ms)
+        self._phase = Phase.DELAYED
+        self._attempts += event.counted
+
+    def _buried(self, _at_ns: int, event: Buried) -> None:
+        leased = self._phase is Phase.LEASED
+        self._phase, self.dead_from = Phase.DONE, event.dead_from
+        tell = self._taken if leased else self.add
+        tell(event.at_ms * _MS, BURIED, why=event.reason, error=event.error)
+
+    def _taken(self, at_ns: int, step: str, **more: Any) -> None:
+        self.add(at_ns, step, group=self._group, holder=self._holder, attempt=self._attempts + 1, **more)
+
+
+# All others are no steps of a message's life: a lease renewed, a document saved, the second half of a burial.
+_TOLD: Final[dict[type, Callable[[_Life, int, Any], None]]] = {
+    Leased: _Life._leased,
+    Released: _Life._released,
+    Returned: _Life._returned,
+    Buried: _Life._buried,
+    Acked: _Life._acked,
+    Expired: _Life._ended,
+    Cancelled: _Life._ended,
+    Lost: _Life._ended,
+    Skipped: _Life._skipped,
+    Replayed: _Life._replayed,
+    Opened: _Life._opened,
+}
+
+
+def _life(station: Station, offset: int) -> _Life:
+    """One life of a message, its publication and what became of its letter included."""
+    record = _record(station.partition.log, offset)
+    name = message_id(station.topic, station.number, offset, None) if record is None else station.id_of(record)
+    life = _Life(station, offset, name)
+    life.read(station.delivery.journal.past.of(offset))
+    if record is not None:
+        life.steps.insert(0, _published(station, record, name))
+    if life.dead_from is not None:
+        _follow_letter(station, life, offset)
+    return life
+
+
+def _published(station: Station, record: Record, name: str) -> TraceStep:
+    source = _source(station, record)
+    return TraceStep(
+        record.timestamp_ns,
+        PUBLISHED,
+        name,
+        station.topic,
+        station.number,
+        record.offset,
+        why="" if mark(record, REDRIVEN_FROM) is None else REDRIVEN,
+        related="" if source is None else source.id,
+    )
+
+
+def _follow_letter(station: Station, life: _Life, offset: int) -> None:
+    """What became of the letter: it waits, it was purged, or it is a message again."""
+    graves = station._graves
+    if graves is None:
+        return  # the topic keeps none
+    letter = next(_letters(graves.target.log, station.group, offset, life.dead_from or 0), None)
+    if letter is None:
+        return
+    name = message_id(station.topic + DEAD_SUFFIX, station.number, letter, None)
+    fate = _Life(station, letter, name)
+    fate.read(graves.letters.journal.past.of(letter))
+    last = fate.steps[-1] if fate.steps else None
+    if last is not None and last.step == CANCELLED:
+        life.add(last.at_ns, CANCELLED, group=station.group, why="purged", related=name)
+    elif last is not None and last.step in (LEASED, ACKED) and fate.moving_to is not None:
+        again = _came_back(station.partition.log, letter, fate.moving_to)
+        if again is not None:
+            life.add(again.timestamp_ns, REDRIVEN, group=station.group, related=station.id_of(again))
+            life.went_on_at = again.offset
+
+
+def _letters(log: Log, group: str, offset: int, start: int) -> Iterator[int]:
+    """Where the letters of a message are, from a place of their log on; also those that were settled since."""
+    for record in moved_records(log, start):
+        note = note_of(record)
+        if note is not None and note.offset == offset and note.group == group:
+            yield record.offset
+
+
+def _came_back(log: Log, letter: int, start: int) -> Record | None:
+    wanted = b"%d" % letter
+    return next((record for record in moved_records(log, start) if mark(record, REDRIVEN_FROM) == wanted), None)
+
+
+def _first_life(station: Station, offset: int) -> int:
+    """The first message of the chain that is still kept."""
+    for _ in range(_MOST_LIVES):
+        record = _record(station.partition.log, offset)
+        source = None if record is None else _source(station, record)
+        if source is None or _record(station.partition.log, source.offset) is None:
+            break
+        offset = source.offset
+    return offset
+
+
+def _source(station: Station, record: Record) -> DeadNote | None:
+    """The note of the letter that a message was redriven out of, if that is still kept."""
+    noted = mark(record, REDRIVEN_FROM)
+    if noted is None or station._graves is None:
+        return None
+    letter = _record(station._graves.target.log, int(noted))
+    return None if letter is None else note_of(letter)
+
+
+def _record(log: Log, offset: int) -> Record | None:
+    """The message at an offset, if it is kept and can be read."""
+    if not log.start <= offset < log.end:
+        return None
+    record = next(iter(log.records(offset, on_damage="skip", whole=False)), None)
+    return record if record is not None and record.offset == offset else None
+
+
+def _way_back(why: str) -> tuple[str, str]:
+    return (NACKED, "") if why == WAS_NACKED else (RETURNED, why)
+
+
+def told_by_letter(note: DeadNote) -> list[TraceStep]:
+    """What a letter remembers of the message that it was."""
+
+    def step(at_ns: int, name: str, **more: Any) -> TraceStep:
+        return TraceStep(at_ns, name, note.id, note.topic, note.partition, note.offset, **more)
+
+    steps = [step(note.timestamp_ns, PUBLISHED)]
+    for number, failure in enumerate(note.failures[:-1], 1):
+        name, why = _way_back(failure.why)
+        facts = {"group": note.group, "holder": failure.holder, "attempt": number, "why": why, "error": failure.error}
+        steps.append(step(failure.at_ms * _MS, name, **facts))
+    facts = {"group": note.group, "holder": note.holder, "attempt": note.attempts}
+    steps.append(step(note.dead_at_ms * _MS, BURIED, why=note.reason, error=note.error, **facts))
+    return steps
