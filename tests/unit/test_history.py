@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import struct
+import zlib
 from typing import Any
 
 import pytest
 
 from holdfast import NotFound
-from holdfast.broker.past_events import is_past
+from holdfast.broker.past_events import PastEvents, is_past
 from holdfast.broker.traces import TraceStep
+from holdfast.checksum import crc32c
 from tests.unit.queues import Place
 
 CHAIN = [
@@ -234,3 +238,58 @@ def test_a_message_that_was_gone_before_its_letter_is_told_by_the_letter():
     place.q._stations[0].partition.log.retain()
     (letter,) = place.q.dead.list()
     assert names(place.q.history(letter.id)) == ["published", "nacked", "buried"]
+
+
+def test_a_file_of_past_events_is_a_packed_segment_with_a_checksum():
+    place = Place(segment_bytes=4096, snapshot_events=100)
+    worked_through(place, 200)
+    folder = place.q._stations[0].delivery.journal.log.folder
+    content = place.disk.contents(f"{folder}/{sorted(pasts(place))[0]}")
+    magic, check = struct.unpack_from("<4sI", content)
+    assert (magic, check) == (b"HFP\x01", crc32c(content[8:]))
+    assert len(zlib.decompress(content[8:])) == 4096
+
+
+def test_what_is_packed_and_not_trimmed_yet_is_told_once():
+    """A crash may come between the two."""
+    place = Place(segment_bytes=4096)
+    worked_through(place, 100)
+    journal = place.q._stations[0].delivery.journal
+    journal.past.keep(journal.log.end, end=100)
+    assert journal.log.start == 0
+    assert pasts(place)
+    assert names(place.q.history(f"{place.q.name}-0-0")) == ["published", "leased", "acked"]
+    place.kill()
+    assert names(place.q.history(f"{place.q.name}-0-0")) == ["published", "leased", "acked"]
+
+
+def test_a_journal_is_trimmed_though_its_past_cannot_be_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(PastEvents, "_pack", no_room)
+    place = Place(segment_bytes=4096, snapshot_events=100)
+    worked_through(place, 200)
+    assert place.q._stations[0].delivery.journal.log.start > 0
+    assert "what became of settled messages is forgotten" in caplog.text
+    assert names(place.q.history(f"{place.q.name}-0-0")) == ["published"]
+
+
+def test_history_is_right_across_seeks_and_restarts():
+    place = Place(segment_bytes=4096, snapshot_events=100)
+    worked_through(place, 200)
+    place.q.seek("start")
+    for _ in range(200):
+        place.q.get().ack()
+    place.reopen()
+    place.q.seek(offset=100)
+    for i in range(100):
+        place.q.get().ack()
+        if i % 20 == 0:
+            place.tick()
+    clean = ["published", "leased", "acked"]
+    again = ["replayed", "leased", "acked"]
+    assert names(place.q.history(f"{place.q.name}-0-0")) == clean + again
+    assert names(place.q.history(f"{place.q.name}-0-151")) == clean + again + again
