@@ -21,6 +21,7 @@ import re
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -92,27 +93,27 @@ class PastEvents:
 
         Where that cannot be done their history is lost, and nothing else: the journal must not grow for it.
         """
-        there = {past.base for past in self._files()}
         *sealed, active = self._log.segments()
         going = [facts.base_offset for facts in sealed if facts.next_offset <= before]
         first_left = [*(facts.base_offset for facts in sealed), active.base_offset][len(going)]
-        for base in going:
-            if base in there:
-                continue
-            try:
-                self._pack(Past(base, self._lowest(base), end))
-            except (OSError, HoldfastError) as error:
-                facts = {"folder": self._log.folder, "why": str(error)}
-                logger.warning("what became of settled messages is forgotten", extra=facts)
+        try:
+            there = {past.base for past in self._files()} if going else set()
+            for base in going:
+                if base not in there:
+                    self._pack(Past(base, self._lowest(base), end))
+        except (OSError, HoldfastError) as error:
+            facts = {"folder": self._log.folder, "why": str(error)}
+            logger.warning("what became of settled messages is forgotten", extra=facts)
         with self._lock:
             passed = sum(position <= first_left for position, _ in self._floors)
             del self._floors[: max(passed - 1, 0)]  # the last of them holds for what is packed next
 
     def forget(self, start: int) -> None:
         """Remove what tells of messages below `start` only: the log has dropped them."""
-        for past in self._files():
-            if past.end <= start:
-                self._world.disk.remove(join(self._log.folder, past.name))
+        with suppress(OSError):  # the next one tries again
+            for past in self._files():
+                if past.end <= start:
+                    self._world.disk.remove(join(self._log.folder, past.name))
 
     def of(self, offset: int) -> Iterator[Happened]:
         """Events that may tell of the message at the offset, oldest first, those of the journal as it is included."""
