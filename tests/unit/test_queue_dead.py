@@ -10,6 +10,8 @@ import pytest
 
 import holdfast
 from holdfast import DiskFull, InvalidRequest, NewMessage
+from holdfast.broker import dead
+from holdfast.embedded.lookup import find_message
 from tests.unit.queues import Place, bodies
 
 LIMIT = 1_000
@@ -432,3 +434,25 @@ def test_a_queue_with_a_letter_on_its_way_opens_though_there_is_no_room_for_it()
     q = place.kill(min_free_bytes=0)
     place.after(seconds=5)
     assert sorted(letter.body for letter in q.dead.list()) == [b"bad", b"earlier"]
+
+
+def test_one_letter_is_found_among_many_by_either_id_without_reading_their_notes(monkeypatch):
+    place = Place()
+    stored = place.q.put_many([b"%d" % number for number in range(300)])
+    for message in place.q.get_many(300, timeout=0):
+        message.reject("no")
+    letters = place.q.dead.list()
+    read = []
+    plain = dead.decode_note
+    monkeypatch.setattr(dead, "decode_note", lambda text: read.append(text) or plain(text))
+    for number in (0, 1, 25, 299):
+        for name in (stored[number].id, letters[number].id):
+            read.clear()
+            found = find_message(place.q, name)
+            assert found is not None
+            assert (found.message.body, found.phase) == (b"%d" % number, "dead")
+            assert len(read) == 1
+    assert find_message(place.q, "jobs.dlq-0-300") is None
+    place.q.dead.purge()
+    found = find_message(place.q, stored[25].id)
+    assert found is None or found.phase == "done"

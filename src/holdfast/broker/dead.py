@@ -42,6 +42,7 @@ from holdfast.delivery.commands import Ack, Cancel, Command, Nack
 from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
+from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import DamagedRange, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.keeper import soonest
@@ -250,6 +251,18 @@ class Graveyard:
             return None
         found = next((_letter(record) for record in log.records(offset, whole=False)), None)
         return found if found is not None and found.note.group == self._group else None
+
+    def letter_of(self, message: int) -> DeadLetter | None:
+        """The dead letter that the message at an offset of the topic became; looks through all of them."""
+        group, log = self.letters.group, self.target.log
+        said = b'"offset":%d,' % message  # in a note; to read each of them would take ten times as long
+        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
+            checkpoint()
+            if said in (mark(record, DEAD) or b"") and group.phase(record.offset) is Phase.READY:
+                letter = _letter(record)
+                if letter is not None and (letter.note.offset, letter.note.group) == (message, self._group):
+                    return letter
+        return None
 
     def all(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
         """The group's dead letters, oldest first; those that are being moved back are left out."""

@@ -111,6 +111,12 @@ class Station:
         with self.delivery.lock:
             return self.delivery.group.ready_count(self.partition.log.end)
 
+    def letter_of(self, message: int) -> DeadLetter | None:
+        """The dead letter that the message at an offset became, if it is there; looks through all of them."""
+        self.check_open()
+        self.inter()
+        return None if self._graves is None else self._graves.letter_of(message)
+
     def dead_count(self) -> int:
         """How many dead letters the group has here, those on their way included."""
         graves, buried = self._graves, len(self.delivery.group.burials)

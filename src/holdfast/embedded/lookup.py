@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from holdfast.broker.history import history, history_of_letter
-from holdfast.broker.layout import DEAD_SUFFIX
+from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.station import Station
 from holdfast.broker.traces import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.group import Failure, Lease
@@ -72,19 +72,17 @@ def find_message(face: Face[Any], message_id: str) -> Found | None:
     if offset is None or offset >= log.end:
         return None
     if station.delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile
-        for letter in station.letters():
-            if letter.note.offset == offset:
-                return _with_history(Found(DeadLetter(face, station, letter), "dead"))
+        letter = station.letter_of(offset)
+        if letter is not None:
+            return _with_history(Found(DeadLetter(face, station, letter), "dead"))
     return _in_log(face, station, offset)
 
 
 def _dead(face: Face[Any], letter_id: str) -> Found | None:
-    for station in face._stations:
-        for letter in station.letters():
-            found: DeadLetter[Any] = DeadLetter(face, station, letter)
-            if found.id == letter_id:
-                return _with_history(Found(found, "dead"))
-    return None
+    place = parse_message_id(letter_id, f"{face.name}{DEAD_SUFFIX}")
+    station = face._group.station(place.partition)
+    letter = None if place.offset is None else station.letter(place.offset)
+    return None if letter is None else _with_history(Found(DeadLetter(face, station, letter), "dead"))
 
 
 def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
