@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from holdfast.server.pool import Pool
-from holdfast.server.turns import CALLER, FairThreads, Turns
+from holdfast.server.turns import CALLER, FairThreads, Turns, other_turns
 
 _PATIENCE_S = 60
 
@@ -37,6 +37,39 @@ def test_so_many_calls_of_one_caller_begin_in_a_round_and_others_need_not_wait_f
     begun = asyncio.run(story())
     assert [name for name in begun if name[0] == "a"] == [f"a{i}" for i in range(9)], "in their order"
     assert begun.index("b1") == 4, "behind those of this round, before all that stand in line"
+
+
+def test_of_the_long_calls_of_one_caller_one_slice_is_done_in_a_round():
+    async def story() -> None:
+        rounds, done = 0, []
+
+        async def long(caller: str, name: str, slices: int) -> None:
+            CALLER.set(caller)
+            for _ in range(slices):
+                done.append((rounds, caller, name))
+                await other_turns()
+
+        async def count() -> None:
+            nonlocal rounds
+            while True:
+                await asyncio.sleep(0)
+                rounds += 1
+
+        beside = asyncio.ensure_future(count())
+        gone = asyncio.ensure_future(long("a", "gone", 50))
+        tasks = [asyncio.ensure_future(long("a", f"{i}", 5)) for i in range(4)]
+        tasks.append(asyncio.ensure_future(long("b", "0", 5)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait_for(asyncio.gather(*tasks), _PATIENCE_S)
+        beside.cancel()
+        later = [(at, caller) for at, caller, _ in done if at]  # behind the first slices, which are calls that begin
+        assert len(later) == len(set(later)), "one a round"
+        assert max(at for at, caller, _ in done if caller == "b") < max(at for at, caller, _ in done if caller == "a")
+        assert [name for _, caller, name in done if caller == "a" and name != "gone"] == ["0", "1", "2", "3"] * 5
+
+    asyncio.run(story())
 
 
 def test_who_gives_up_its_turn_takes_none_from_those_behind_it():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -26,6 +25,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.payload import ANSWER_BYTES
+from holdfast.server.turns import other_turns
 
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
@@ -71,7 +71,7 @@ class ServedGroup(AsyncGroup[bytes]):
         """
         taken, size = _extent(found)
         while MOST_AT_ONCE <= taken < count and size < ANSWER_BYTES:
-            await asyncio.sleep(0)
+            await other_turns()
             try:
                 some = self.take_now(count - taken, lease_s, owner)
             except HoldfastError:
@@ -92,7 +92,7 @@ class ServedGroup(AsyncGroup[bytes]):
                 commands = [Nack(receipt, 0, why=DEFERRED, counted=False) for receipt in some]
                 with suppress(LeaseLost):  # somebody has them by now, or they are done
                     await station.wait_async(station.settle_all(commands))
-                await asyncio.sleep(0)
+                await other_turns()
 
     async def _claims(self, receipts: Sequence[str]) -> Claims:
         """The same, with turns for other tasks where they are many."""
@@ -108,7 +108,7 @@ class ServedGroup(AsyncGroup[bytes]):
                 first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
             bad += some.bad
             refused = some.refused or refused
-            await asyncio.sleep(0)
+            await other_turns()
         return Claims(good, bad, refused)
 
     def claims(self, receipts: Iterable[str]) -> Claims:
@@ -186,7 +186,7 @@ class ServedGroup(AsyncGroup[bytes]):
         for station, texts in claims.good.items():
             for part in _parts(texts):
                 if settled:
-                    await asyncio.sleep(0)
+                    await other_turns()
                 settled.append((station, part, settle(station, list(part))))
         refused, lost = claims.refused, list(claims.bad)
         self._group.metrics.lost_leases.add(len(lost))

@@ -1,11 +1,13 @@
 """Turns: one caller's flood of calls makes that caller wait, and nobody else.
 
 All calls run on one event loop, and what waits for the disk on a few threads. Both serve whoever comes first, so a
-caller with sixty connections would be served sixty times before the next one. Hence two rules for callers with a
+caller with sixty connections would be served sixty times before the next one. Hence three rules for callers with a
 token:
 
 - In one round of the loop so many calls of a caller begin; more of them begin in the next rounds (`Turns`). A call
   that has begun is never held up, so that many may still wait for one sync of the disk together.
+- A call with much to do does it in slices, and gives the others their turn in between. In one round of the loop one
+  slice is done for a caller, however many such calls it makes (`other_turns`).
 - So many threads work for one caller at a time; more of its work stands in a line of its own (`FairThreads`). Some
   threads are always left to others, and so is the interpreter, which one thread has at a time.
 """
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
 CALLER: Final[ContextVar[str | None]] = ContextVar("caller", default=None)  # for whom this is done
 
@@ -66,6 +69,50 @@ class Turns:
         self._round_is_due = bool(self._begun)
         if self._round_is_due:
             asyncio.get_running_loop().call_soon(self._next_round)
+
+
+class _Slices:
+    """Whose slice is next, of one caller's calls that have given others their turn."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}
+
+    def line_up(self, caller: str) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        if caller not in self._lines:
+            self._lines[caller] = deque()
+            loop.call_soon(self._next, caller)
+        self._lines[caller].append(turn)
+        return turn
+
+    def _next(self, caller: str) -> None:
+        line = self._lines[caller]
+        while line:
+            turn = line.popleft()
+            if not turn.done():  # its client may be gone
+                turn.set_result(None)
+                break
+        if line:
+            asyncio.get_running_loop().call_soon(self._next, caller)
+        else:
+            del self._lines[caller]
+
+
+_slices: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Slices]] = WeakKeyDictionary()
+
+
+async def other_turns() -> None:
+    """Let others go on, before the next slice of what this call does."""
+    caller = CALLER.get()
+    if caller is None:
+        await asyncio.sleep(0)
+        return
+    loop = asyncio.get_running_loop()
+    slices = _slices.get(loop)
+    if slices is None:
+        slices = _slices[loop] = _Slices()
+    await slices.line_up(caller)
 
 
 class FairThreads(ThreadPoolExecutor):
