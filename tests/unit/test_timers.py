@@ -114,6 +114,25 @@ def test_a_deadline_has_come_in_its_millisecond_and_not_before():
     assert deadlines.next_ms() is None
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5))), st.integers(1, 3), st.randoms())
+def test_leases_may_end_in_portions_and_none_is_passed_over_that_still_counts(runs, most, rng):
+    deadlines, leases, start = Deadlines(), {}, 0
+    for until_ms, count in runs:
+        deadlines.add(until_ms, start, start + count)
+        leases |= dict.fromkeys(range(start, start + count), until_ms)
+        start += count
+    wanted, now_ms = dict(leases), 5
+    ended: list[int] = []
+    while portion := [o for a, b in deadlines.due(now_ms) for o in range(a, b) if leases.get(o, 99) <= now_ms][:most]:
+        for offset in portion:
+            del leases[offset]
+        ended += portion
+        for offset in [o for o in leases if rng.random() < 0.1]:  # acked meanwhile
+            del leases[offset], wanted[offset]
+        deadlines.forget(now_ms, lambda offset: leases.get(offset, 99) <= now_ms)
+    assert sorted(ended) == sorted(o for o, until_ms in wanted.items() if until_ms <= now_ms)
+
+
 def test_a_short_lease_behind_a_long_one_ends_first():
     deadlines = Deadlines()
     deadlines.add(10**9, 0, 1)

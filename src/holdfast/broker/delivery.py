@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 # A backlog that nobody reads makes no events; without a snapshot now and then, opening would have to look for
 # the priorities of all of it.
 _SCAN_MOST: Final = 500_000
-_END_MOST: Final = 250  # leases and delays that end before others have their turn at the lock
+_END_MOST: Final = 100  # leases and delays that end before others have their turn at the lock
 _UNHURRIED: Final = ("interval", "os")
 
 _FENCE: Final = attrgetter("fence")

@@ -170,10 +170,7 @@ class Group:
         """Look no more at deadlines and timers that have come, as far as what they were for has happened."""
         leases, waiting = self.leases, self.waiting
         self.timers.forget(wall_ms, lambda due_ms, offset: waiting.get(offset) == due_ms)
-        self.deadlines.forget(
-            mono_ms,
-            lambda start, stop: any(o in leases and leases[o].until_ms <= mono_ms for o in range(start, stop)),
-        )
+        self.deadlines.forget(mono_ms, lambda offset: offset in leases and leases[offset].until_ms <= mono_ms)
 
     def not_at_cursor(self) -> BitMap64:
         """The messages from the cursor on that it must pass over: exceptions, and those with a priority."""

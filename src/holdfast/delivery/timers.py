@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import takewhile
 from typing import Final, TypeVar
 
@@ -91,15 +91,19 @@ class Deadlines:
         in_order = takewhile(lambda entry: entry[0] <= now_ms, self._in_order)
         return [entry[1:] for entry in (*in_order, *_down(self._others, lambda entry: entry[0] <= now_ms))]
 
-    def forget(self, now_ms: int, counts: Callable[[int, int], bool] | None = None) -> None:
-        """Those whose deadline has come have had their turn; of the runs that still count, none is passed."""
-
-        def is_over(entry: tuple[int, int, int]) -> bool:
-            return entry[0] <= now_ms and not (counts is not None and counts(*entry[1:]))
-
-        while self._in_order and is_over(self._in_order[0]):
-            self._in_order.popleft()
-        while self._others and is_over(self._others[0]):
+    def forget(self, now_ms: int, counts: Callable[[int], bool] | None = None) -> None:
+        """Those whose deadline has come have had their turn; where some still count, only those before them."""
+        while self._in_order and self._in_order[0][0] <= now_ms:
+            entry = self._in_order.popleft()
+            left = _from_first(entry, counts)
+            if left is not None:
+                self._in_order.appendleft(left)
+                break
+        while self._others and self._others[0][0] <= now_ms:
+            left = _from_first(self._others[0], counts)
+            if left is not None:
+                heapreplace(self._others, left)
+                break
             heappop(self._others)
 
     def next_ms(self) -> int | None:
@@ -118,6 +122,13 @@ class Deadlines:
         """Keep only these (until, start, stop): the others have been settled long ago."""
         self._in_order = deque(sorted(entries))
         self._others = []
+
+
+def _from_first(entry: tuple[int, int, int], counts: Callable[[int], bool] | None) -> tuple[int, int, int] | None:
+    """What is left of a run from the first that counts; None if none does."""
+    until_ms, start, stop = entry
+    first = None if counts is None else next(filter(counts, range(start, stop)), None)
+    return None if first is None else (until_ms, first, stop)
 
 
 def _down(heap: list[_Entry], is_due: Callable[[_Entry], bool]) -> Iterator[_Entry]:
