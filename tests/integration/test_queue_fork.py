@@ -1,19 +1,25 @@
-"""A forked child has the parent's objects and not its files: it is told so, and the parent goes on."""
+"""A forked child has the parent's objects and not its files: it comes to the parent as any other process does."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
+from holdfast import aio
 from holdfast.storage import Log
+from tests.integration.http_gear import serving
 
 FORK = multiprocessing.get_context("fork")
+_PATIENCE_S = 60
 
 
 def in_a_child(call: Callable[[], object]) -> str:
@@ -24,21 +30,174 @@ def in_a_child(call: Callable[[], object]) -> str:
         try:
             theirs.send(repr(call()))
         except BaseException as error:
-            theirs.send(f"{type(error).__name__}: {error}")
+            theirs.send(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
 
     process = FORK.Process(target=run)
     process.start()
-    assert ours.poll(30), "the child hangs"
+    assert ours.poll(_PATIENCE_S), "the child hangs"
     answer: str = ours.recv()
-    process.join(30)
+    process.join(_PATIENCE_S)
     return answer
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Any:
+def queue(tmp_path: Path) -> Iterator[Any]:
     with holdfast.open(tmp_path / "jobs") as opened:
         opened.put(b"before")
         yield opened
+
+
+@pytest.fixture
+def unshared(tmp_path: Path) -> Iterator[Any]:
+    with holdfast.open(tmp_path / "jobs", share=False) as opened:
+        opened.put(b"before")
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (lambda q: q.put(b"x").offset, "1"),
+        (lambda q: [each.offset for each in q.put_many([b"x", b"y"])], "[1, 2]"),
+        (lambda q: q.put(b"x", key="k", delay=5).delayed_id, "0"),
+        (lambda q: q.get(timeout=5).body, "b'before'"),
+        (lambda q: next(iter(q)).body, "b'before'"),
+        (lambda q: [each.body for each in q.peek()], "[b'before']"),
+        (lambda q: q.stats().ready, "1"),
+        (lambda q: q.dead.list(), "[]"),
+        (lambda q: isinstance(q, holdfast.Queue), "True"),
+        (lambda q: (q.name, q.group, q.closed), "('jobs', 'default', False)"),
+        (lambda q: "RemoteQueue jobs" in repr(q), "True"),
+        (lambda q: q.close(), "None"),
+    ],
+)
+def test_a_queue_that_was_opened_before_a_fork_works_in_the_child(queue, call, answer):
+    assert in_a_child(lambda: call(queue)) == answer
+    assert type(queue) is holdfast.Queue
+    assert queue.get(timeout=_PATIENCE_S).body == b"before"  # what the child took and dropped comes back
+
+
+def test_it_works_as_a_context_manager_and_again_in_a_child_of_the_child(queue):
+    def work() -> list[str]:
+        told = [in_a_child(lambda: queue.put(b"unused by its parent").offset)]
+        with queue as same:
+            same.put(b"child")
+            told.append(in_a_child(lambda: same.put(b"grandchild").offset))
+            told.append(str(queue.put(b"child again").offset))
+        return [*told, str(queue.closed)]
+
+    assert in_a_child(work) == "['1', '3', '4', 'True']"
+    bodies = [b"before", b"unused by its parent", b"child", b"grandchild", b"child again"]
+    assert [message.body for message in queue.peek(9)] == bodies
+
+
+def test_a_fork_by_hand_shares_the_work_with_the_parent(queue):
+    queue.put_many([b"%d" % i for i in range(20)])
+    children = []
+    for _ in range(2):
+        pid = os.fork()
+        if pid == 0:
+            with suppress(BaseException):
+                for message in queue.get_many(5, timeout=_PATIENCE_S):
+                    message.ack(durability="fsync")
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+    assert queue.stats().ready == 11
+
+
+@pytest.mark.parametrize("kind", ["broker", "queue", "group"])
+def test_a_broker_and_what_it_gave_work_in_the_child(tmp_path, kind):
+    with holdfast.open_broker(tmp_path / "shop", body_type=dict, durability="os") as broker:
+        queue, group = broker.queue("jobs"), broker.group("jobs", "others")
+        calls: dict[str, Callable[[], object]] = {
+            "broker": lambda: (broker.publish("jobs", {"n": 1}).durability, broker.topics(), broker.closed),
+            "queue": lambda: (queue.put({"n": 1}).durability, queue.get(timeout=5).body, queue.close()),
+            "group": lambda: (queue.put({"n": 1}).durability, group.receive(timeout=5).body, queue.closed),
+        }
+        answers = {
+            "broker": "('os', ['jobs'], False)",
+            "queue": "('os', {'n': 1}, None)",
+            "group": "('os', {'n': 1}, False)",
+        }
+        assert in_a_child(calls[kind]) == answers[kind]
+        assert broker.describe_topic("jobs").messages == 1
+
+
+def test_a_queue_for_tasks_works_in_the_child(tmp_path):
+    async def work(queue: Any) -> bytes:
+        await queue.put(b"child")
+        async with await queue.get(timeout=_PATIENCE_S) as message:
+            body: bytes = message.body
+        await queue.close()
+        return body
+
+    queue = asyncio.run(_opened(tmp_path / "jobs"))
+    try:
+        assert in_a_child(lambda: asyncio.run(work(queue))) == "b'child'"
+        assert asyncio.run(queue.stats()).ready == 0
+    finally:
+        asyncio.run(queue.close())
+
+
+async def _opened(folder: Path) -> Any:
+    return await aio.open(folder)
+
+
+def test_a_queue_behind_a_server_has_connections_of_its_own_in_the_child(tmp_path):
+    with serving(tmp_path / "data") as server, holdfast.open(server.url, topic="jobs") as queue:
+        queue.put(b"before")
+        assert in_a_child(lambda: (queue.put(b"child").offset, queue.get(timeout=5).body)) == "(1, b'before')"
+        assert queue.put(b"after").offset == 2
+
+
+def test_the_child_goes_on_when_the_parent_closes_the_queue(tmp_path):
+    queue = holdfast.open(tmp_path / "jobs")
+    ours, theirs = FORK.Pipe()
+
+    def work() -> None:
+        theirs.send(queue.put(b"first").offset)
+        theirs.recv()
+        theirs.send(queue.put(b"second").offset)  # now the child owns the folder
+        queue.close()
+
+    process = FORK.Process(target=work)
+    process.start()
+    assert ours.poll(_PATIENCE_S)
+    assert ours.recv() == 0
+    queue.close()
+    ours.send("closed")
+    assert ours.poll(_PATIENCE_S)
+    assert ours.recv() == 1
+    process.join(_PATIENCE_S)
+    with holdfast.open(tmp_path / "jobs") as again:
+        assert [message.body for message in again.peek(5)] == [b"first", b"second"]
+
+
+def test_the_child_finds_the_folder_though_it_goes_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with holdfast.open("jobs") as queue:
+
+        def work() -> int | None:
+            os.chdir("/")
+            return queue.put(b"x").offset
+
+        assert in_a_child(work) == "0"
+
+
+def test_a_method_that_was_looked_up_before_the_fork_says_so(queue):
+    put = queue.put
+    assert "looked up before a fork" in in_a_child(lambda: put(b"x"))
+    assert in_a_child(lambda: (hasattr(queue, "put"), hasattr(queue, "_engine"))) == "(True, False)"
+    assert queue.stats().ready == 1
+
+
+def test_a_queue_that_was_closed_before_the_fork_is_closed_in_the_child(tmp_path):
+    queue = holdfast.open(tmp_path / "jobs")
+    queue.close()
+    assert in_a_child(lambda: queue.closed) == "True"
+    assert in_a_child(lambda: queue.put(b"x")).startswith("Closed: ")
 
 
 @pytest.mark.parametrize(
@@ -54,13 +213,13 @@ def queue(tmp_path: Path) -> Any:
         lambda q: q.dead.list(),
     ],
 )
-def test_a_child_is_told_that_the_parent_owns_the_queue(queue, call):
-    assert "before a fork" in in_a_child(lambda: call(queue))
-    assert queue.stats().ready == 1
+def test_where_the_folder_is_not_shared_a_child_is_told_that_the_parent_owns_it(unshared, call):
+    assert "before a fork" in in_a_child(lambda: call(unshared))
+    assert unshared.stats().ready == 1
 
 
 def test_a_child_that_closes_or_ends_leaves_the_folder_to_the_parent(queue):
-    assert in_a_child(queue.close) == "None"
+    assert in_a_child(lambda: queue.close()) == "None"  # noqa: PLW0108  looked up in the child
     pid = os.fork()
     if pid == 0:
         os._exit(0)
@@ -71,11 +230,45 @@ def test_a_child_that_closes_or_ends_leaves_the_folder_to_the_parent(queue):
     assert [message.body for message in queue.peek(5)] == [b"before", b"after"]
 
 
-def test_a_message_in_hand_is_the_parents_alone(queue):
+@pytest.mark.parametrize("verb", ["ack", "nack", "defer", "reject", "extend"])
+def test_a_message_in_hand_is_the_parents_alone(queue, verb):
     message = queue.get(timeout=0)
-    assert "before a fork" in in_a_child(message.ack)
+
+    def work() -> tuple[bool, bytes, bytes]:
+        queue.put(b"another")
+        with queue.get(timeout=5) as own:
+            body = own.body
+        with suppress(holdfast.Closed):
+            getattr(message, verb)()
+            raise AssertionError("settled")
+        return message.lost, message.body, body
+
+    assert in_a_child(work) == "(True, b'before', b'another')"
+    assert "before a fork" in in_a_child(getattr(message, verb))
+    assert not message.lost
     message.ack()
     assert queue.stats().ready == 0
+
+
+def test_consumers_and_producers_are_the_parents_and_the_child_makes_its_own(tmp_path):
+    with holdfast.open_broker(tmp_path / "shop") as broker:
+        broker.create_topic("orders")
+        producer, consumer = broker.producer(), broker.consumer("orders", group="billing")
+
+        def work() -> list[str]:
+            told = []
+            for call in (lambda: producer.send("orders", b"x"), lambda: consumer.poll(timeout=0)):
+                try:
+                    call()
+                except holdfast.Closed:
+                    told.append("closed")
+            with broker.producer() as own:
+                own.send("orders", b"child").result(_PATIENCE_S)
+            return told
+
+        assert in_a_child(work) == "['closed', 'closed']"
+        assert [message.body for message in consumer.poll(timeout=_PATIENCE_S)] == [b"child"]
+        producer.send("orders", b"parent").result(_PATIENCE_S)
 
 
 def test_a_log_is_closed_in_a_child_as_well(tmp_path):

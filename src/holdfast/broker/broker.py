@@ -64,7 +64,10 @@ class BrokerEngine:
         self.folder = folder
         self.settings = settings
         self.closed = False
-        self._forked = False
+        self._forked = self.closed_before_fork = False
+        # What a face of this folder becomes in a forked child, and by which client; where it is not shared, nothing.
+        self.stand_in: Callable[[Any], None] | None = None
+        self.client_in_child: Any = None
         self._observer = observer
         self.on_attention: Callable[[], None] = lambda: None
         self.before_close: Callable[[], None] = lambda: None
@@ -467,13 +470,15 @@ class BrokerEngine:
 
     def disown(self) -> None:
         """In a child after a fork: the parent owns the folder, and goes on with it."""
+        if not self._forked:
+            self.closed_before_fork = self.closed
         self.closed = self._forked = True
 
     def check_open(self) -> None:
         if self._forked:
             raise Closed(
-                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open queues "
-                "after forking, in the one process that is to own them"
+                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open it "
+                "anew in this process; a folder that is shared does so by itself"
             )
         if self.closed:
             raise Closed(f"the queue in {self.folder} is closed; open it again to use it")

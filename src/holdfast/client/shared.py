@@ -41,7 +41,7 @@ def open_shared(
             clock = real_world().clock
             path = absolute(folder_path(folder))
             if answers_at(socket_of(path)):
-                return open_there(_client(path, settings, for_tasks=for_tasks), None)
+                return open_there(client_of_owner(path, settings, for_tasks=for_tasks), None)
             until_ns = until_ns or clock.monotonic_ns() + _PATIENCE_NS
             if clock.monotonic_ns() > until_ns:
                 busy.add_note("its owner does not share it: it was opened with share=False, or by a command")
@@ -57,7 +57,8 @@ def load_faces() -> None:
     from holdfast.client import aio_broker, broker, successors  # noqa: F401
 
 
-def _client(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:
+def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:
+    """A client of whoever owns the folder, which takes over where there is nobody any more."""
     from holdfast.client.address import Address
     from holdfast.client.client import Client
     from holdfast.client.successors import leave, successor_of

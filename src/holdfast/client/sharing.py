@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.broker.layout import OWNER_SOCKET
+from holdfast.client.forked import stand_in
 from holdfast.env import close_in_children, end_at_exit
 from holdfast.env.sockets import absolute, close_in_child, hang_up, listen_unix, remove_socket, someone_calls
 
@@ -49,6 +50,7 @@ def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Call
         return
     sharing = Sharing(engine, listening, audit, tokens_problem)
     engine.on_close = sharing.end
+    engine.stand_in = stand_in
 
 
 class Sharing:

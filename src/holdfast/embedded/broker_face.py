@@ -32,7 +32,7 @@ from holdfast.embedded.topics import (
     partition_info,
     to_of,
 )
-from holdfast.env import World, real_world
+from holdfast.env import World, close_in_children, real_world
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, DamagedRange, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
 from holdfast.model import Durability, Retained, extra_bytes
@@ -64,6 +64,12 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
         self._mono_ns = engine.world.clock.monotonic_ns
         self._publishers: dict[str, Publisher] = {}
         self._sending: WeakSet[Any] = WeakSet()  # producers, which may have messages that are not stored yet
+        close_in_children(self)
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent goes on with it; where others may come to it, so may we."""
+        if self._engine.stand_in is not None:
+            self._engine.stand_in(self)
 
     @property
     def folder(self) -> str:

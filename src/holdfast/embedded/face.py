@@ -26,7 +26,7 @@ from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
-from holdfast.env import World
+from holdfast.env import World, close_in_children
 from holdfast.env.environ import environment
 from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import Durability, Retained
@@ -66,6 +66,12 @@ class Face(Generic[Body], metaclass=ABCMeta):  # others stand in for it, and are
         self._station = group.stations[0]
         self._delivery = self._station.delivery
         self._log = self._station.partition.log
+        close_in_children(self)
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent goes on with it; where others may come to it, so may we."""
+        if self._engine.stand_in is not None:
+            self._engine.stand_in(self)
 
     @property
     def name(self) -> str:
