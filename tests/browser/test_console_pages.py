@@ -229,6 +229,25 @@ def test_a_destructive_act_asks_first_and_says_how_many(browser: Browser, server
         assert (stats["dead"], stats["ready"]) == (0, 10)
 
 
+def test_dead_letters_are_redriven_into_another_queue(browser: Browser, server: Serving):
+    for name in ("orders", "repairs"):
+        server.request("PUT", f"/v1/queues/{name}", {"settings": {"max_attempts": 1}})
+    order(server, 1)
+    failed(server, ["error 1"])
+    with visiting(browser, f"{server.url}/ui/queues/orders/dead") as visit:
+        page, ask = visit.page, visit.page.locator("#ask")
+        page.locator("td").get_by_role("button", name="Purge").click()
+        expect(ask).to_contain_text("1 dead letter will be dropped for good")
+        expect(ask.get_by_label("Into another queue")).to_be_hidden()
+        page.keyboard.press("Escape")
+        page.locator("td").get_by_role("button", name="Redrive").click()
+        ask.get_by_label("Into another queue").fill("repairs")
+        ask.get_by_role("button", name="Redrive 1").click()
+        expect(ask).to_contain_text("1 put into repairs.")
+        stats = [server.get(f"/v1/queues/{name}/stats").body for name in ("orders", "repairs")]
+        assert [(each["dead"], each["ready"]) for each in stats] == [(0, 0), (0, 1)]
+
+
 def test_a_delayed_message_is_taken_back(browser: Browser, server: Serving):
     server.request("PUT", "/v1/queues/orders", {})
     order(server, 1, delay=3_600)

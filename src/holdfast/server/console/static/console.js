@@ -207,7 +207,7 @@ async function many(act) {
     if (!drops && to) body.to = to;
     elsewhere.hidden = true;
     const done = drops ? (await (await call("POST", act.url, body)).json()).done : await redrive(act.url, body);
-    finish(drops ? `${number(done)} dropped.` : `${number(done)} put back.`);
+    finish(`${number(done)} ${drops ? "dropped" : to ? `put into ${to}` : "put back"}.`);
     if (act.then) location.assign(act.then);
   };
 }
