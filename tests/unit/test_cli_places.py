@@ -54,14 +54,19 @@ def test_with_the_option_all_arguments_are_the_commands_own(run, jobs):
     assert run("--at", "jobs", "show", "jobs-0-1").code == 0
 
 
-def test_the_time_of_a_put_is_a_time_and_an_address_is_a_place(run, jobs):
-    assert run("put", "jobs", "later", "--at", "+1h").out == "jobs-0-d0\n"
-    assert run("--at", "jobs", "put", "later", "--at", "+2h").out == "jobs-0-d1\n"
+def test_at_is_a_place_and_due_a_time(run, jobs):
+    assert run("put", "jobs", "later", "--due", "+1h").out == "jobs-0-d0\n"
+    assert run("--at", "jobs", "put", "later", "--due", "+2h").out == "jobs-0-d1\n"
+    assert run("put", "later", "--at", "jobs", "--due", "2127-01-31T09:00").out == "jobs-0-d2\n"
     assert "no server can be reached" in run("put", "x", "--at", "http://127.0.0.1:1", "--wait", 0).err
 
 
-def test_a_time_of_day_is_not_taken_for_an_address(run, jobs):
-    assert run("put", "jobs", "later", "--at", "2127-01-31T09:00").out == "jobs-0-d0\n"
+@pytest.mark.parametrize("time", ["+1h", "2127-01-31T09:00", "2127-01-31T09:00:00Z", "now", "1763287200"])
+def test_a_time_behind_at_is_refused_with_the_option_for_it(run, jobs, tmp_path, time):
+    done = run("put", "jobs", "later", "--at", time)
+    assert (done.code, f"--due {time}" in done.err) == (2, True)
+    assert bodies(run, "peek", "jobs") == ["one"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["jobs"]
 
 
 def test_the_sign_for_the_usual_place_is_no_message_where_an_option_says_where(run, jobs):
@@ -78,12 +83,47 @@ def test_what_is_almost_an_address_makes_no_folder(run, tmp_path):
     assert not (tmp_path / "localhost:7700").exists()
 
 
-def test_a_new_folder_is_told_of_where_a_server_is_usual(run, jobs, monkeypatch):
-    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:1")
-    assert "write: @ --topic mails" in run("put", "mails", "one").err
-    assert "note" not in run("put", "mails", "two").err
-    assert "note" not in run("put", "./letters", "one").err
-    assert "note" not in run("put", "others", "one", "--json").err
+@pytest.mark.parametrize("by", ["HOLDFAST_URL", "profile"])
+def test_a_plain_name_is_a_queue_at_the_usual_place_and_no_folder(run, tmp_path, monkeypatch, by):
+    run("put", "data", "--topic", "jobs", "one")
+    if by == "profile":
+        run("profile", "add", "here", "data", "--use")
+    else:
+        monkeypatch.setenv("HOLDFAST_URL", "data")
+    assert run("put", "mails", "hello").out == "mails-0-0\n"
+    assert bodies(run, "peek", "mails") == ["hello"]
+    assert run("stats", "jobs", "--json").document["ready"] == 1
+    assert run("show", "mails", "mails-0-0").code == 0
+    assert "there is no topic others in" in run("peek", "others").err
+    assert "Nothing" not in run("peek", "./data", "--topic", "jobs").err
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(
+        {"data"} | ({"config"} if by == "profile" else set())
+    )
+
+
+def test_a_folder_of_that_name_is_meant_only_when_it_is_written_as_one(run, jobs, monkeypatch, tmp_path):
+    run("put", tmp_path / "data", "--topic", "jobs", "at the usual place")
+    monkeypatch.setenv("HOLDFAST_URL", str(tmp_path / "data"))
+    done = run("peek", "jobs")
+    assert "at the usual place" in done.out
+    assert "write ./jobs" in done.err
+    assert "note" not in run("peek", "jobs", "--json").err
+    assert bodies(run, "peek", "./jobs") == bodies(run, "peek", "--at", "jobs") == ["one"]
+
+
+def test_where_a_queue_can_not_be_meant_a_plain_name_is_refused(run, jobs, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOLDFAST_URL", "jobs")
+    for words in (
+        ["topic", "create", "data", "orders"],
+        ["topic", "ls", "data"],
+        ["lock", "acquire", "data", "nightly"],
+    ):
+        done = run(*words)
+        assert (done.code, "write ./data" in done.err) == (2, True)
+    assert run("topic", "create", "./data", "orders").code == 0
+    done = run("put", "mails", "x", "--topic", "orders")
+    assert (done.code, "give one of them" in done.err) == (2, True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["data", "jobs"]
 
 
 def test_the_environment_says_it_where_nothing_is_said(run, jobs, monkeypatch):
@@ -102,7 +142,7 @@ def test_an_argument_that_is_needed_for_something_else_is_not_the_place(run, job
     assert not (tmp_path / "mails").exists()
     assert run("lock", "acquire", "nightly").code == 0
     assert [each["name"] for each in run("topic", "ls", "--json").document["topics"]] == ["jobs", "mails"]
-    for place in ("jobs", "./jobs", "http://127.0.0.1:1", "@"):  # which can be nothing but a place
+    for place in ("./jobs", "http://127.0.0.1:1", "@"):  # which can be nothing but a place
         assert "Missing argument 'TOPIC'" in run("topic", "create", place).err
 
 

@@ -90,11 +90,11 @@ def test_put_with_everything(run, jobs):
 
 def test_put_delayed(run, jobs):
     assert run("put", jobs, "later", "--delay", "1h30m").out == "jobs-0-d0\n"
-    assert run("put", jobs, "then", "--at", "2100-01-01T00:00:00Z", "--json").lines[0]["offset"] is None
+    assert run("put", jobs, "then", "--due", "2100-01-01T00:00:00Z", "--json").lines[0]["offset"] is None
     out = run("list", jobs, "delayed").out
     assert "2100-01-01 00:00:00" in out
     assert run("stats", jobs, "--json").document["delayed"] == 2
-    assert run("put", jobs, "x", "--delay", "1h", "--at", "+1h").code == 2
+    assert run("put", jobs, "x", "--delay", "1h", "--due", "+1h").code == 2
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
@@ -175,7 +175,7 @@ def test_a_large_input_is_stored_in_batches(run, jobs):
     [
         ["x", "--delay", "soon"],
         ["x", "--ttl", "-1s"],
-        ["x", "--at", "never"],
+        ["x", "--due", "never"],
         ["x", "--header", "novalue"],
         ["x", "--header", "holdfast.mine=1"],
         ["x", "--priority", "10"],

@@ -40,7 +40,7 @@ class Item(NamedTuple):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of JSON: what a message can have, with the same words as the options."""
+    """One line of JSON: what a message can have, with the words of the library: `at` is the option --due."""
 
     body: str | msgspec.UnsetType | None = msgspec.UNSET
     body_base64: str | msgspec.UnsetType = msgspec.UNSET
@@ -67,10 +67,10 @@ class Intake:
         self._jsonl = jsonl
         self._defaults = defaults
         self._delay = None if defaults.delay is None else parse_duration(defaults.delay, "--delay")
-        self._at = None if defaults.at is None else parse_instant(defaults.at, now_ms, "--at")
+        self._at = None if defaults.at is None else parse_instant(defaults.at, now_ms, "--due")
         self._ttl = None if defaults.ttl is None else parse_duration(defaults.ttl, "--ttl")
         if self._delay is not None and self._at is not None:
-            raise InvalidRequest("--delay and --at both say when; give one of them")
+            raise InvalidRequest("--delay and --due both say when; give one of them")
 
     def items(self, bodies: Sequence[str], files: Sequence[str]) -> Iterator[Item]:
         """Arguments first, then files; stdin where neither is given."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias, TypeVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from holdfast.cli.places import EXPORTED_PLACE, URL, USUAL, place_of, said_or_usual, usual_place
+from holdfast.cli.places import EXPORTED_PLACE, USUAL, place_of, said_or_usual, usual_place
 from holdfast.cli.plain import TakesPlain
 from holdfast.client.address import is_address, refuse_almost
 from holdfast.errors import InvalidRequest
@@ -20,7 +20,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 PLACE: Final = "DIR|URL"
 FOLDER: Final = "folder"
+TOPIC: Final = "topic"
 AT: Final = "at_place"
+DUE: Final = "due"
 PROFILE: Final = "profile_name"
 
 AtPlace: TypeAlias = Annotated[
@@ -37,13 +39,9 @@ def with_place(function: Callable[..., Any]) -> inspect.Signature:
     folder = signature.parameters.get(FOLDER)
     if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
         return signature
-    more = {AT: AtPlace, PROFILE: ProfileName}
-    notes = [note for each in signature.parameters.values() for note in _notes(each)]
-    if any("--at" in (getattr(note, "default", None), *(getattr(note, "param_decls", None) or ())) for note in notes):
-        del more[AT]  # it is a time there; `holdfast --at PLACE put ...` says it
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in more.items()
+        for name, kind in ((AT, AtPlace), (PROFILE, ProfileName))
     ]
     return signature.replace(parameters=[*signature.parameters.values(), *added])
 
@@ -71,13 +69,32 @@ class PlacedCommand(TakesPlain, TyperCommand):
             place = self._left_out(given)
         rest = super().parse_args(ctx, args if place is None else [place, *args])
         if isinstance(ctx.params.get(FOLDER), str):
+            if place is None:
+                self._name_is_queue(ctx)
             ctx.params[FOLDER] = said_or_usual(ctx.params[FOLDER])
             refuse_almost(ctx.params[FOLDER])
-            if not ctx.params.get("as_json"):
-                _mind_the_server(ctx.params[FOLDER])
-        if is_address(ctx.params.get("at")):
-            ctx.params["at"] = None  # it was no time
         return rest
+
+    def _name_is_queue(self, ctx: Any) -> None:
+        """Where a place is usual, a plain name is a queue there: were it a folder here, it would be made in silence."""
+        name = ctx.params[FOLDER]
+        usual = None if not _is_plain(name) else usual_place()
+        if usual is None:
+            return
+        folder = f"for a folder here write ./{name}"
+        if not any(each.name == TOPIC and each.param_type_name == "option" for each in self.params):
+            raise InvalidRequest(
+                f"{name} would be a queue at {usual}, the usual place, and `{ctx.command_path}` is for a whole place: "
+                f"leave it out, or write {USUAL}; {folder}"
+            )
+        if ctx.params.get(TOPIC) not in (None, name):
+            raise InvalidRequest(
+                f"{name} is a queue at {usual}, the usual place, and --topic says {ctx.params[TOPIC]}: give one of "
+                f"them; {folder}"
+            )
+        ctx.params[FOLDER], ctx.params[TOPIC] = usual, name
+        if os.path.isdir(name) and not ctx.params.get("as_json"):
+            sys.stderr.write(f"note: {name} is the queue at {usual}, the usual place; {folder}\n")
 
     def _in_a_folder(self, ctx: Any, args: list[str], given: dict[str, Any]) -> list[str]:
         if self._root(ctx, "at") or self._root(ctx, PROFILE) or is_address(given.get(FOLDER)):
@@ -97,8 +114,9 @@ class PlacedCommand(TakesPlain, TyperCommand):
 
     def _said(self, ctx: Any, given: dict[str, Any]) -> str | None:
         """The place that an option names, before the command or behind it."""
-        addressed = given.get("at") if AT not in {each.name for each in self.params} else None
-        places = [given.get(AT), self._root(ctx, "at"), addressed if is_address(addressed) else None]
+        if DUE in {each.name for each in self.params}:
+            _refuse_time(given.get(AT))
+        places = [given.get(AT), self._root(ctx, "at")]
         names = [given.get(PROFILE), self._root(ctx, PROFILE)]
         said = [each for each in places if isinstance(each, str)]
         named = [each for each in names if isinstance(each, str)]
@@ -120,7 +138,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         first = given.get(FOLDER)
         if not isinstance(first, str):
             return True
-        if first == USUAL or is_address(first) or os.sep in first or os.path.isdir(first):
+        if first == USUAL or is_address(first) or os.sep in first:
             return False
         others = [each for each in self.params if each.param_type_name == "argument" and each.name != FOLDER]
         return any(each.required and not isinstance(given.get(each.name or ""), str | list | tuple) for each in others)
@@ -132,11 +150,22 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return usual_place()
 
 
-def _mind_the_server(place: str) -> None:
-    """A bare name that is no folder yet, though a server is usual: most likely a queue of that server was meant."""
-    usual = os.environ.get(URL)
-    if is_address(usual) and not is_address(place) and "/" not in place and not os.path.exists(place):
-        sys.stderr.write(f"note: {place} is a folder here; for the queue at {URL} write: {USUAL} --topic {place}\n")
+def _is_plain(name: str) -> bool:
+    """Whether it can be a queue's name: a folder with such a name is written ./name."""
+    return name not in (USUAL, ".", "..") and not is_address(name) and os.sep not in name and ":" not in name
+
+
+def _refuse_time(place: object) -> None:
+    """`put --at` was a time once; taken for a folder, it would be made, and the messages would be ready at once."""
+    if not isinstance(place, str) or is_address(place) or os.path.isdir(place):
+        return
+    from holdfast.embedded.times import parse_instant
+
+    try:
+        parse_instant(place, 0)
+    except InvalidRequest:
+        return
+    raise InvalidRequest(f"--at says where, and {place} is a time: write --due {place}. Nothing was stored")
 
 
 class PlacedGroup(TakesPlain, TyperGroup):
