@@ -11,6 +11,7 @@ from holdfast.large import Value
 
 Durability: TypeAlias = Literal["fsync", "os", "interval"]
 CodecName: TypeAlias = Literal["none", "zstd", "lz4", "gzip"]
+BodyKind: TypeAlias = Literal["bytes", "text", "json"]
 HeaderPairs: TypeAlias = Sequence[tuple[str, bytes]]
 
 _HEADER_BYTES: Final = 256

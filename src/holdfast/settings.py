@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.errors import BadSettings
-from holdfast.model import CodecName, Durability
+from holdfast.model import BodyKind, CodecName, Durability
 
 _KIB = 1024
 _MIB = 1024 * 1024
@@ -108,6 +108,7 @@ class TopicSettings(QueueSettings, frozen=True, kw_only=True, forbid_unknown_fie
     trace_sample: Annotated[float, Meta(ge=0, le=1)] = 0.0
     producer_idle_ms: _Millis = 7 * _DAY_MS
     dead_letters: bool = True
+    bodies: BodyKind | None = None
 
     key_order: bool = False
     key_group_separator: Annotated[str, Meta(min_length=1, max_length=20)] | None = None

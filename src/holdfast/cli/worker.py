@@ -19,8 +19,10 @@ from holdfast.cli.opened import chosen_topic, some_of, topics_of
 from holdfast.cli.output import OK, command
 from holdfast.cli.places import enter, queue_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
+from holdfast.embedded.bodies import type_of
 from holdfast.embedded.times import parse_duration
 from holdfast.errors import InvalidRequest
+from holdfast.model import BodyKind
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,10 @@ def worker_command(
     ] = None,
     group: Annotated[
         str | None, typer.Option("--group", metavar="NAME", help="Which group of each; `default` by default.")
+    ] = None,
+    body_type: Annotated[
+        BodyKind | None,
+        typer.Option("--body-type", help="What a body is for the handler; else as the queue says: `bodies`."),
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="So many handlers at once.")] = 8,
     lease: Annotated[
@@ -75,6 +81,7 @@ def worker_command(
         queue=_names(at, queue or []),
         at=at,
         group=group,
+        body_type=type_of(body_type),
         concurrency=concurrency,
         lease=_seconds(lease, "--lease"),
         time_limit=_seconds(time_limit, "--time-limit"),

@@ -18,13 +18,13 @@ from holdfast.client.client import Client
 from holdfast.client.group_face import GroupFace
 from holdfast.client.http import Ask, path_of
 from holdfast.client.messages import RemoteContents
-from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.bodies import Bodies, kind_of
 from holdfast.embedded.face import switch
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, to_of
 from holdfast.errors import BadSettings, DamagedRange, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
 from holdfast.protocol.queues import CreateQueue
@@ -77,9 +77,10 @@ class RemoteBrokerFace:
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
         name, exist_ok = check_topic_name(name), switch(exist_ok, "exist_ok")
-        body = wire.CreateTopic(
-            name=name, partitions=partitions, settings=_plain(changes_of(changes)), exist_ok=exist_ok
-        )
+        settings = _plain(changes_of(changes))
+        if self._bodies_type is not None:
+            settings.setdefault("bodies", kind_of(self._bodies_type))
+        body = wire.CreateTopic(name=name, partitions=partitions, settings=settings, exist_ok=exist_ok)
         info: TopicInfo = await self._ask("POST", path_of("topics"), TopicInfo, body, again=exist_ok)
         return info
 
@@ -238,7 +239,17 @@ class RemoteBrokerFace:
             except Forbidden:
                 if info is None or wanted:
                     raise  # otherwise its default group is made as soon as somebody receives
+        info = await self._keep_bodies(name, info, kind_of(body_type))
         return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, topic_settings(info.settings)))
+
+    async def _keep_bodies(self, name: str, info: TopicInfo, kind: BodyKind | None) -> TopicInfo:
+        """Note what bodies are, for workers; where that cannot be, the queue is as good without."""
+        if kind is None or info.settings.get("bodies") is not None:
+            return info
+        try:
+            return await self._make_queue(name, info, {"bodies": kind})
+        except (BadSettings, Forbidden):  # an older server; one who may not change the queue
+            return info
 
     def _durable(self, queue: _Group) -> _Group:
         """The queue, with what this broker's messages are to survive where a call does not say."""

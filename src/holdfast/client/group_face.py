@@ -25,7 +25,7 @@ from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
 from holdfast.errors import Closed, Conflict, Empty, InvalidRequest, LeaseLost
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.protocol import queues as wire
 from holdfast.protocol.dead import Letters
 from holdfast.protocol.messages import (
@@ -69,6 +69,10 @@ class GroupFace(Generic[Body]):
         self._durability: Durability | None = None  # of what is put, where a call does not say
         self._ack_durability: Durability | None = None  # the same for what is said of messages in hand
         self._unanswered: dict[tuple[Any, ...], str] = {}  # takes that may have been done, by what they asked for
+
+    @property
+    def _kept_bodies(self) -> BodyKind | None:
+        return self._settings.bodies
 
     @property
     def name(self) -> str:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from holdfast.errors import BadBody, InvalidRequest
+from holdfast.model import BodyKind
+
+_TYPES: Final[dict[BodyKind, Any]] = {"bytes": bytes, "text": str, "json": Any}
+
+
+def kind_of(body_type: Any) -> BodyKind | None:
+    """What is kept with a queue of a body's type: any language can tell it, and no type of a program is needed."""
+    if body_type is None or body_type is bytes:
+        return None if body_type is None else "bytes"
+    return "text" if body_type is str else "json"
+
+
+def type_of(kind: BodyKind | None) -> Any:
+    """The type that bodies of this kind are handed out as; JSON as what it holds: a dict, a list, a number."""
+    return None if kind is None else _TYPES[kind]
 
 
 class Bodies:

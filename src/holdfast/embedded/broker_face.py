@@ -18,7 +18,7 @@ from holdfast.broker.metrics import Observer
 from holdfast.broker.positions import Reset
 from holdfast.broker.topic import Topic
 from holdfast.broker.using import reading
-from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.bodies import Bodies, kind_of
 from holdfast.embedded.face import switch
 from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
@@ -95,6 +95,8 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
         changes = changes_of(changes)
         if partitions is not None:
             changes["partitions"] = partitions
+        if self._bodies_type is not None:
+            changes.setdefault("bodies", kind_of(self._bodies_type))
         try:
             self._engine.create_topic(name, None, changes)
         except TopicExists:

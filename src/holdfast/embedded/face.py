@@ -21,7 +21,7 @@ from holdfast.broker.policy import check_settings
 from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Reject
-from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.bodies import Bodies, kind_of
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
@@ -29,7 +29,7 @@ from holdfast.embedded.times import duration_ms, instant_ns, lease_of
 from holdfast.env import World, close_in_children
 from holdfast.env.environ import environment
 from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
-from holdfast.model import Durability, Retained
+from holdfast.model import BodyKind, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.log import Log
 from holdfast.storage.opening import TRUST
@@ -72,6 +72,10 @@ class Face(Generic[Body], metaclass=ABCMeta):  # others stand in for it, and are
         """In a child after a fork: the parent goes on with it; where others may come to it, so may we."""
         if self._engine.stand_in is not None:
             self._engine.stand_in(self)
+
+    @property
+    def _kept_bodies(self) -> BodyKind | None:
+        return self._group.topic.settings.bodies
 
     @property
     def name(self) -> str:
@@ -358,7 +362,11 @@ def open_face(
     trusting = BrokerSettings(trust_folder=trusts(trust_folder, world))
     engine = BrokerEngine.open(folder, create=create, settings=trusting, observer=observer, world=world)
     try:
-        group = engine.queue_topic(topic, settings, changes, create=create).group(DEFAULT_GROUP)
+        opened = engine.queue_topic(topic, settings, changes, create=create)
+        kept = kind_of(body_type)
+        if kept is not None and opened.settings.bodies is None:
+            engine.alter_topic(opened.name, {"bodies": kept})
+        group = opened.group(DEFAULT_GROUP)
         if world is None:
             engine.keep()
         return kind(engine, group, body_type)

@@ -1,6 +1,7 @@
 """The queues of a worker, whatever face they have: embedded or remote, for threads or for tasks.
 
-A face is known by its methods only: `receive_many`, `closed`, and the verbs of its messages.
+A face is known by its methods only: `receive_many`, `closed`, and the verbs of its messages. One that the worker opens
+hands out bodies as the queue says that they are (`bodies`), unless the worker was told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib import import_module
 from os import PathLike, fspath
 from typing import Any, Final
 
+from holdfast.embedded.bodies import type_of
 from holdfast.embedded.drafts import Seconds
 from holdfast.errors import InvalidRequest
 from holdfast.worker.bridge import Bridge
@@ -83,13 +85,18 @@ class Given(Origin):
 class Opened(Origin):
     """A queue that we open: a folder, or the URL of a queue."""
 
-    def __init__(self, name: str, open_it: Callable[[], Any]) -> None:
+    def __init__(self, name: str, open_it: Callable[[Any], Any], *, as_kept: bool) -> None:
         super().__init__(name)
         self._open = open_it
+        self._as_kept = as_kept
         self._face: Any = None
 
     def open(self, bridge: Bridge) -> Source:
-        self._face = bridge.wait(self._open())
+        self._face = bridge.wait(self._open(None))
+        kept = type_of(self._face._kept_bodies)
+        if kept is not None and self._as_kept:
+            self.close(bridge)
+            self._face = bridge.wait(self._open(kept))
         return Source(self._face, bridge)
 
     def close(self, bridge: Bridge) -> None:
@@ -128,7 +135,11 @@ class Named(Origin):
 
     def open(self, bridge: Bridge) -> Source:
         broker = self._data.broker(bridge)
-        return Source(bridge.wait(broker.group(self.name, self._group, body_type=self._body_type)), bridge)
+        face = bridge.wait(broker.group(self.name, self._group, body_type=self._body_type))
+        kept = type_of(face._kept_bodies)
+        if self._body_type is None and kept is not None:
+            face = bridge.wait(broker.group(self.name, self._group, body_type=kept))
+        return Source(face, bridge)
 
     def close(self, bridge: Bridge) -> None:
         self._data.close(bridge)
@@ -158,7 +169,7 @@ def _origin(queue: object, opener: _Opener) -> Origin:
     if hasattr(queue, "receive_many"):
         return Given(queue)
     path = _path(queue, "queue")
-    return Opened(path, lambda: opener.queue(path))
+    return Opened(path, lambda kept: opener.queue(path, kept), as_kept=not opener.typed)
 
 
 def _path(value: object, name: str) -> str:
@@ -173,11 +184,13 @@ class _Opener:
     """Opens folders and URLs with the face that suits the handler."""
 
     def __init__(self, body_type: Any, *, for_tasks: bool) -> None:
-        self._options = {} if body_type is None else {"body_type": body_type}
+        self.typed = body_type is not None
+        self._options = {"body_type": body_type} if self.typed else {}
         self._package = "holdfast.aio" if for_tasks else "holdfast"
 
-    def queue(self, place: str) -> Any:
-        return import_module(self._package).open(place, **self._options)
+    def queue(self, place: str, kept: Any = None) -> Any:
+        options = self._options if kept is None else {"body_type": kept}
+        return import_module(self._package).open(place, **options)
 
     def broker(self, place: str) -> Any:
         return import_module(self._package).open_broker(place, create=False, **self._options)
