@@ -50,19 +50,20 @@ DEAD_SUFFIX: Final = ".dlq"
 DEFAULT_GROUP: Final = "default"
 DEFAULT_TOPIC: Final = "queue"
 
-_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_MOST_CHARS: Final = 200
+_NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._-]{{0,{_MOST_CHARS - 1}}}")
 _ID: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?(d?)([0-9]{1,18})")
 _TOKEN: Final = r"@([0-9a-f]{1,16}|[A-Za-z0-9_-]{32})"  # as proofs.py makes them, or a fence alone
 _RECEIPT: Final = re.compile(r"(?:(.*)-([0-9]{1,5})-)?([0-9]{1,18})" + _TOKEN)
 _LEASE: Final = re.compile(r"(.*)" + _TOKEN)
 
 
-def check_name(name: object, what: str) -> str:
+def check_name(name: object, what: str, most: int = _MOST_CHARS) -> str:
     """The name, if a topic or group may have it; no path can be made of it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > most:
         raise InvalidRequest(
             f"{what} {name!r} cannot be used: letters, digits, '.', '_' and '-', not beginning with '.' or '-', "
-            "at most 200 of them"
+            f"at most {most} of them"
         )
     return name
 
@@ -85,12 +86,7 @@ def stream_group_folder(root: str, group: str) -> str:
 
 def check_topic_name(name: object) -> str:
     """The name, if a user may give it to a topic."""
-    name = check_name(name, "topic")
-    if not _NAME.fullmatch(name + DEAD_SUFFIX):
-        raise InvalidRequest(
-            f"topic {name!r} cannot be used: it has {len(name)} characters, and its dead letters need a name, too; "
-            f"choose one with at most {200 - len(DEAD_SUFFIX)}"
-        )
+    name = check_name(name, "topic", _MOST_CHARS - len(DEAD_SUFFIX))  # its dead letters have a name, too
     if name.endswith(DEAD_SUFFIX) or name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(
             f"topic {name!r} cannot be used: names that end in {DEAD_SUFFIX} are for dead letters, and those that "
