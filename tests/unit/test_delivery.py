@@ -276,8 +276,9 @@ def test_a_document_is_saved_only_over_the_version_that_was_loaded():
     story = Story(1)
     (receipt,) = story.receive()
     story.when(Save(receipt, 0, b"one"))
-    with pytest.raises(Conflict, match="has version 1, not 0"):
+    with pytest.raises(Conflict, match="has version 1, not 0") as conflict:
         story.when(Save(receipt, 0, b"two"))
+    assert conflict.value.version == 1
     assert story.when(Save(receipt, 1, None)) == [Saved(0, 2, None)]
     assert story.group.documents == {}
 

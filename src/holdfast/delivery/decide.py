@@ -130,7 +130,8 @@ def _(command: Save, group: Group, policy: QueueSettings, now: Moment) -> Iterat
     if command.expected != version:
         raise Conflict(
             f"the state of message {offset} has version {version}, not {command.expected}: it was saved meanwhile. "
-            "Nothing was changed; load it again"
+            "Nothing was changed; load it again",
+            version=version,
         )
     yield Saved(offset, version + 1, command.document)
 
