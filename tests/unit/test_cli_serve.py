@@ -1,9 +1,15 @@
-"""What `holdfast serve` says of where it listens."""
+"""What `holdfast serve` says of where it listens, and of what it needs."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+import pytest
+
 from holdfast.cli.serve import told
 from holdfast.settings import ServerSettings
+from tests.unit.commands import runner
 
 DEFAULT = ServerSettings()
 
@@ -26,3 +32,14 @@ def test_a_server_on_all_addresses_says_so_and_one_that_can_be_opened():
         "Holdfast serves data at http://[::1]:8080",
         "It listens on all IPv6 addresses of this machine, port 8080",
     ]
+
+
+@pytest.mark.parametrize("package", ["jinja2", "prometheus_client", "python_multipart"])
+def test_a_server_without_what_its_pages_need_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    done = runner(capsys, monkeypatch)("serve", tmp_path / "data", "--port", 0)
+    assert done.code == 2
+    assert f"({package}); run: pip install 'holdfast[server]'" in done.err
+    assert not (tmp_path / "data").exists()

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ from holdfast.settings import ServerSettings
 logger = logging.getLogger(__name__)
 
 _SWITCH_S: Final = 0.0005  # a thread that reads keeps the loop waiting no longer than that, instead of 5 ms
+# Loaded when somebody first asks for a page. A server that lacks one says so when it starts, and not to that caller.
+_LATER: Final = ("jinja2", "prometheus_client", "python_multipart")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
 _FILES: Final = "broker.open_files"
@@ -135,6 +138,18 @@ def run(
         gc.enable()
 
 
+def _not_installed(package: str | None) -> NotInstalled:
+    return NotInstalled(
+        f"the server needs a package that is not installed ({package}); run: pip install 'holdfast[server]'"
+    )
+
+
+def _is_there(package: str) -> bool:
+    with suppress(ImportError, ValueError):
+        return find_spec(package) is not None
+    return False
+
+
 def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
         from holdfast.client.sharing import share
@@ -142,9 +157,10 @@ def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, 
         from holdfast.server.process import serve
         from holdfast.server.server import event_loop
     except ImportError as error:
-        raise NotInstalled(
-            f"the server needs a package that is not installed ({error.name}); run: pip install 'holdfast[server]'"
-        ) from None
+        raise _not_installed(error.name) from None
+    for package in _LATER:
+        if not _is_there(package):
+            raise _not_installed(package)
 
     start_logging(settings.log_format, sys.stderr)
     effective, settings = _within_limits(effective, settings)

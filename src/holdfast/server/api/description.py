@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import NotInstalled
 from holdfast.protocol.media import JSON
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
@@ -29,7 +30,10 @@ def description_routes(all_routes: Callable[[], Sequence[Route]]) -> Routes:
 
     @cache
     def page() -> bytes:
-        from holdfast.server.docs_page import page  # needs jinja2, without which the rest works
+        try:
+            from holdfast.server.docs_page import page
+        except ImportError:  # the owner of a shared folder may be without it
+            raise NotInstalled("this page needs jinja2; run: pip install 'holdfast[server]'") from None
 
         return page(described()).encode()
 
