@@ -710,3 +710,16 @@ def test_topics_beyond_the_limit_are_let_go_and_come_back_when_they_are_used():
         assert taken(place.broker.group(name, "billing")) == [b"0", b"1", b"2"]
     assert taken(held) == [b"0", b"1", b"2"]
     assert place.engine.is_open("t0")
+
+
+def test_a_new_group_with_almost_the_name_of_another_is_warned_of_once(place, caplog):
+    place.broker.create_topic("orders")
+    place.broker.group("orders", "billing")
+    place.broker.group("orders", "shipping")
+    assert not caplog.records
+    place.broker.group("orders", "biling")
+    place.broker.group("orders", "biling")
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "the group biling of topic orders is new" in record.message
+    assert "there are billing, shipping" in record.message

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -60,6 +61,9 @@ from holdfast.storage.log import Log
 from holdfast.storage.opening import is_log, translated
 
 logger = logging.getLogger(__name__)
+
+_ALIKE: Final = 0.8  # one letter of five may differ
+_MOST_NAMES: Final = 20
 
 _AFTER_ERROR_MS: Final = 1_000
 
@@ -305,6 +309,7 @@ class Topic:
                     positions = [partition.log.written_end for partition in self.partitions]
                 note = GroupNote(positions=positions, settings=kept)
                 self._notes.write(name, note, needed=bool(positions or kept))
+                self._mind_slip(name)
                 group = self._open_group(name, note, settings)
                 self.list_parts()
                 return group
@@ -318,6 +323,18 @@ class Topic:
     def has_group(self, name: str) -> bool:
         """Whether there is a group of this name in queue mode, also one that cannot be opened."""
         return name in self.groups or name in self.spoiled
+
+    def _mind_slip(self, name: str) -> None:
+        """A new group whose name is almost that of another is most likely that one, mistyped: it gets every message."""
+        if get_close_matches(name, self.groups, n=1, cutoff=_ALIKE):
+            logger.warning(
+                "the group %s of topic %s is new: it gets all messages that are kept. If another was meant, there are "
+                "%s; delete this one with `holdfast group delete`",
+                name,
+                self.name,
+                ", ".join(sorted(self.groups)[:_MOST_NAMES]),
+                extra={"topic": self.name, "group": name},
+            )
 
     def alter(self, settings: TopicSettings) -> None:
         """Go on with other settings; what is in hand or waits stays so."""
