@@ -144,6 +144,25 @@ def test_what_is_done_is_found_behind_much_that_is_not(server: Serving, monkeypa
     assert listed == [f"jobs-0-{i}" for i in (6, 5, 4, 2, 1)]
 
 
+def test_what_is_done_long_ago_is_offered_to_be_looked_for(server: Serving, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(finding, "DONE_PLACES", 10)
+    server.request("PUT", "/v1/queues/jobs", {})
+    server.post("/v1/queues/jobs/batch", {"messages": [{"text": "the first"}] + [{"text": "x"}] * 34})
+    server.post("/v1/queues/jobs/ack", {"receipts": taken(server, 35, queue="jobs")})
+    asked = {"tab": "done", "where": 'body == "the first"', "limit": 5}
+    seen = []
+    for after in ("", "10", "20"):
+        text = page(server, "/ui/queues/jobs", query={**asked, "after": after}).text
+        assert "Nothing is done" not in text
+        seen.append(("older ones" in text, "Look further" in text, "jobs-0-0" in text))
+    assert seen == [(True, True, False)] * 3
+    last = page(server, "/ui/queues/jobs", query={**asked, "after": "30"}).text
+    assert ("Look further" in last, "jobs-0-0" in last) == (False, True)
+    none = page(server, "/ui/queues/jobs", query={**asked, "where": 'body == "none"', "after": "30"}).text
+    assert "Nothing is done" in none  # now all of it was looked through
+    page(server, "/ui/queues/jobs", query={**asked, "after": "x"}, status=400)
+
+
 def test_the_filter_is_the_language_of_the_command_line(day: Serving):
     some = page(day, "/ui/queues/orders", query={"where": "json.order == 30"}).text
     assert "orders-0-30" in some

@@ -81,7 +81,7 @@ def rows(
 ) -> tuple[list[MessageRow], str]:
     """What a tab of a queue's page lists, and where to look further if so many were looked at that it ended early."""
     if tab == "done":
-        return _done_rows(group, where, limit), ""
+        return _done_rows(group, where, limit, _places(after))
     found: list[MessageRow] = []
     mark = parse_mark(after) if after else None
     try:
@@ -92,22 +92,40 @@ def rows(
     return found, ""
 
 
-def _done_rows(group: ServedGroup, where: str | None, limit: int) -> list[MessageRow]:
+def _places(after: str) -> int:
+    """How many places of each partition the pages before this one have looked through."""
+    if not after:
+        return 0
+    if not (after.isascii() and after.isdigit()):
+        raise InvalidRequest(f"after={after!r} cannot be used here: it is a number of places that were looked through")
+    return int(after)
+
+
+def _done_rows(group: ServedGroup, where: str | None, limit: int, passed: int) -> tuple[list[MessageRow], str]:
+    """The newest that are done, and how many places were looked through if that is not all that the log keeps."""
     now_ms = group._engine.world.clock.now_ns() // 1_000_000
     newest: list[Listed[bytes]] = []
     for places in (2 * limit, DONE_PLACES):  # most often a short look is enough
-        newest = list(chosen(_done(group, places), where, limit, now_ms=now_ms))
+        newest = list(chosen(_done(group, passed, places), where, limit, now_ms=now_ms))
         if len(newest) == limit:
-            break
-    return [row_of(found) for found in newest]
+            return [row_of(found) for found in newest], ""  # the page offers to show more of them
+    looked = passed + DONE_PLACES
+    left = any(station.partition.log.start < _done_end(station) - looked for station in group._stations)
+    return [row_of(found) for found in newest], str(looked) if left else ""
 
 
-def _done(group: ServedGroup, places: int) -> Iterator[Listed[bytes]]:
-    """What is done and still in the log, the newest first, as far as so many places before the newest."""
+def _done_end(station: Station) -> int:
+    """The place behind the newest message that is done."""
+    state = station.delivery.group
+    with station.delivery.lock:
+        return max(state.floor, state.done.max() + 1 if state.done else 0)
+
+
+def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes]]:
+    """What is done and still in the log, the newest first: in so many places, behind those that are passed over."""
     for station in group._stations:
         log, state = station.partition.log, station.delivery.group
-        with station.delivery.lock:
-            end = max(state.floor, state.done.max() + 1 if state.done else 0)
+        end = _done_end(station) - passed
         start = min(max(log.start, end - places), log.end)
         newest: deque[Record] = deque()
         for record in log.records(start, on_damage="skip", whole=False):
