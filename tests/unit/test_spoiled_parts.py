@@ -246,3 +246,25 @@ def test_a_delayed_store_whose_only_segment_is_gone_is_named_and_mended(data):
     with holdfast.open_broker(data) as broker:
         broker.publish("orders", b"later", delay=3600)
     assert check_folder(data).ok
+
+
+@pytest.mark.parametrize("name", ["log", "delayed", "dedup", "producers", "notes.json"])
+def test_a_group_may_have_the_name_of_another_part(tmp_path, name):
+    folder = tmp_path / "data"
+    with holdfast.open_broker(folder) as broker:
+        broker.create_topic("orders", partitions=2)
+        broker.group("orders", name, max_attempts=3)
+        broker.publish("orders", b"x")
+        message = broker.group("orders", name).receive(timeout=5)
+        message.ack()
+    assert check_folder(folder).ok
+    for number in range(2):
+        shutil.rmtree(folder / f"topics/orders/{number}/groups" / name)
+    assert any("what was handled is not known" in what for what in check_folder(folder).missing)
+    with holdfast.open_broker(folder) as broker:
+        assert len(broker.read("orders", partition=message.partition)) == 1
+        with pytest.raises(CorruptData, match="what was handled is not known"):
+            broker.group("orders", name)
+        broker.delete_group(name, topic="orders")
+        assert broker.group("orders", name).receive(timeout=5).body == b"x"
+    assert check_folder(folder).ok

@@ -33,13 +33,19 @@ PRODUCERS: Final = "producers"
 TRACES_LOG: Final = f"{TOPICS}/{INTERNAL_PREFIX}traces/0/log"
 
 
-_COSTS: Final = {
-    "/log": "its messages are lost",
-    f"/{DELAYED}": "its delayed messages are lost",
-    DEDUP: "messages that are put again are known only as far as the logs still hold the first ones",
-    f"/{PRODUCERS}": "what producers wrote is known only as far as the log still holds it",
-}
+_LOG: Final = "log"
+_NOTE: Final = "note"  # of a group: groups/NAME.json
+_JOURNAL: Final = "journal"  # of a group: 0/groups/NAME
 
+_COSTS: Final = {
+    SETTINGS: "the topic would have the default settings",
+    _NOTE: "the group would have the settings of its topic, and begin with the oldest message where it is new",
+    _JOURNAL: "what was handled is not known, and all messages that are kept come again",
+    _LOG: "its messages are lost",
+    DELAYED: "its delayed messages are lost",
+    DEDUP: "messages that are put again are known only as far as the logs still hold the first ones",
+    PRODUCERS: "what producers wrote is known only as far as the log still holds it",
+}
 
 _ROOT_COSTS: Final = {
     PRODUCERS: "named producers are new ones: what they send again after a crash is stored twice",
@@ -175,19 +181,28 @@ def missing_parts(world: World, root: str, topic: str) -> list[str]:
 
 def is_vital(part: str) -> bool:
     """Whether a topic without this part would have lost messages, or not keep those it has as it was told to."""
-    return part == SETTINGS or (part.endswith(("/log", f"/{DELAYED}")) and not part.startswith(DEAD_SUFFIX))
+    return _kind(part) in (SETTINGS, _LOG, DELAYED) and not part.startswith(DEAD_SUFFIX)
 
 
 def is_dedup(part: str) -> bool:
     """Whether this is the topic's dedup ids, or those that a partition kept before topics did."""
-    place, _, name = part.rpartition("/")
-    return name == DEDUP and (not place or place.isdigit())
+    return _kind(part) == DEDUP
 
 
-def groups_of(parts: Iterable[str]) -> set[str]:
-    """The groups that have any of these parts."""
-    own = (part for part in parts if not part.startswith(DEAD_SUFFIX))
-    return {part.rpartition("/")[2].removesuffix(".json") for part in own if f"{GROUPS}/" in part}
+def group_of(part: str) -> str | None:
+    """The group whose note or journal this is, if it is one; those of the dead letters have no groups of their own."""
+    kind, name = _kind(part), part.rpartition("/")[2]
+    if part.startswith(DEAD_SUFFIX) or kind not in (_NOTE, _JOURNAL):
+        return None
+    return name.removesuffix(".json") if kind == _NOTE else name
+
+
+def _kind(part: str) -> str:
+    """What a part is. A group may have any name, also that of another part."""
+    *place, name = part.split("/")
+    if GROUPS in place:
+        return _NOTE if place == [GROUPS] else _JOURNAL
+    return name
 
 
 def lacking(root: str, topic: str, part: str) -> CorruptData:
@@ -200,16 +215,8 @@ def lacking(root: str, topic: str, part: str) -> CorruptData:
 
 def cost_of(part: str) -> str:
     """What is lost with a part."""
-    if part == SETTINGS:
-        return "the topic would have the default settings"
-    if part.endswith(".json"):
-        return "the group would have the settings of its topic, and begin with the oldest message where it is new"
-    if part.startswith(DEAD_SUFFIX) and part.endswith("/log"):
-        return "its dead letters are lost"
-    for ending, cost in _COSTS.items():
-        if part.endswith(ending):
-            return cost
-    return "what was handled is not known, and all messages that are kept come again"
+    kind = _kind(part)
+    return "its dead letters are lost" if kind == _LOG and part.startswith(DEAD_SUFFIX) else _COSTS[kind]
 
 
 def part_path(root: str, topic: str, part: str) -> str:
@@ -220,12 +227,10 @@ def part_path(root: str, topic: str, part: str) -> str:
 
 def is_there(world: World, root: str, topic: str, part: str) -> bool:
     """Whether a part is there, or what is left of it."""
-    path = part_path(root, topic, part)
-    if part.endswith((".json", DEDUP, f"/{PRODUCERS}")):
+    path, kind = part_path(root, topic, part), _kind(part)
+    if kind in (SETTINGS, _NOTE, DEDUP, PRODUCERS):
         return world.disk.exists(path)
-    if part.endswith(f"/{DELAYED}"):
-        return _holds_log(world, join(path, "intake"))
-    return _holds_log(world, path)
+    return _holds_log(world, join(path, "intake") if kind == DELAYED else path)
 
 
 def _holds_log(world: World, folder: str) -> bool:
@@ -250,7 +255,7 @@ def parts_there(world: World, root: str, topic: str, partitions: int) -> list[st
 def _parts_of(world: World, root: str, topic: str, place: str) -> list[str]:
     folder = part_path(root, topic, place)
     names = names_in(world, folder)
-    found: list[str] = [name for name in ("log", DELAYED, DEDUP, PRODUCERS) if name in names]
+    found: list[str] = [name for name in (_LOG, DELAYED, DEDUP, PRODUCERS) if name in names]
     if GROUPS in names:
         found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if not name.startswith(".")]
     return [part for name in found if is_there(world, root, topic, part := f"{place}/{name}")]
