@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -35,6 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs in its background with SIGINT ignored, and children inherit that: no test of an
+    # interrupted command could pass there.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = config.getoption("--hypothesis-profile")
     settings.load_profile(chosen or ("long" if config.getoption("--long") else "default"))
 
