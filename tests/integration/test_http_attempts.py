@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.server import served
 from holdfast.server.attempts import Attempts
 from holdfast.server.served import ServedGroup
 from tests.integration.faults_gear import raw, request_of
@@ -151,3 +154,58 @@ def test_a_client_that_has_read_its_answer_and_goes_keeps_its_message(server: Se
         connection.recv(10_000)
     assert take(server) == []
     assert server.post(f"{QUEUE}/ack", {"receipts": [message["receipt"]]}).body == {"settled": 1}
+
+
+def test_what_an_earlier_call_took_and_a_later_one_does_not_answer_with_is_given_back(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    """The earlier one has its first hundred and goes on to the next when the later one takes those."""
+    put(server, 1)
+    server.post(f"{QUEUE}/batch", {"bodies": ["eA=="] * 149})
+    reached, never = threading.Event(), server.run(_event())
+    others = served.other_turns
+
+    async def stuck() -> None:
+        monkeypatch.setattr(served, "other_turns", others)
+        reached.set()
+        await never.wait()
+
+    monkeypatch.setattr(served, "other_turns", stuck)
+    with raw(server.url) as earlier:
+        earlier.sendall(request_of("POST", f"{QUEUE}/dequeue", b'{"count": 200, "attempt_id": "one"}'))
+        assert reached.wait(60)
+        assert len(take(server, count=200, attempt_id="one")) == 50
+        assert earlier.recv(100) == b""
+    back = take(server, count=100, wait=30)
+    assert [message["offset"] for message in back] == list(range(100))
+    assert {message["attempt"] for message in back} == {1}
+
+
+async def _event() -> asyncio.Event:
+    return asyncio.Event()
+
+
+def test_what_is_given_back_is_given_back_whole_though_its_call_is_ended_twice(
+    server: Serving, monkeypatch: pytest.MonkeyPatch
+):
+    server.post(f"{QUEUE}/batch", {"bodies": ["eA=="] * 250})
+    others = served.other_turns
+    turns, ended = iter(range(1_000)), threading.Event()
+
+    async def ends() -> None:
+        """End the call while it takes its second hundred, and again while it gives back its first."""
+        at = next(turns)
+        if at in (1, 2) and not ended.is_set():
+            if at == 2:
+                ended.set()
+            for connection in server.server.http.connections:
+                if connection.task is not None:
+                    connection.task.cancel()
+        await others()
+
+    monkeypatch.setattr(served, "other_turns", ends)
+    with raw(server.url) as connection:
+        connection.sendall(request_of("POST", f"{QUEUE}/dequeue", b'{"count": 250}'))
+        assert connection.recv(100) == b""
+    assert ended.is_set()
+    until(lambda: server.get(f"{QUEUE}/stats").body["ready"] == 250, "all of them are ready again")

@@ -6,13 +6,14 @@ As long as the leases of the first call hold, it is answered with what that took
 begin anew.
 
 Two calls of one name may be here at once: the first one's connection is broken, and the server has not noticed. The
-later call is the caller's; from then on the earlier one may neither take anything nor give anything back.
+later call is the caller's; from then on the earlier one may neither take anything nor give back what that answers with.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from holdfast.broker.hands import Delivered
@@ -22,7 +23,7 @@ from holdfast.errors import InvalidRequest, LeaseLost
 from holdfast.protocol.messages import Take
 from holdfast.server.flow import caller_of
 from holdfast.server.principals import Principal
-from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken
+from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken
 
 MOST_IDS: Final = 10_000  # takes that are remembered for one caller, and
 MOST_MESSAGES: Final = 20_000  # messages of all of them together; the oldest are forgotten first
@@ -65,9 +66,20 @@ class Attempt:
                 _Held(station.number, each.receipt, each.lease.at_ms) for station, some in found for each in some
             ]
 
-    def is_superseded(self, turn: int) -> bool:
-        """Whether a later call answers with what this one took."""
-        return bool(self.held) and turn != self.turn
+    def over(self, turn: int) -> None:
+        """The call takes nothing more: whoever calls again need not stop it."""
+        if turn == self.turn:
+            self._task = None
+
+    def unneeded(self, turn: int, taken: Leased) -> Leased:
+        """What a call took and may give back: all of it, but for what a later call answers with."""
+        if turn == self.turn:
+            return taken
+        kept = {(each.partition, each.receipt) for each in self.held}
+        return [
+            (station, [receipt for receipt in receipts if (station.number, receipt) not in kept])
+            for station, receipts in taken
+        ]
 
     async def again(self, group: ServedGroup, lease_s: float | None) -> Taken:
         """What was taken and is still held, for a full lease more; nothing where all of it was settled or has ended."""
@@ -98,11 +110,9 @@ async def _resumed(group: ServedGroup, station: Station, some: list[_Held], leas
     ]
     lease_ms = group.lease_ms(lease_s)
     if receipts:
-        try:
+        with suppress(LeaseLost):  # of some of them, a moment ago
             await station.wait_async(station.settle_all([Extend([receipt], lease_ms) for receipt in receipts]))
-        except LeaseLost:  # of some of them, a moment ago
-            receipts = [receipt for receipt in receipts if station.delivery.holds(receipt)]
-    return [station.resume(receipt) for receipt in receipts]
+    return [station.resume(receipt) for receipt in receipts if station.delivery.holds(receipt)]
 
 
 class Attempts:
@@ -151,6 +161,7 @@ class Attempts:
 
     def ended(self, attempt: Attempt, turn: int) -> None:
         """The call is over: a take without messages need not be remembered."""
+        attempt.over(turn)
         own = self._callers.get(attempt.caller)
         if own is None or attempt.held or turn != attempt.turn:
             return

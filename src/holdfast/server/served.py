@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -33,6 +34,8 @@ Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
 MOST_AT_ONCE: Final = 100  # messages or receipts that are handled before other tasks have their turn
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
 _NO_STATE: Final = State()
+
+_giving: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep them alive
 
 
 class Claims(NamedTuple):
@@ -85,7 +88,16 @@ class ServedGroup(AsyncGroup[bytes]):
             taken, size = taken + more, size + more_bytes
 
     async def give_back(self, taken: Leased) -> None:
-        """They did not reach the one who asked: ready again at once, as if they had not been touched."""
+        """They did not reach the one who asked: ready again at once, as if they had not been touched.
+
+        All of them, also where the call that gives them back is ended meanwhile, as one is whose client is gone.
+        """
+        giving = asyncio.ensure_future(self._give_back(taken))
+        _giving.add(giving)
+        giving.add_done_callback(_giving.discard)
+        await asyncio.shield(giving)
+
+    async def _give_back(self, taken: Leased) -> None:
         for station, receipts in taken:
             for i in range(0, len(receipts), MOST_AT_ONCE):
                 some = receipts[i : i + MOST_AT_ONCE]

@@ -170,11 +170,11 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
                 if may:
                     await group.take_more(found, wanted.count, wanted.lease, owner)
         if wanted.count > 1:
-            many = sum(len(each) for _, each in found) > _MANY
-            taken = found
-            found, surplus, size = await service.pool.run(lambda _: within(taken)) if many else within(taken)
+            taken, many = found, sum(len(each) for _, each in found) > _MANY
+            kept, surplus, size = await service.pool.run(lambda _: within(taken)) if many else within(taken)
             if surplus:
                 await group.give_back(receipts_of(surplus))
+            found = kept
         if attempt is not None:
             service.attempts.took(attempt, turn, found)
         # By their receipts: as long as nobody knows whether it was read, the answer's bodies need not be held.
@@ -189,8 +189,10 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
 
 async def _give_back(group: ServedGroup, taken: Leased, attempt: Attempt | None, turn: int) -> None:
     """The answer did not go out: ready again at once, unless a later call of the same caller answers with them."""
-    if attempt is None or not attempt.is_superseded(turn):
-        await group.give_back(taken)
+    if attempt is not None:
+        attempt.over(turn)
+        taken = attempt.unneeded(turn, taken)
+    await group.give_back(taken)
 
 
 def _answer(
