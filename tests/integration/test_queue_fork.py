@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import pytest
 
 import holdfast
 from holdfast import aio
+from holdfast.client import forked
+from holdfast.client.group_face import GroupFace
 from holdfast.storage import Log
 from tests.integration.http_gear import serving
 
@@ -288,3 +292,45 @@ def test_a_child_may_own_a_queue_of_its_own(tmp_path, queue):
             return mine.stats().ready
 
     assert in_a_child(work) == "1"
+
+
+def test_a_take_that_came_to_no_answer_is_asked_for_again_by_the_parent_alone(tmp_path, monkeypatch):
+    """Whoever gives a take its name again gets what it took: parent and child would both have the message."""
+    with serving(tmp_path) as server, holdfast.connect(server.url) as broker:
+        queue = broker.queue("jobs")
+        queue.put_many([b"first", b"second"])
+        asking = GroupFace._ask
+
+        async def unheard(*arguments: Any, **options: Any) -> Any:
+            await asking(*arguments, **options)
+            raise holdfast.Unavailable("the answer was lost")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(GroupFace, "_ask", unheard)
+            with pytest.raises(holdfast.Unavailable):
+                queue.receive(timeout=0, holder="worker")
+        assert in_a_child(lambda: queue.receive(timeout=0, holder="worker").body) == "b'second'"
+        assert queue.receive(timeout=0, holder="worker").body == b"first"
+
+
+def test_threads_of_a_child_may_all_be_the_first_to_use_a_queue(queue, monkeypatch):
+    remote_kind, client_of = forked._remote_kind, forked._client_of
+    made, four = [], threading.Barrier(4)
+
+    def together(kind: str) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            four.wait(0.5)
+        return remote_kind(kind)
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        made.append(client_of(*arguments, **options))
+        return made[-1]
+
+    def from_threads() -> tuple[int, int]:
+        with ThreadPoolExecutor(4) as threads:
+            offsets = set(threads.map(lambda body: queue.put(body).offset, [b"x"] * 32))
+        return len(offsets), len(made)
+
+    monkeypatch.setattr(forked, "_remote_kind", together)
+    monkeypatch.setattr(forked, "_client_of", counted)
+    assert in_a_child(from_threads) == "(32, 1)"

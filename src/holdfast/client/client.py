@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.broker.layout import DEFAULT_TOPIC
 from holdfast.client.address import Address
@@ -56,6 +56,9 @@ class Client:
         self.holder = f"{note['host']}:{note['pid']}"
         self._own = self.world.ids.random_bytes(8).hex()
         self._numbers = count(1)
+        # Takes that may have been done, by what they asked for. They are this process's: a child that gave one its name
+        # again would have the messages that the parent has.
+        self.unanswered: dict[tuple[Any, ...], str] = {}
 
     def attempt_id(self) -> str:
         """A name for a take that no other one has."""

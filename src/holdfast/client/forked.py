@@ -8,6 +8,7 @@ never use it, and a client takes a while to load. What the parent has in hand st
 
 from __future__ import annotations
 
+import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Generic
 
@@ -28,6 +29,7 @@ _REMOTE: Final = {
     "Broker": ("broker", "RemoteBroker"),
     "AsyncBroker": ("aio_broker", "AsyncRemoteBroker"),
 }
+_becoming = threading.RLock()  # a finalizer may be the next to use another one, in the same thread
 _SPECIAL: Final = ("__enter__", "__exit__", "__aenter__", "__aexit__", "__iter__", "__aiter__", "__repr__")
 
 
@@ -44,9 +46,9 @@ def stand_in(face: Any) -> None:
 
 def _look_up(self: Any, name: str) -> Any:
     if name == "__class__":
-        return object.__getattribute__(self, "__dict__")["_kind"]  # it is what it was, to whoever asks
+        return object.__getattribute__(self, "__dict__").get("_kind", type(self))  # it is what it was, to whoever asks
     if name == "disown":  # in a child of the child: nothing has changed
-        return _nothing
+        return _free
     _become_remote(self)
     return getattr(self, name)
 
@@ -77,14 +79,21 @@ for _name in _SPECIAL:  # looked up in the class, and not by way of `__getattrib
     setattr(_ForkedBroker, _name, _special(_name))
 
 
-def _nothing() -> None:
-    pass
+def _free() -> None:
+    """In a child of the child: the thread that was at it, if any, is not here."""
+    global _becoming  # noqa: PLW0603  a lock cannot be taken from a thread that is gone
+    _becoming = threading.RLock()
 
 
 def _become_remote(face: Any) -> None:
-    state = object.__getattribute__(face, "__dict__")
-    if "_kind" not in state:
-        return  # as of now: who enters a `with` has looked up both of its methods
+    """The first use, of which there may be several at once: a server of many threads forks before it has them."""
+    with _becoming:
+        state = object.__getattribute__(face, "__dict__")
+        if "_kind" in state:  # or it is one by now: who enters a `with` has looked up both of its methods
+            _exchange(face, state)
+
+
+def _exchange(face: Any, state: dict[str, Any]) -> None:
     kind, before = state["_kind"].__name__, state["_before"]
     engine, remote = before["_engine"], _remote_kind(kind)
     client = _client_of(engine, state["_path"], for_tasks=kind.startswith("Async"))

@@ -68,7 +68,6 @@ class GroupFace(Generic[Body]):
         self._alone = False  # whether the client is closed with it
         self._durability: Durability | None = None  # of what is put, where a call does not say
         self._ack_durability: Durability | None = None  # the same for what is said of messages in hand
-        self._unanswered: dict[tuple[Any, ...], str] = {}  # takes that may have been done, by what they asked for
 
     @property
     def _kept_bodies(self) -> BodyKind | None:
@@ -162,15 +161,16 @@ class GroupFace(Generic[Body]):
         """One call by a name of its own, which all its tries have: what was taken by one whose answer was lost is
         answered to the next. After a call that came to no answer at all the next one like it goes by its name.
         """
-        like = take.count, take.owner, take.lease
-        take.attempt_id = self._unanswered.pop(like, None) or self._client.attempt_id()
+        like = self._topic, self._group, take.count, take.owner, take.lease
+        unanswered = self._client.unanswered
+        take.attempt_id = unanswered.pop(like, None) or self._client.attempt_id()
         try:
             found: Deliveries = await self._ask("POST", "dequeue", Deliveries, take, wait_s=take.wait)
         except InvalidRequest:
             raise
         except BaseException:
-            if len(self._unanswered) < _MOST_UNANSWERED:
-                self._unanswered[like] = take.attempt_id
+            if len(unanswered) < _MOST_UNANSWERED:
+                unanswered[like] = take.attempt_id
             raise
         return found
 
