@@ -52,6 +52,7 @@ class UnknownTopic(InvalidRequest):
     """There is no topic, or no partition of it, by this name or number."""
 
     code = "unknown_topic"
+    brief = ""  # where the message names others that are there: the same without, for one who may not know of them
 
 
 class TopicExists(InvalidRequest):
@@ -64,6 +65,7 @@ class UnknownGroup(InvalidRequest):
     """There is no group by this name."""
 
     code = "unknown_group"
+    brief = ""  # as with a topic
 
 
 class NotInstalled(InvalidRequest):

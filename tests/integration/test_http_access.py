@@ -422,6 +422,29 @@ def test_dead_letters_are_put_only_where_the_caller_may_publish(tmp_path: Path):
         assert (unknown.status, unknown.code) == (404, "unknown_topic")
 
 
+def test_a_redrive_into_a_topic_of_dead_letters_is_refused_by_its_dry_run_too(tmp_path: Path):
+    with guarded(tmp_path) as server:
+        prepared(server)
+        for dry_run in (True, False):
+            wanted = {"to": f"{TOPIC}.dlq", "group": GROUP, "dry_run": dry_run}
+            refused = server.post(f"/v1/queues/{TOPIC}/dead/redrive", wanted, token="token-of-admin")
+            assert (refused.status, refused.code) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("path", ["/v1/topics/other.one", "/v1/queues/other.one/stats", "/v1/groups/other.one"])
+def test_an_error_names_nothing_that_the_caller_may_not_see(tmp_path: Path, path: str):
+    with guarded(tmp_path) as server:
+        prepared(server)
+        seen = server.get(path, token="token-of-admin")
+        hidden = server.get(path, token="token-of-of-others")
+        assert (seen.status, hidden.status) == (404, 404)
+        assert seen.code == hidden.code
+        told: str = hidden.body["error"]["message"]
+        assert "other.one" in told
+        assert TOPIC not in told.replace("other.one", "")
+        assert str(tmp_path) not in told
+
+
 def test_a_member_is_reached_only_by_those_who_may_read_all_that_it_reads(tmp_path: Path):
     with guarded(tmp_path) as server:
         server.request("PUT", f"/v1/queues/{TOPIC}", {}, token="token-of-admin")

@@ -61,7 +61,9 @@ class Catalog:
             known = self.names()
             there = f"there are {', '.join(known[:10])}" if known else "there is none yet"
             how = "Make it with create_topic, or in a shell with `holdfast topic create`"
-            raise UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
+            unknown = UnknownTopic(f"there is no topic {name} in {self._root}; {there}. {how}")
+            unknown.brief = f"there is no topic {name}. {how}"
+            raise unknown
         try:
             return self.noted(name) or self._listed(name) or TopicFacts()
         except CorruptData:

@@ -69,7 +69,9 @@ class StreamGroups:
                 raise self.spoiled[name]
             if not create:
                 there = f"there are {', '.join(self.names()[:10])}" if self._groups else "there is none yet"
-                raise UnknownGroup(f"there is no group {name} in stream mode in {self._engine.folder}; {there}")
+                unknown = UnknownGroup(f"there is no group {name} in stream mode in {self._engine.folder}; {there}")
+                unknown.brief = f"there is no group {name} in stream mode"
+                raise unknown
             made = self._open(name)
             self._engine.list_parts()
             return made

@@ -13,7 +13,15 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from holdfast.broker.broker import BrokerEngine
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
-from holdfast.errors import Closed, HoldfastError, TooManyWaiters, Unauthenticated, Unavailable, UnknownTopic
+from holdfast.errors import (
+    Closed,
+    HoldfastError,
+    TooManyWaiters,
+    Unauthenticated,
+    Unavailable,
+    UnknownGroup,
+    UnknownTopic,
+)
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, encode
 from holdfast.protocol.values import SMALL_BYTES
@@ -274,10 +282,20 @@ async def _handled(call: Call) -> Any:
         return await call.route.handler(call)
     except Closed as error:
         raise await _why_closed(call, error) from error
+    except (UnknownTopic, UnknownGroup) as error:
+        raise _shown(call, error) from None
     except OSError as error:
         if ran_out(error):  # no fault of the server's: it goes on as soon as there is enough again
             raise shortage("the call could not be finished", error, "Nothing else is changed by that") from error
         raise
+
+
+def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
+    """The error, which names no topic and no group to one who may not see them all."""
+    principal = call.principal
+    if not error.brief or (principal.topics.everything and principal.groups.everything):
+        return error
+    return type(error)(error.brief)
 
 
 async def _open_topic(call: Call) -> None:
@@ -314,7 +332,7 @@ async def _why_closed(call: Call, error: Closed) -> HoldfastError:
     try:
         await call.service.broker._at(name, call.service.broker._engine.topic, name)  # behind whoever deletes it
     except UnknownTopic as gone:
-        return gone
+        return _shown(call, gone)
     return Unavailable(f"{error}. It is there again: try again")
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
+from holdfast.broker.layout import check_topic_name
 from holdfast.embedded.dead import ChosenLetter, DeadKinds, DeadLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.embedded.listed import DeadLetter, Listed
 from holdfast.embedded.listing import Mark, listed
@@ -169,6 +170,7 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     group = await existing_group(call, wanted.group)
     if wanted.to is not None:
         call.principal.check("publish", wanted.to)
+        check_topic_name(wanted.to)
         await call.service.broker.describe_topic(wanted.to)  # or unknown_topic, before anything is done
     letters = await asyncio.to_thread(in_order, await _chosen(call, group))
     call.count = len(letters) if wanted.dry_run else 0
