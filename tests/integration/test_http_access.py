@@ -137,6 +137,7 @@ GUARDS: dict[str, str] = {
     "DELETE /v1/topics/{topic}": "topic",
     "GET /v1/topics/{topic}": "topic",
     "PATCH /v1/topics/{topic}": "topic",
+    "POST /v1/topics/{topic}/apply-retention": "topic",
     "POST /v1/topics/{topic}/compact": "topic",
     "GET /v1/topics/{topic}/delayed": "topic",
     "DELETE /v1/topics/{topic}/delayed/{id}": "topic",
