@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.broker.past_events import PastEvents
 from holdfast.protocol.media import FRAMES, MSGPACK, Unframer
 from tests.integration.http_gear import Answer, Serving, serving
 
@@ -561,3 +562,19 @@ def test_the_server_says_when_it_is_about_to_go(server: Serving):
     assert server.get("/readyz").body == {"status": "ready"}
     server.server.service.leaving = True
     assert (server.get("/readyz").status, server.get("/healthz").status) == (503, 200)
+
+
+def test_a_message_is_shown_read_and_cancelled_without_a_look_at_its_history(tmp_path, monkeypatch):
+    """For which a whole journal has to be read."""
+
+    def unwanted(*_: Any) -> Any:
+        raise AssertionError("nobody asked for the history")
+
+    with serving(tmp_path) as server:
+        server.request("PUT", "/v1/queues/jobs", {})
+        server.post("/v1/queues/jobs/enqueue", b"x")
+        monkeypatch.setattr(PastEvents, "of", unwanted)
+        path = "/v1/queues/jobs/messages/jobs-0-0"
+        assert server.get(path).status == 200
+        assert server.get(f"{path}/payload").body == b"x"
+        assert server.request("DELETE", path).body == {"cancelled": True}

@@ -293,3 +293,15 @@ def test_history_is_right_across_seeks_and_restarts():
     again = ["replayed", "leased", "acked"]
     assert names(place.q.history(f"{place.q.name}-0-0")) == clean + again
     assert names(place.q.history(f"{place.q.name}-0-151")) == clean + again + again
+
+
+def test_of_a_very_long_history_the_first_and_the_last_steps_are_told_and_how_many_are_not():
+    place = Place()
+    place.q.put(b"x")
+    for number in range(1_000):
+        place.q.get(holder=f"worker-{number}").defer(delay=0)
+    steps = place.q.history("jobs-0-0")
+    assert len(steps) == 1_001
+    assert names(steps)[:2] == ["published", "leased"]
+    assert [(step.step, step.why) for step in steps[500:501]] == [("omitted", "1001 steps")]
+    assert (steps[-1].step, steps[-1].holder) == ("returned", "worker-999")

@@ -29,6 +29,7 @@ from holdfast.broker.traces import (
     LEASED,
     LOST,
     NACKED,
+    OMITTED,
     PUBLISHED,
     REDRIVEN,
     RELEASED,
@@ -58,6 +59,7 @@ from holdfast.storage.log import Log
 
 _MS: Final = 1_000_000
 _MOST_LIVES: Final = 100  # of one message: who died and came back more often is told that far
+_MOST_STEPS: Final = 1_000  # of all its lives: who was put off more often is told at its beginning and at its end
 _ENDS: Final[dict[type, str]] = {Expired: EXPIRED, Cancelled: CANCELLED, Lost: LOST}
 
 
@@ -69,7 +71,18 @@ def history(station: Station, offset: int) -> list[TraceStep]:
         life = _life(station, at)
         steps += life.steps
         at = life.went_on_at
-    return steps
+    return _abridged(steps)
+
+
+def _abridged(steps: list[TraceStep]) -> list[TraceStep]:
+    left_out = steps[_MOST_STEPS // 2 : -_MOST_STEPS // 2]
+    if not left_out:
+        return steps
+    first = left_out[0]
+    omitted = TraceStep(
+        first.at_ns, OMITTED, first.id, first.topic, first.partition, first.offset, why=f"{len(left_out)} steps"
+    )
+    return [*steps[: _MOST_STEPS // 2], omitted, *steps[-_MOST_STEPS // 2 :]]
 
 
 def history_of_letter(station: Station, letter: DeadLetter) -> list[TraceStep]:

@@ -50,10 +50,11 @@ CANCELLED: Final = "cancelled"
 SKIPPED: Final = "skipped"
 LOST: Final = "lost"
 REPLAYED: Final = "replayed"
+OMITTED: Final = "omitted"  # in a history: so many steps, which are not told
 
 STEPS: Final = (
     PUBLISHED, DELAYED, RELEASED, LEASED, EXTENDED, ACKED, NACKED, RETURNED, BURIED, REDRIVEN, EXPIRED, CANCELLED,
-    SKIPPED, LOST, REPLAYED,
+    SKIPPED, LOST, REPLAYED, OMITTED,
 )  # fmt: skip
 
 # With a message that was redriven goes the trace that it had; ours, so that the user's headers stay as they are.

@@ -27,6 +27,7 @@ from holdfast.broker.traces import (
     LEASED,
     LOST,
     NACKED,
+    OMITTED,
     PUBLISHED,
     REDRIVEN,
     RELEASED,
@@ -53,6 +54,7 @@ _MARKS: Final = {
     SKIPPED: "»",
     LOST: "!",
     REPLAYED: "«",
+    OMITTED: "⋮",
 }
 _STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
 # What ends a lease: a bar goes from its beginning to here.

@@ -30,7 +30,7 @@ from holdfast.cli.remote import asked, is_remote
 from holdfast.cli.text import preview, safe
 from holdfast.delivery.group import Failure
 from holdfast.embedded.listed import DeadLetter
-from holdfast.embedded.lookup import Found, find_message
+from holdfast.embedded.lookup import Found, look_up
 from holdfast.embedded.times import to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotFound
@@ -61,7 +61,7 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
     if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
         return everything_about_letter(queue.dead.show(message_id), queue.history(message_id))
-    found = _asked(queue, message_id) if is_remote(queue) else find_message(queue, message_id)
+    found = _asked(queue, message_id) if is_remote(queue) else look_up(queue, message_id)
     if found is None:
         raise InvalidRequest(
             f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Found(NamedTuple):
-    """One message with its history; times are milliseconds since 1970, 0 where there is none."""
+    """One message, with its steps where they were looked up; times are milliseconds since 1970, 0 for none."""
 
     message: Listed[Any]
     phase: str
@@ -38,7 +38,13 @@ def message_history(face: Face[Any], message_id: str) -> list[TraceStep]:
     found = find_message(face, message_id)
     if found is None:
         raise no_message(message_id, face.name)
-    return list(found.history)
+    return history_of(found.message)
+
+
+def look_up(face: Face[Any], message_id: str) -> Found | None:
+    """The message with all its steps, for which a whole journal may have to be read; None where there is none."""
+    found = find_message(face, message_id)
+    return None if found is None else _with_history(found)
 
 
 def no_message(message_id: str, topic: str) -> NotFound:
@@ -67,14 +73,14 @@ def find_message(face: Face[Any], message_id: str) -> Found | None:
         store = station.partition.delayed
         waiting = None if store is None else store.get(place.delayed_id)
         if waiting is not None:
-            return _with_history(Found(Waiting(face, station, waiting), "delayed"))
+            return Found(Waiting(face, station, waiting), "delayed")
         offset = station.partition.find_released(place.delayed_id, log.start)
     if offset is None or offset >= log.end:
         return None
     if station.delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile
         letter = station.letter_of(offset)
         if letter is not None:
-            return _with_history(Found(DeadLetter(face, station, letter), "dead"))
+            return Found(DeadLetter(face, station, letter), "dead")
     return _in_log(face, station, offset)
 
 
@@ -82,7 +88,7 @@ def _dead(face: Face[Any], letter_id: str) -> Found | None:
     place = parse_message_id(letter_id, f"{face.name}{DEAD_SUFFIX}")
     station = face._group.station(place.partition)
     letter = None if place.offset is None else station.letter(place.offset)
-    return None if letter is None else _with_history(Found(DeadLetter(face, station, letter), "dead"))
+    return None if letter is None else Found(DeadLetter(face, station, letter), "dead")
 
 
 def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
@@ -96,7 +102,7 @@ def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
     listed: Any = phase  # `done` is no phase that can be listed, and is shown here nevertheless
     message = Listed(face, station, records[0], listed, due_ms=group.waiting.get(offset, 0))
     lease, history, state = group.leases.get(offset), group.histories.get(offset), group.documents.get(offset)
-    found = Found(
+    return Found(
         message,
         phase,
         leased_at_ms=0 if lease is None else lease.at_ms,
@@ -106,7 +112,6 @@ def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
         failures=() if history is None else history.failures,
         state=None if state is None else msgspec.json.decode(state.content),
     )
-    return _with_history(found)
 
 
 def _with_history(found: Found) -> Found:

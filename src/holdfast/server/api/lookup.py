@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.embedded.lookup import find_message, no_message
+from holdfast.embedded.lookup import look_up, no_message
 from holdfast.protocol.queues import LookupQuery, Whole
 from holdfast.server.api.queues import existing_group, told
 from holdfast.server.calls import Call
@@ -34,7 +34,7 @@ async def lookup(call: Call) -> Whole:
 
 
 def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
-    found = find_message(group, message_id)
+    found = look_up(group, message_id)
     if found is None:
         return None
     message, phase, *_ = found
