@@ -176,3 +176,17 @@ def test_a_real_disk_without_a_free_byte_is_drained_by_a_new_owner(small_disk: P
         assert handled(queue) == STORED - 500
         queue.compact()
         queue.put(b"there is room again")
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_a_queue_opens_though_there_is_no_room_to_note_what_its_bodies_are(how: str):
+    machine = Machine(maps=True)
+    machine.restart(how)
+    machine.q.close()
+    machine.fill()
+    machine.open(body_type=str)
+    assert handled(machine.q, 1) == 1
+    machine.q.close()
+    machine.free()
+    machine.open(body_type=str)
+    assert machine.q._kept_bodies == "text"

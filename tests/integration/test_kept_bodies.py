@@ -42,24 +42,17 @@ def made_by_a_broker(folder: Path, body_type: Any) -> None:
         broker.create_topic("jobs")
 
 
-def opened_at_a_server(folder: Path, body_type: Any) -> None:
-    with serving(folder) as server, holdfast.connect(server.url) as broker:
-        broker.queue("jobs", body_type=body_type)
-
-
 def opened_by_a_broker(folder: Path, body_type: Any) -> None:
     with holdfast.open_broker(folder) as broker:
         broker.queue("jobs", body_type=body_type)
 
 
-OPENERS = [
-    opened,
-    opened_by_a_task,
-    opened_beside_the_owner,
-    made_by_a_broker,
-    opened_by_a_broker,
-    opened_at_a_server,
-]
+def opened_at_a_server(folder: Path, body_type: Any) -> None:
+    with serving(folder) as server, holdfast.connect(server.url) as broker:
+        broker.queue("jobs", body_type=body_type)
+
+
+OPENERS = [opened, opened_by_a_task, opened_beside_the_owner, made_by_a_broker, opened_by_a_broker, opened_at_a_server]
 
 
 def kept(folder: Path) -> object:

@@ -23,7 +23,7 @@ from holdfast.embedded.face import switch
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, to_of
-from holdfast.errors import BadSettings, DamagedRange, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
+from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
@@ -248,7 +248,7 @@ class RemoteBrokerFace:
             return info
         try:
             return await self._make_queue(name, info, {"bodies": kind})
-        except (BadSettings, Forbidden):  # an older server; one who may not change the queue
+        except (BadSettings, Forbidden, DiskFull):  # an older server; one who may not change the queue; no room for it
             return info
 
     def _durable(self, queue: _Group) -> _Group:

@@ -19,7 +19,7 @@ from holdfast.broker.positions import Reset
 from holdfast.broker.topic import Topic
 from holdfast.broker.using import reading
 from holdfast.embedded.bodies import Bodies, kind_of
-from holdfast.embedded.face import switch
+from holdfast.embedded.face import keep_bodies, switch
 from holdfast.embedded.message import Contents, Place
 from holdfast.embedded.publisher import Publisher
 from holdfast.embedded.topics import (
@@ -235,18 +235,11 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
             wanted = changes_to(settings, self._describe_topic(name).settings, changes)
             if wanted:
                 self._grow_topic(name, self._change_topic(name, wanted))
-        self._keep_bodies(name, body_type)
         queue = self._group(kind, name, DEFAULT_GROUP, "earliest", body_type, {})
+        with self._engine.using(name) as topic:
+            keep_bodies(self._engine, topic, body_type)
         queue._alone = False
         return queue
-
-    def _keep_bodies(self, name: str, body_type: Any) -> None:
-        """Note what the bodies are, for workers, unless that is known."""
-        kept = kind_of(body_type)
-        with self._engine.using(name) as topic:
-            known = topic.settings.bodies
-        if kept is not None and known is None:
-            self._engine.alter_topic(name, {"bodies": kept})
 
     def _groups(self, name: str | None) -> list[GroupInfo]:
         found: list[GroupInfo] = []

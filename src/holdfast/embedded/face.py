@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 from os import PathLike
@@ -19,6 +20,7 @@ from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.metrics import Observer
 from holdfast.broker.policy import check_settings
 from holdfast.broker.station import Pending, Station
+from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, NO_SESSION, Extend, Nack, Reject
 from holdfast.embedded.bodies import Bodies, kind_of
@@ -28,7 +30,7 @@ from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
 from holdfast.env import World, close_in_children
 from holdfast.env.environ import environment
-from holdfast.errors import Closed, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import Closed, DiskFull, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.log import Log
@@ -363,9 +365,7 @@ def open_face(
     engine = BrokerEngine.open(folder, create=create, settings=trusting, observer=observer, world=world)
     try:
         opened = engine.queue_topic(topic, settings, changes, create=create)
-        kept = kind_of(body_type)
-        if kept is not None and opened.settings.bodies is None:
-            engine.alter_topic(opened.name, {"bodies": kept})
+        keep_bodies(engine, opened, body_type)
         group = opened.group(DEFAULT_GROUP)
         if world is None:
             engine.keep()
@@ -373,6 +373,14 @@ def open_face(
     except BaseException:
         engine.close()
         raise
+
+
+def keep_bodies(engine: BrokerEngine, topic: Topic, body_type: Any) -> None:
+    """Note what the bodies of a queue are, for workers; where there is no room for that, it is as good without."""
+    kind = kind_of(body_type)
+    if kind is not None and topic.settings.bodies is None:
+        with suppress(OSError, DiskFull):
+            engine.alter_topic(topic.name, {"bodies": kind})
 
 
 def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as it was given
