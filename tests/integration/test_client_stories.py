@@ -443,6 +443,26 @@ async def test_a_delayed_one_waits_and_can_be_cancelled(place):
 
 
 @story
+async def test_no_delay_and_a_time_that_has_passed_mean_now(place):
+    passed = datetime(2020, 1, 31, tzinfo=UTC)
+    async with place.queue() as queue:
+        assert (await done(queue.put(b"1", delay=0))).offset == 0
+        assert (await done(queue.put(b"2", at=passed))).offset == 1
+        new = [b"3", NewMessage(b"4", delay=timedelta(0)), NewMessage(b"5", at=passed)]
+        assert [stored.offset for stored in await done(queue.put_many(new))] == [2, 3, 4]
+        taken = await done(queue.get_many(9))
+        assert [message.raw for message in taken] == [b"1", b"2", b"3", b"4", b"5"]
+        await done(queue.ack_many(taken))
+    async with place.broker() as broker:
+        producer = broker.producer()
+        for when in ({}, {"delay": 0}, {"at": passed}):
+            await done(producer.send("jobs", b"x", **when))
+        await done(producer.close())
+        queue = await done(broker.queue("jobs"))
+        assert (await done(queue.stats())).ready == 3
+
+
+@story
 async def test_a_duplicate_is_answered_with_the_first(place):
     async with place.queue() as queue:
         first = await done(queue.put(b"x", dedup_id="order-1"))

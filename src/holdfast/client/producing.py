@@ -17,7 +17,7 @@ from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin
 from holdfast.client.calling import Caller
 from holdfast.client.client import Client
-from holdfast.client.publishing import Known, Publishing, check_places, route_of
+from holdfast.client.publishing import Known, Publishing, check_places, is_loose, route_of
 from holdfast.client.sequences import Identity
 from holdfast.client.ways import run
 from holdfast.embedded.bodies import Bodies
@@ -132,8 +132,7 @@ class RemoteProducing:
             turns = self._turns.setdefault(topic, RoundRobin(stick))
         number = route_of(known.count or 1, draft, turns) if partition is None else partition
         size = len(draft.value) + _COST + (0 if draft.key is None else len(draft.key))
-        loose = draft.dedup_id is not None or bool(draft.due_at_ms)
-        return (topic, number), Parcel(message, size, loose, Future())
+        return (topic, number), Parcel(message, size, is_loose(message), Future())
 
     def _add(self, place: TopicPartition, parcel: Parcel) -> Answer:
         """Put it into its line, as soon as there is room."""

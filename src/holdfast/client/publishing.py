@@ -78,8 +78,7 @@ class Publishing:
         if not messages:
             return []
         known = await self.look(topic)
-        loose = any(draft.dedup_id is not None or draft.due_at_ms for draft in drafts)
-        if loose or known.count is None:
+        if any(map(is_loose, messages)) or known.count is None:
             return await self.publish_loose(topic, messages, partition, durability, codec)
         for again in (False, True):
             try:
@@ -245,6 +244,16 @@ def route_of(count: int, draft: Draft, turns: RoundRobin) -> int:
     return partition_for(by, count) if by is not None else turns.take(count)
 
 
+def is_loose(message: wire.NewMessage) -> bool:
+    """Whether it has no place in a producer's sequence. A time always counts: the server says whether it has passed."""
+    return (
+        message.dedup_id is not None
+        or message.dedup_data is not None
+        or message.delay is not None
+        or message.at is not None
+    )
+
+
 def check_places(topic: str, known: Known, partition: int | None) -> None:
     """Refuse a partition that the topic does not have."""
     if partition is not None and known.count is not None:
@@ -266,7 +275,7 @@ def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:
         message.dedup_id = new.dedup_id
     else:
         message.dedup_data = new.dedup_id
-    message.delay, message.ttl = _seconds(new.delay), _seconds(new.ttl)
+    message.delay, message.ttl = _seconds(new.delay) or None, _seconds(new.ttl)  # a delay of nothing is none
     if new.headers is not None:
         pairs = new.headers.items() if isinstance(new.headers, Mapping) else new.headers
         message.headers = [
