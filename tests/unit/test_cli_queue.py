@@ -297,6 +297,15 @@ def test_nack_reject_defer_and_extend(run, jobs):
     assert leased["lease_until_ms"] - leased["timestamp_ns"] / 1e6 > 9 * 3_600_000
 
 
+def test_the_id_of_a_redriven_dead_letter_shows_the_message_that_it_was(run, jobs):
+    run("put", jobs, "x")
+    run("reject", jobs, taken(run, jobs)["receipt"])
+    assert run("show", jobs, "jobs.dlq-0-0", "--json").document["phase"] == "dead"
+    run("dead", "redrive", jobs, "--yes")
+    shown = run("show", jobs, "jobs.dlq-0-0", "--json").document
+    assert (shown["id"], shown["phase"], shown["history"][-1]["step"]) == ("jobs-0-0", "done", "published")
+
+
 def test_the_last_attempt_that_fails_says_that_the_message_is_dead(run, jobs):
     run("settings", jobs, "--create", "max_attempts=1")
     run("put", jobs, "a")

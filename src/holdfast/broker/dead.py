@@ -244,10 +244,12 @@ class Graveyard:
             due_at_ms=record.due_at_ms,
         )
 
-    def letter(self, offset: int) -> DeadLetter | None:
-        """The dead letter at an offset of its own log, unless it was redriven or purged."""
+    def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
+        """The dead letter at an offset of its own log, unless it was redriven or purged; with `gone` even so."""
         log = self.target.log
-        if not log.start <= offset < log.end or self.letters.group.phase(offset) is not Phase.READY:
+        if not log.start <= offset < log.end:
+            return None
+        if not gone and self.letters.group.phase(offset) is not Phase.READY:
             return None
         found = next((_letter(record) for record in log.records(offset, whole=False)), None)
         return found if found is not None and found.note.group == self._group else None

@@ -100,11 +100,11 @@ class Station:
         self.inter()
         return iter(()) if self._graves is None else self._graves.all(start, look)
 
-    def letter(self, offset: int) -> DeadLetter | None:
-        """The dead letter at an offset of its own log, if there is one."""
+    def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
+        """The dead letter at an offset of its own log, if there is one; with `gone` even if redriven or purged."""
         self.check_open()
         self.inter()
-        return None if self._graves is None else self._graves.letter(offset)
+        return None if self._graves is None else self._graves.letter(offset, gone=gone)
 
     def ready_count(self) -> int:
         """How many messages are ready here."""

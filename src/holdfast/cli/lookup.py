@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.broker.layout import DEAD_SUFFIX
 from holdfast.broker.traces import TraceStep
 from holdfast.cli.lifeline import life_line
 from holdfast.cli.messages import (
@@ -59,8 +58,6 @@ class Everything(NamedTuple):
 
 def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
-    if message_id.startswith(f"{queue.name}{DEAD_SUFFIX}-"):
-        return everything_about_letter(queue.dead.show(message_id), queue.history(message_id))
     found = _asked(queue, message_id) if is_remote(queue) else look_up(queue, message_id)
     if found is None:
         raise InvalidRequest(

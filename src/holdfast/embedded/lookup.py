@@ -64,7 +64,10 @@ def history_of(found: Listed[Any]) -> list[TraceStep]:
 
 
 def find_message(face: Face[Any], message_id: str) -> Found | None:
-    """The message, living or done, or the dead letter that it became; None where there is none (any more)."""
+    """The message, living or done, or the dead letter that it became; None where there is none (any more).
+
+    The id of a letter that was redriven or purged leads to the message that died.
+    """
     if message_id.startswith(f"{face.name}{DEAD_SUFFIX}-"):
         return _dead(face, message_id)
     station, place = face._group.place(message_id)
@@ -87,8 +90,13 @@ def find_message(face: Face[Any], message_id: str) -> Found | None:
 def _dead(face: Face[Any], letter_id: str) -> Found | None:
     place = parse_message_id(letter_id, f"{face.name}{DEAD_SUFFIX}")
     station = face._group.station(place.partition)
-    letter = None if place.offset is None else station.letter(place.offset)
-    return None if letter is None else Found(DeadLetter(face, station, letter), "dead")
+    if place.offset is None:
+        return None
+    letter = station.letter(place.offset)
+    if letter is not None:
+        return Found(DeadLetter(face, station, letter), "dead")
+    gone = station.letter(place.offset, gone=True)  # redriven or purged: the message that it was can tell of it
+    return None if gone is None else _in_log(face, station, gone.note.offset)
 
 
 def _in_log(face: Face[Any], station: Station, offset: int) -> Found | None:
