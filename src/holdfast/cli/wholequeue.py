@@ -101,8 +101,8 @@ def _show(
         messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
         console.print(Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
         return
-    # What is missing as a whole only a copy brings back, and that was said.
     mends = any(not report.log.ok or (report.wrong and report.part.kind not in _COPIED) for report in found)
+    mends = mends or bool(missing)  # a repair goes on without it
     text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run" if mends else ""
     console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
 
@@ -131,6 +131,13 @@ def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | 
         print_json({"folder": folder, "changed": changed, "logs": logs, "steps": plan.steps, "done": steps})
     for result in () if as_json else results.values():
         show_result(stdout(), result)
+    if done is not None and not as_json and done.steps:
+        whole = (
+            f"nothing in {folder} is damaged any more"
+            if done.after.ok
+            else f"some damage is left: see `holdfast check {folder}`"
+        )
+        stdout().print(f"repaired; {safe(whole)}", soft_wrap=True)
     left = any(log.left for name, log in plan.logs.items() if name not in results)
     return DAMAGED if not dry_run and (left or not all(r.after.ok for r in results.values())) else OK
 
