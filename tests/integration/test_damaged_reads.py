@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import holdfast
 from holdfast import aio
 from holdfast.errors import DamagedRange, InvalidRequest
-from tests.integration.http_gear import serving
+from tests.integration.http_gear import Serving, serving
+from tests.unit.commands import Run, runner
 
 
 @pytest.fixture
@@ -28,6 +30,18 @@ def data(tmp_path: Path) -> Path:
     content[content.index(b"message 2")] ^= 1
     segment.write_bytes(content)
     return folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return runner(capsys, monkeypatch)
+
+
+def shown(server: Serving, path: str) -> str:
+    """A page, as one line."""
+    answer = server.get(path, headers={"accept": "text/html"})
+    assert answer.status == 200, answer
+    return " ".join(answer.body.decode().split())
 
 
 def read_all(read: Callable[..., list[Any]]) -> None:
@@ -72,3 +86,39 @@ def test_a_group_counts_the_damaged_messages_that_it_passes_over(data):
         assert [message.offset for message in taken] == [0, 1, 3, 4]
         assert group.stats().metrics.damaged == 1
         group.ack_many(taken)
+
+
+def test_what_is_known_to_be_damaged_is_not_counted_as_ready(data):
+    with holdfast.open_broker(data) as broker:
+        billing, audit = broker.group("orders", "billing"), broker.group("orders", "audit")
+        billing.ack_many(billing.receive_many(10))
+        stats = audit.stats()
+        assert (stats.ready, stats.damaged) == (4, 1)
+        assert {info.name: info.lag for info in broker.groups("orders")} == {"audit": 4, "billing": 0}
+        assert (billing.stats().ready, billing.stats().damaged) == (0, 1)
+        held = audit.receive_many(2)
+        assert (audit.stats().ready, audit.stats().leased) == (2, 2)
+        audit.ack_many(held)
+
+
+def test_damage_is_shown_over_http_in_the_metrics_and_on_the_pages(data):
+    with serving(data, whole=True) as server, holdfast.connect(server.url) as broker:
+        group = broker.group("orders", "billing")
+        assert broker.read("orders", on_damage="skip")
+        assert (group.stats().ready, group.stats().damaged) == (4, 1)
+        assert "damaged" in shown(server, "/ui/queues/orders")
+        assert "1 message is damaged" in shown(server, "/ui")
+        told = shown(server, "/metrics")
+        assert 'holdfast_ready_messages{group="billing",topic="orders"} 4' in told
+        assert 'holdfast_lag_messages{group="billing",mode="queue",topic="orders"} 4' in told
+        assert 'holdfast_log_damaged_messages{topic="orders"} 1' in told
+
+
+def test_the_command_line_shows_damage_beside_what_is_ready(data, run):
+    with holdfast.open_broker(data) as broker:
+        group = broker.group("orders", "default")
+        group.ack_many(group.receive_many(2))
+    done = run("stats", data)
+    assert re.search(r"ready +2\b", done.out)
+    assert re.search(r"damaged +1\b", done.out)
+    assert run("stats", data, "--json").document["damaged"] == 1

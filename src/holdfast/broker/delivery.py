@@ -342,11 +342,15 @@ class Delivery:
         """Pass over all that is ready or waits for another attempt, durably; answers how many."""
         with self.lock:
             end = self._log.end
-            count = self.group.ready_count(end) + len(self.group.waiting)
+            count = self.ready_count() + len(self.group.waiting)
             if count:
                 self._seek(end)
         self.journal.log.sync()
         return count
+
+    def ready_count(self) -> int:
+        """How many messages are ready, without those known to be damaged; exact for who holds the lock."""
+        return self.group.ready_count(self._log.end, self._log.damaged())
 
     def refusal(self, receipt: Receipt) -> LeaseLost:
         """The error for a receipt that is no longer good."""

@@ -49,6 +49,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     metrics: MetricsSnapshot
     group: str = "default"
     partitions: int = 1
+    damaged: int = 0
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
@@ -293,7 +294,7 @@ class QueueGroup:
         segments, dead = log.segments(), station.dead_count()
         with station.delivery.lock:
             return {
-                "ready": group.ready_count(log.end),
+                "ready": station.delivery.ready_count(),
                 "leased": len(group.leases),
                 "delayed": len(group.waiting) + (0 if delayed is None else len(delayed)),
                 "dead": dead,
@@ -302,4 +303,5 @@ class QueueGroup:
                 "floor": group.floor,
                 "bytes": sum(segment.bytes for segment in segments),
                 "segments": len(segments),
+                "damaged": len(log.damaged()),
             }

@@ -109,7 +109,7 @@ class Station:
     def ready_count(self) -> int:
         """How many messages are ready here."""
         with self.delivery.lock:
-            return self.delivery.group.ready_count(self.partition.log.end)
+            return self.delivery.ready_count()
 
     def letter_of(self, message: int) -> DeadLetter | None:
         """The dead letter that the message at an offset became, if it is there; looks through all of them."""
@@ -123,7 +123,7 @@ class Station:
         if graves is None:
             return buried
         if len(self.partition.deliveries) == 1:  # then all of them are ours
-            return buried + graves.letters.group.ready_count(graves.target.log.end)
+            return buried + graves.letters.ready_count()
         return buried + sum(1 for _ in graves.all())
 
     def _dead_end(self) -> int:

@@ -282,7 +282,7 @@ class Topic:
             len(station.delivery.group.burials) for group in self.groups.values() for station in group.stations
         )
         places = list(self._dead.values())
-        return buried + sum(place.letters.group.ready_count(place.target.log.end) for place in places)
+        return buried + sum(place.letters.ready_count() for place in places)
 
     def partition(self, number: object) -> Partition:
         """One partition, by its number."""

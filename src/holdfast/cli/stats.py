@@ -81,8 +81,8 @@ class _Looking:
             topics = list(standing_of(self._folder).topics())
             return topics_document(self._folder, topics), topics_table(topics)
         with opened(self._folder, topic=self._topic, group=self._group, wait=self._wait) as queue:
-            stats = queue.stats()
             oldest_ns = min(_first_ready(queue), default=None)
+            stats = queue.stats()  # behind the look, which may come across damage
             found: dict[str, Any] = msgspec.to_builtins(stats)
             found["folder"] = self._folder if is_remote(queue) else found["folder"]
         for own in ("metrics", "waiters", "durability"):
@@ -133,6 +133,8 @@ def _table(found: dict[str, Any]) -> Table:
     facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
     for phase in ("ready", "leased", "delayed", "dead"):
         facts.add_row(phase, f"{found[phase]:,}")
+    if found["damaged"]:
+        facts.add_row("damaged", f"{found['damaged']:,}, which nobody can read: see `holdfast check`")
     if found["oldest_ready_ms"] is not None:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
         facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age(found['oldest_ready_ms'])} old)")

@@ -137,10 +137,20 @@ class Group:
             return Phase.DELAYED
         return Phase.DEAD if offset in self.burials else Phase.READY
 
-    def ready_count(self, end: int) -> int:
-        """How many messages below `end` are ready."""
+    def ready_count(self, end: int, lost: BitMap64 | None = None) -> int:
+        """How many messages below `end` are ready; those that are lost are not, whether or not it is their turn yet."""
         settled = self.floor + len(self.done) + len(self.leases) + len(self.waiting) + len(self.burials)
+        if lost:
+            settled += len(self.ready_of(lost))
         return max(end - settled, 0)
+
+    def ready_of(self, offsets: BitMap64) -> BitMap64:
+        """Those of the messages that are ready."""
+        found = offsets - self.done
+        found.remove_range(0, self.floor)
+        for table in (self.leases, self.waiting, self.burials):
+            found -= BitMap64([offset for offset in found if offset in table])
+        return found
 
     def all_ready(self, start: int, stop: int) -> bool:
         """Whether each message from start to stop is ready."""

@@ -79,6 +79,7 @@ class _Families:
         self.partitions = gauge("partitions", "Partitions of the topic.", "topic")
         self.log_bytes = gauge("log_bytes", "Bytes of the files of the topic's logs.", "topic")
         self.log_segments = gauge("log_segments", "Files of the topic's logs.", "topic")
+        self.log_damaged = gauge("log_damaged_messages", "Messages in them that are known to be damaged.", "topic")
         self.dead = gauge("dead_messages", "Dead letters of the topic.", "topic")
         self.queries = gauge("queries", "Queries of other processes that read the topic.", "topic")
         self.query_lag = gauge("query_lag_messages", "Messages that the last of them has not read.", "topic")
@@ -158,6 +159,7 @@ class EngineMetrics:
         families.partitions.add_metric(labels, len(topic.partitions))
         families.log_bytes.add_metric(labels, sum(segment.bytes for segment in segments))
         families.log_segments.add_metric(labels, len(segments))
+        families.log_damaged.add_metric(labels, sum(len(each.log.damaged()) for each in topic.partitions))
         families.dead.add_metric(labels, topic.dead_count())
         queries = query_gauges(self._engine.queries, topic)
         families.queries.add_metric(labels, queries["queries"])
@@ -174,11 +176,11 @@ class EngineMetrics:
         for station in list(group.stations):
             log, state, store = station.partition.log, station.delivery.group, station.partition.delayed
             with station.delivery.lock:
-                floor, end = state.floor, log.end
-                ready += state.ready_count(end)
+                floor, ready_here = state.floor, station.delivery.ready_count()
+                ready += ready_here
                 leased += len(state.leases)
                 delayed += len(state.waiting) + (0 if store is None else len(store))
-                lag += max(end - floor - len(state.done), 0)
+                lag += ready_here + len(state.leases) + len(state.waiting) + len(state.burials)
             age_s = max(age_s, self._age_s(topic, station.number, log, floor))
         families.ready.add_metric(labels, ready)
         families.leased.add_metric(labels, leased)

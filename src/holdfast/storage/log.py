@@ -16,6 +16,8 @@ from contextlib import suppress
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from pyroaring import BitMap64
+
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
@@ -82,6 +84,8 @@ class Log:
             lambda: self._writer.segments,
             lambda: self._writer.readable_end,
         )
+        for found in recovered.report.damage:
+            self._view.note_damage(found.first_offset, found.next_offset)
         self._files = LogFiles(world, folder, lock, self._writer, self._view, self.sync)
         self._lock: LogFiles | None = self._files
         self._write_one = self._writer.append_one
@@ -172,6 +176,10 @@ class Log:
         with suppress(FileNotFoundError):
             return self._view.facts()
         return self._open_view().facts()  # or Closed: it may have been deleted meanwhile
+
+    def damaged(self) -> BitMap64:
+        """The messages that are kept and known to be damaged, by opening or by a reader who came across them."""
+        return self._view.damaged()
 
     def append(
         self,
@@ -395,6 +403,7 @@ class Log:
             )
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
         truncate_tail(self._world, self._writer, self.folder, limits, offset)
+        self._view.forget_damage(offset)  # others will stand there
         self._gate.synced_end = self._writer.synced_end
 
     def tick(self) -> int | None:

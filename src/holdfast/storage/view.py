@@ -7,6 +7,7 @@ neither block the writer nor see half of a batch.
 from __future__ import annotations
 
 import contextlib
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -14,6 +15,7 @@ from itertools import repeat
 from typing import Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
+from pyroaring import BitMap64
 
 from holdfast.codec.compression import MOST_RAW_BYTES
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, check_body, check_known, read_header
@@ -61,6 +63,8 @@ class LogView:
         self._look_again = look_again
         self._segments = segments
         self._readable_end = readable_end
+        self._damaged = BitMap64()  # what somebody came across and could not read
+        self._noting = threading.Lock()
         self.opened = 0  # how often somebody had to open the last segment of a log that rests
         self.on_open: Callable[[], None] = lambda: None
 
@@ -72,6 +76,24 @@ class LogView:
     def end(self) -> int:
         """The readable end."""
         return self._readable_end()
+
+    def note_damage(self, start: int, stop: int) -> None:
+        """Messages that cannot be read: whoever counts what there is leaves them out."""
+        with self._noting:
+            self._damaged.add_range(start, stop)
+
+    def damaged(self) -> BitMap64:
+        """The messages that are kept and known to be damaged: nobody looks for what nobody has come across."""
+        if not self._damaged:
+            return BitMap64()
+        with self._noting:
+            self._damaged.remove_range(0, self.start())  # trimmed away since
+            return BitMap64(self._damaged)
+
+    def forget_damage(self, start: int) -> None:
+        """Of the messages from there on nothing is known any more."""
+        with self._noting:
+            self._damaged.remove_range(start, 2**63)
 
     def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]:
         """Frames from the one that holds `offset` on, up to the readable end of the moment.
@@ -280,6 +302,7 @@ class LogView:
         if found is not None and found.base_offset <= offset:
             return offset, found.position  # the damage lies before what was asked for
         next_offset = min(end, found.base_offset) if found is not None else end
+        self.note_damage(offset, next_offset)
         if on_damage == "raise":
             which = (
                 f"message {offset} is" if next_offset == offset + 1 else f"messages {offset} to {next_offset - 1} are"

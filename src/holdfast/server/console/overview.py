@@ -53,6 +53,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     waiters: int = 0
     spark: Spark
     buried: int = 0
+    damaged: int = 0
     problem: str = ""
 
     @property
@@ -133,6 +134,7 @@ def row_of(topic: Topic, group: QueueGroup, rates: Rates, now_ns: int) -> QueueR
         waiters=stats.waiters,
         spark=spark_of(flow),
         buried=flow.buried,
+        damaged=stats.damaged,
     )
 
 
