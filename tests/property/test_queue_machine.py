@@ -322,7 +322,7 @@ def replayed(disk: SimulatedDisk, topic: str, delivery: Any) -> dict[str, Any]:
     world = World(clock=ManualClock(), disk=disk, ids=SeededIds(2))
     log = Log.open(f"{partition_folder(FOLDER, topic)}/log", delivery.settings, world)
     _, group = Journal.open(world, group_folder(FOLDER, topic, 0, DEFAULT_GROUP), delivery.settings, log.start)
-    Supply(log, group, delivery.settings).scan_priorities()
+    Supply(log, group, delivery.settings).scan()
     return without_scanned(group)
 
 

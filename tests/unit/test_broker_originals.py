@@ -217,6 +217,27 @@ def test_a_redriven_message_comes_to_its_own_group_only(place):
     assert taken(place.broker.group("orders", "new")) == [b"0", b"1", b"2", b"3"]
 
 
+def test_a_message_that_one_group_has_redriven_counts_for_no_other(place):
+    for number in range(4):
+        place.broker.publish("orders", b"%d" % number)
+    billing, audit = place.broker.group("orders", "billing"), place.broker.group("orders", "audit")
+    idle = place.broker.group("orders", "idle")
+    assert len(taken(audit)) == 4
+    for message in billing.receive_many(4, timeout=0):
+        message.reject("never")
+    assert billing.dead.redrive().done == 4
+    assert [group.stats().ready for group in (billing, audit, idle)] == [4, 0, 4]
+    assert {info.name: info.lag for info in place.broker.groups("orders")} == {"billing": 4, "audit": 0, "idle": 4}
+    assert place.broker.group("orders", "new").stats().ready == 4
+    place.broker.reset_offsets("audit", "orders", to="earliest")
+    assert audit.stats().ready == 4
+    assert len(taken(audit)) == 4
+    place.broker.sync()
+    for other in restarts(place):
+        ready = {name: other.broker.group("orders", name).stats().ready for name in ("billing", "audit", "idle", "new")}
+        assert ready == {"billing": 4, "audit": 0, "idle": 4, "new": 4}
+
+
 # Streams
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -43,7 +44,7 @@ from holdfast.delivery.events import Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
 from holdfast.env.checkpoints import checkpoint
-from holdfast.errors import DamagedRange, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
+from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.keeper import soonest
 
@@ -295,6 +296,10 @@ class Graveyard:
             self._settle([Nack(delivered.receipt, 0, counted=False) for delivered in moving])
             raise
         self._settle([Ack([delivered.receipt for delivered in moving])])
+        for other in list(self._source.deliveries):
+            if other is not self._delivery:
+                with suppress(HoldfastError):  # it passes over them when it comes there
+                    other.pass_over(range(appended.offset, appended.next_offset))
         # The message may be done and trimmed away soon: then nothing else would tell that it was moved.
         self.letters.journal.log.sync()
         self._delivery.metrics.redriven.add(len(moving))

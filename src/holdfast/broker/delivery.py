@@ -126,7 +126,7 @@ class Delivery:
             # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
             # that the log has lost must stay forgotten when other messages stand there.
             journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
-            delivery._supply.scan_priorities()
+            delivery.scan()
             journal.past.note_floor(journal.log.written_end, delivery.group.floor)
             delivery.pin()
         except BaseException:
@@ -140,6 +140,21 @@ class Delivery:
             self.settings = settings
             self.unhurried = settings.ack_durability in _UNHURRIED
             self._supply.change(settings)
+
+    def scan(self, unread: Sequence[tuple[int, int]] = ()) -> None:
+        """Learn what the log says of messages that the group has not seen yet. The caller holds the lock."""
+        self._pass_over(self._supply.scan(unread))
+
+    def pass_over(self, offsets: Sequence[int]) -> None:
+        """These are for another group only: they count no more here, long before it is their turn."""
+        with self.lock:
+            if not self.closed:
+                self._pass_over(offsets)
+
+    def _pass_over(self, offsets: Sequence[int]) -> None:
+        ready = [offset for offset in offsets if self.group.phase(offset) is Phase.READY]
+        if ready:
+            self.commit_events([Cancelled(runs_of(ready))])
 
     def recover(self) -> None:
         """What holders of earlier sessions had comes back. Moves that a crash cut short behind the letter are ended."""
@@ -333,7 +348,7 @@ class Delivery:
         unread = self._supply.unread_priorities()
         self.journal.past.sought(to)
         self._commit(Seek(to), durability="interval")
-        self._supply.scan_priorities(unread)
+        self.scan(unread)
         # What came back must not be trimmed away before the floor is looked at again.
         self._floor_mark = (self.journal.log.written_end, self.group.floor)
         self._log.pin(self.journal.log.folder, self.group.floor)
@@ -509,7 +524,7 @@ class Delivery:
         if not isinstance(error, HoldfastError):
             unread = self._supply.unread_priorities()
             self.journal.restore(self.group)
-            self._supply.scan_priorities(unread)
+            self._supply.scan(unread)
 
     def _after(self, events: Sequence[Event], now: Moment) -> None:
         """Whoever must know: waiting consumers, and the one who ticks."""

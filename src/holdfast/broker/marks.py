@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from holdfast.broker.layout import message_id
-from holdfast.codec.columns import FLAGS
+from holdfast.codec.columns import FLAGS, HEADERS
+from holdfast.codec.frame import Frame
 from holdfast.delivery.group import Failure
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage import LogReader
@@ -113,6 +114,16 @@ def is_for(record: Record, group: bytes) -> bool:
         return True
     only = mark(record, ONLY_FOR)
     return only is None or only == group
+
+
+def not_for(frame: Frame, group: bytes) -> list[int]:
+    """The offsets in a frame of messages that the group is not to see."""
+    if not (frame.header.columns & FLAGS and frame.header.columns & HEADERS):
+        return []
+    headers = frame.columns().span(HEADERS)
+    if headers is None or ONLY_FOR.encode() not in bytes(headers):
+        return []  # quickly: whatever was delayed is MOVED as well, and for everyone
+    return [record.offset for record in frame.records() if not is_for(record, group)]
 
 
 def users_headers(headers: HeaderPairs) -> tuple[tuple[str, bytes], ...]:

@@ -177,7 +177,7 @@ class Partition:
             if self.log.end < self.log.written_end and self.log.usable:
                 self.log.sync()  # or it could not see all of them
             with delivery.lock:
-                delivery._supply.scan_priorities()
+                delivery.scan()
             self.deliveries.append(delivery)
 
     def unfollow(self, delivery: Delivery) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.broker.keyed import Keyed
 from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.marks import MOVED, is_for
+from holdfast.broker.marks import MOVED, is_for, not_for
 from holdfast.codec.columns import PRIORITIES
 from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.decide import Moment
@@ -143,8 +143,9 @@ class Supply:
         end, levels = self._log.end, self._group.lanes.levels
         return [(offset, level) for level, known in enumerate(levels) for offset in known if offset >= end]
 
-    def scan_priorities(self, unread: Sequence[tuple[int, int]] = ()) -> None:
-        """Look through the log for the priorities that the group does not know yet."""
+    def scan(self, unread: Sequence[tuple[int, int]] = ()) -> list[int]:
+        """Look through the log for priorities that the group does not know yet; answers what is for others only."""
+        for_others: list[int] = []
         lanes, end = self._group.lanes, self._log.end
         start = max(lanes.scanned, self._group.floor, self._log.start)
         for frame in self._log.read(min(start, self._log.end), on_damage="skip"):
@@ -152,9 +153,11 @@ class Supply:
                 levels = frame.columns().priorities()
                 if levels is not None:
                     self._group.arrive(frame.base_offset, bytes(levels))
+            for_others += not_for(frame, self._name)
         for offset, level in unread:
             self._group.arrive(offset, [level])
         lanes.scanned = max(lanes.scanned, end)  # no further: what is written and held back was not seen
+        return for_others
 
     def _aged(self, now_ms: int) -> int:
         """Below this offset everything has waited long enough to be promoted."""
