@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import Fenced, InvalidRequest, UnknownGroup, UnknownTopic, open_broker
 from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.waiters import ThreadWaiter
 from holdfast.embedded.broker import Broker
 from holdfast.errors import BadSettings
 from tests.unit.streams import FOLDER, Streams, drain
@@ -122,6 +123,20 @@ def test_a_consumer_that_is_refused_leaves_no_group_behind():
     assert [info.mode for info in broker.groups()] == ["queue"]
     with pytest.raises(UnknownGroup):
         broker.delete_group("billing")
+
+
+def test_whoever_holds_a_message_counts_as_a_member_of_a_group_in_queue_mode():
+    streams = Streams(partitions=2)
+    broker = broker_of(streams)
+    streams.fill(6, partitions=2)
+    group = broker.group("orders", "billing")
+    assert [info.members for info in broker.groups()] == [0]
+    held = [*group.receive_many(2, timeout=0, holder="anna"), *group.receive_many(2, timeout=0, holder="bert")]
+    assert [info.members for info in broker.groups()] == [2]  # both may hold messages of each partition
+    with group._group.waiters.in_line(ThreadWaiter(streams.clock)):
+        assert [info.members for info in broker.groups()] == [3]
+    group.ack_many(held)
+    assert [info.members for info in broker.groups()] == [0]
 
 
 def test_what_another_group_has_redriven_leaves_a_stream_without_lag():

@@ -17,6 +17,7 @@ from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.commands import Receipt
+from holdfast.delivery.group import Lease
 from holdfast.delivery.limits import KeyPolicy
 from holdfast.errors import Closed, HoldfastError, LeaseLost
 from holdfast.model import Durability, Record, extra_bytes
@@ -257,6 +258,14 @@ class QueueGroup:
         except LeaseLost:
             return False
         return station.delivery.holds(claimed)
+
+    def members(self) -> int:
+        """How many are at work: holders of messages, each once, and those who wait for one."""
+        leases: list[Lease] = []
+        for station in self.stations:
+            with station.delivery.lock:
+                leases += station.delivery.group.leases.values()
+        return len({lease.holder for lease in leases}) + len(self.waiters)
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""

@@ -108,7 +108,7 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
                 topic=topic.name,
                 mode="queue",
                 lag=stats.ready + stats.leased + stats.delayed,
-                members=stats.waiters,
+                members=group.members(),
                 lag_seconds=max(ages),
             )
         )
