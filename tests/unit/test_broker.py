@@ -723,3 +723,22 @@ def test_a_new_group_with_almost_the_name_of_another_is_warned_of_once(place, ca
     assert record.levelname == "WARNING"
     assert "the group biling of topic orders is new" in record.message
     assert "there are billing, shipping" in record.message
+
+
+def test_what_retention_drops_by_force_is_logged_once_with_its_range(place, caplog):
+    place.broker.create_topic("orders", retention_ms=1_000, retention_ignores_pins=True)
+    group, quick = place.broker.group("orders", "billing"), place.broker.group("orders", "shipping")
+    for number in range(10):
+        place.broker.publish("orders", b"%d" % number)
+    assert len(taken(quick)) == 10
+    held = group.receive_many(4, timeout=0)
+    group.ack_many(held[1:])
+    place.clock.advance(seconds=60)
+    assert place.broker.apply_retention("orders").messages == 10
+    place.broker.apply_retention("orders")
+    (record,) = [each for each in caplog.records if "retention" in each.message]
+    assert record.levelname == "WARNING"
+    assert "retention dropped 7 messages" in record.message
+    assert "offsets 0 to 9" in record.message
+    assert (record.group, record.messages, record.first_offset, record.next_offset) == ("billing", 7, 0, 10)
+    assert group.stats().ready == 0

@@ -52,6 +52,7 @@ from holdfast.env import World
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
+from holdfast.storage.finding import count_of
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
@@ -88,6 +89,7 @@ class Delivery:
         self.journal = journal
         journal.kept = lambda: (log.start, log.written_end)
         self.group = group
+        self.name = name
         self.settings = settings
         self.metrics = metrics
         self.lock = threading.Lock()
@@ -415,16 +417,35 @@ class Delivery:
         """What is left to do when all that is due by now was done; answers in how many ms more will be due."""
         if self.group.floor < self._log.start and self._skipped_to < self._log.start:
             self._skipped_to = self._log.start
-            if not self.settings.retention_ignores_pins:
-                logger.error(
-                    "messages %d to %d of %s are gone", self.group.floor, self._skipped_to - 1, self._log.folder
-                )
+            self._tell_of_trim(self.group.floor, self._skipped_to)
             self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
         self.group.deadlines.forget(now.mono_ms)
         self.group.timers.forget(now.wall_ms)
         due_ms = self._next_due_ms(now)
         self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
         return due_ms, self._snapshot_if_due()
+
+    def _tell_of_trim(self, start: int, stop: int) -> None:
+        """Messages are gone that the group was not done with: as the settings ask by name, or nobody knows why."""
+        count = stop - start - self.group.done.range_cardinality(start, stop)
+        forced = self.settings.retention_ignores_pins
+        logger.log(
+            logging.WARNING if forced else logging.ERROR,
+            "%s %s that the group %s was not done with: offsets %d to %d of %s",
+            "retention dropped" if forced else "somebody removed",
+            count_of(count, "message"),
+            self.name,
+            start,
+            stop - 1,
+            self._log.folder,
+            extra={
+                "folder": self._log.folder,
+                "group": self.name,
+                "messages": count,
+                "first_offset": start,
+                "next_offset": stop,
+            },
+        )
 
     def due_ms(self) -> int | None:
         """In how many ms a lease or a delay ends."""
