@@ -16,7 +16,7 @@ from holdfast.broker.offsets import (
     decode_event,
     decode_image,
 )
-from holdfast.broker.snapshots import SNAPSHOT, SnapshotFiles
+from holdfast.broker.snapshots import SNAPSHOT, SnapshotFiles, damaged_snapshot
 from holdfast.env import World
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError
 from holdfast.storage import LogReader
@@ -51,7 +51,7 @@ def commits_of(world: World, folder: str, end: int | None = None) -> CommitState
 def _replayed(world: World, folder: str, end: int | None) -> CommitState:
     image, name = SnapshotFiles(world, folder).newest(decode_image)
     if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
-        raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
+        raise damaged_snapshot(folder, name)
     reader = LogReader(folder, world=world, end=end)
     state, wrong, at = _State(), [], 0
     if image is not None:

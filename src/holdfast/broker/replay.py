@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.broker.journal import Journal, newest_snapshot
-from holdfast.broker.snapshots import SNAPSHOT
+from holdfast.broker.snapshots import SNAPSHOT, damaged_snapshot
 from holdfast.delivery.events import decode_event
 from holdfast.delivery.group import Group, IllegalMove
 from holdfast.delivery.image import group_of
@@ -70,7 +70,7 @@ def replay_beside(
 ) -> list[str]:
     """Let the events of a journal from `at` on happen, behind the snapshot of that file; answers what is wrong."""
     if snapshot != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
-        raise CorruptData(f"{SNAPSHOT} is damaged; opening goes on from the one before, and loses nothing but time")
+        raise damaged_snapshot(folder, snapshot)
     reader = LogReader(folder, world=world, end=end)
     if at < reader.start:
         raise CorruptData(f"the journal begins at event {reader.start}, and no snapshot reaches there")

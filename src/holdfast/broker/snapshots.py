@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from holdfast.checksum import crc32c
 from holdfast.env import World
-from holdfast.errors import DiskFull, HoldfastError, Unavailable
+from holdfast.errors import CorruptData, DiskFull, HoldfastError, Unavailable
 from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file
 from holdfast.storage.shortage import advice, with_space
 
@@ -29,6 +29,17 @@ _MAGIC: Final = b"HFS\x01"
 assert _HEADER.size == 8  # keeps the table above and the code in step
 
 _State = TypeVar("_State")
+
+
+def damaged_snapshot(folder: str, instead: str) -> CorruptData:
+    """The error of one who only looks, and finds the newest snapshot damaged; `instead` is the file that is whole."""
+    what = f"{join(folder, SNAPSHOT)} is damaged"
+    if instead:
+        return CorruptData(f"{what}; opening goes on from the one before, and loses nothing but time")
+    return CorruptData(
+        f"{what}, and there is no whole one before it: unless the events beside it reach back to the first, this part "
+        "cannot be opened. Restore the file from a backup"
+    )
 
 
 class SnapshotFiles:

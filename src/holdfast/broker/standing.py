@@ -9,8 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.broker.catalog import Catalog
-from holdfast.broker.commits import commits_of
-from holdfast.broker.groups import GroupNotes
+from holdfast.broker.commits import CommitState, commits_of
+from holdfast.broker.contents import groups_of, lacking, lacking_root, missing_parts, missing_root_parts
+from holdfast.broker.groups import GroupNote, GroupNotes
 from holdfast.broker.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
@@ -127,10 +128,13 @@ class Standing:
         self._folder = folder
         self._catalog = Catalog(world, folder)
         self._queries = list_queries(world, folder)
-        self._streams = {
+        missing = {part.removeprefix(f"{GROUPS}/"): part for part in missing_root_parts(world, folder)}
+        gone = {name: part for name, part in missing.items() if name != part}
+        self._streams = {name: CommitState(wrong=(str(lacking_root(folder, part)),)) for name, part in gone.items()}
+        self._streams |= {
             name: commits_of(world, join(folder, f"{GROUPS}/{name}"))
             for name in names_in(world, join(folder, GROUPS))
-            if not name.startswith(".")
+            if not name.startswith(".") and name not in gone
         }
 
     def topics(self) -> Iterator[TopicStanding]:
@@ -187,11 +191,23 @@ class Standing:
 
     def _queue_groups(self, topic: str, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
         notes = GroupNotes(self._world, topic_folder(self._folder, topic))
-        for name in notes.names(max(readers, default=-1) + 1):
-            note, lags, wrong = notes.read(name), [], []
+        missing: set[str] = set()
+        with suppress(CorruptData):  # `check` says what is wrong with the list
+            missing.update(missing_parts(self._world, self._folder, topic))
+        for name in sorted({*notes.names(max(readers, default=-1) + 1), *groups_of(missing)}):
+            lags: list[PartitionLag] = []
+            parts = sorted(part for part in missing if groups_of([part]) == {name})
+            wrong = [str(lacking(self._folder, topic, part)) for part in parts]
+            try:
+                note = notes.read(name)
+            except CorruptData as error:
+                note = GroupNote()
+                wrong.append(str(error))
             if note.deleted:
                 continue
             for number, reader in readers.items():
+                if wrong:
+                    break
                 folder = group_folder(self._folder, topic, number, name)
                 begun = note.start(number)
                 start = reader.start if begun is None else begun
@@ -233,7 +249,7 @@ class Standing:
                 if (entry.topic, entry.topic_id) != (topic, topic_id) or reader is None:
                     continue
                 lags.append(self._lag_of(reader, topic, entry.partition, entry.offset))
-            if lags:
+            if lags or (commits.wrong and not commits.committed):  # then it may have read any topic
                 yield GroupStanding(
                     name=name,
                     topic=topic,

@@ -53,6 +53,7 @@ def ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False)
         stderr().print(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}", soft_wrap=True)
     else:
         show_table(stdout(), groups_table(found))
+        _tell_of_damage(folder, found)
     for query in () if as_json else unreadable:
         place = f"{safe(folder)}/{QUERIES}/{safe(query.file)}"
         stderr().print(f"unreadable: {place}: {safe(query.wrong)}; no old message goes meanwhile", soft_wrap=True)
@@ -109,9 +110,15 @@ def show_command(folder: DataFolder, name: Name, topic: Topic = None, as_json: A
             console.print()
         console.print(_sentence(group), soft_wrap=True)
         show_table(console, _lags_table(group))
-        for wrong in group.wrong:
-            stderr().print(f"damaged: {safe(wrong)}; see `holdfast check {safe(folder)}`", soft_wrap=True)
+    _tell_of_damage(folder, found)
     return OK
+
+
+def _tell_of_damage(folder: str, groups: Sequence[GroupStanding]) -> None:
+    """What is wrong with each group, once: one in stream mode may stand there with every topic."""
+    for name, wrong in dict.fromkeys((group.name, wrong) for group in groups for wrong in group.wrong):
+        what = f"{safe(name)}: {safe(wrong)}; see `holdfast check {safe(folder)}`"
+        stderr().print(f"damaged: group {what}", soft_wrap=True)
 
 
 def _sentence(group: GroupStanding) -> str:

@@ -14,7 +14,7 @@ from holdfast.broker.policy import check_settings, differing_settings
 from holdfast.broker.positions import To, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.embedded.times import instant_ns, to_datetime
-from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.errors import BadSettings, CorruptData, InvalidRequest
 from holdfast.settings import QueueSettings, TopicSettings
 
 
@@ -53,7 +53,8 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A group on one topic: how it reads, and how far it is behind.
 
     A query that runs in another process is a group, too: it is there for as long as it is `renewed_seconds` ago less
-    than its `timeout_seconds`.
+    than its `timeout_seconds`. Of a group that cannot be opened `problem` says why, and what to do: how far it came
+    nobody knows, so all that is kept counts as its lag.
     """
 
     name: str
@@ -64,6 +65,7 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     lag_seconds: float
     renewed_seconds: float | None = None
     timeout_seconds: float | None = None
+    problem: str = ""
 
 
 def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
@@ -125,7 +127,31 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
                 lag_seconds=max((lag.seconds for lag in lags), default=0.0),
             )
         )
-    return found + list(_queries_on(engine, topic))
+    return [*found, *_spoiled_on(engine, topic), *_queries_on(engine, topic)]
+
+
+def _spoiled_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
+    """The groups that cannot be opened; in stream mode all of them, for nobody knows which topics they read."""
+    now_ns = engine.world.clock.now_ns()
+    modes: tuple[tuple[Literal["queue", "stream"], Mapping[str, CorruptData]], ...] = (
+        ("queue", topic.spoiled),
+        ("stream", engine.streams.spoiled),
+    )
+    for mode, spoiled in modes:
+        for name, error in sorted(spoiled.items()):
+            lags = [
+                lag_of(partition.log, (topic.name, number), partition.log.start, now_ns)
+                for number, partition in enumerate(topic.partitions)
+            ]
+            yield GroupInfo(
+                name=name,
+                topic=topic.name,
+                mode=mode,
+                lag=sum(lag.messages for lag in lags),
+                members=0,
+                lag_seconds=max(lag.seconds for lag in lags),
+                problem=str(error),
+            )
 
 
 def _queries_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:

@@ -62,7 +62,7 @@ async def describe_group(call: Call) -> GroupTold:
 def _facts(call: Call) -> GroupFacts | None:
     """A group in stream mode, if the caller may use it and see all that it reads."""
     streams, name = call.service.broker._engine.streams, call.path["group"]
-    if name not in streams.names() or not call.principal.may_use_group(name):
+    if name not in streams.names() or name in streams.spoiled or not call.principal.may_use_group(name):
         return None
     facts = streams.group(name).describe()
     topics = {lag.topic for lag in facts.lag} | {topic for member in facts.members for topic in member.topics}
@@ -110,6 +110,8 @@ def _topics(call: Call) -> set[str]:
     if name not in engine.streams.names():
         infos = call.service.broker._groups(None)
         return {info.topic for info in infos if info.name == name and info.mode == "query"}
+    if name in engine.streams.spoiled:
+        return set(engine.topics())  # it may have read any of them
     return engine.streams.group(name).topics()
 
 
@@ -137,10 +139,13 @@ def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
     known = False
     if name in engine.streams.names() and call.principal.may_use_group(name):
         known = True
-        found += [lag for lag in engine.streams.group(name).lag() if wanted in (None, lag.topic)]
+        if name not in engine.streams.spoiled:  # where it goes on nobody knows
+            found += [lag for lag in engine.streams.group(name).lag() if wanted in (None, lag.topic)]
     for info in call.service.broker._groups(wanted):
         if info.name == name and info.mode == "queue" and is_shown(call, info):
             known = True
+            if info.problem:
+                continue
             with engine.using(info.topic) as topic:
                 group, now_ns = topic.group(name), engine.world.clock.now_ns()
                 found += [
