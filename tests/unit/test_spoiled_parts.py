@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast.broker.check import check_folder, plan_folder_repair, repair_folder
-from holdfast.errors import Busy, CorruptData, InvalidRequest, UnknownGroup
+from holdfast.broker.groups import GroupNote
+from holdfast.errors import Busy, CorruptData, DiskFull, InvalidRequest, UnknownGroup
 from tests.unit.commands import Run, runner
 
 
@@ -248,23 +252,78 @@ def test_a_delayed_store_whose_only_segment_is_gone_is_named_and_mended(data):
     assert check_folder(data).ok
 
 
-@pytest.mark.parametrize("name", ["log", "delayed", "dedup", "producers", "notes.json"])
-def test_a_group_may_have_the_name_of_another_part(tmp_path, name):
+@pytest.mark.parametrize("name", ["log", "delayed", "dedup", "producers", "a.json"])
+def test_a_group_with_the_name_of_another_part_is_missed_as_a_group(tmp_path, name):
     folder = tmp_path / "data"
+    with holdfast.open_broker(folder, durability="os") as broker:
+        broker.create_topic("orders")
+        broker.publish("orders", b"1")
+        broker.group("orders", name).receive().ack()
+    shutil.rmtree(folder / "topics/orders/0/groups" / name)
+    (missing,) = check_folder(folder).missing
+    assert "what was handled is not known" in missing
     with holdfast.open_broker(folder) as broker:
-        broker.create_topic("orders", partitions=2)
-        broker.group("orders", name, max_attempts=3)
-        broker.publish("orders", b"x")
-        message = broker.group("orders", name).receive(timeout=5)
-        message.ack()
-    assert check_folder(folder).ok
-    for number in range(2):
-        shutil.rmtree(folder / f"topics/orders/{number}/groups" / name)
-    assert any("what was handled is not known" in what for what in check_folder(folder).missing)
-    with holdfast.open_broker(folder) as broker:
-        assert len(broker.read("orders", partition=message.partition)) == 1
+        broker.publish("orders", b"goes on")
         with pytest.raises(CorruptData, match="what was handled is not known"):
             broker.group("orders", name)
-        broker.delete_group(name, topic="orders")
-        assert broker.group("orders", name).receive(timeout=5).body == b"x"
+        broker.delete_group(name, "orders")
+        assert broker.group("orders", name).receive().raw == b"1"
     assert check_folder(folder).ok
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_group_can_be_deleted_though_the_list_of_parts_is_damaged(data, killed):
+    contents = data / "topics/orders/contents"
+    with holdfast.open_broker(data) as broker:
+        topic = broker._engine.topic("orders")
+        contents.write_bytes(b"spoiled")
+        if killed:  # just behind the note that it is to go
+            topic._notes.write("billing", GroupNote(deleted=True))
+        else:
+            broker.delete_group("billing", "orders")
+        topic.list_parts = lambda: None  # at its end
+    contents.write_bytes(b"spoiled")
+    with holdfast.open_broker(data) as broker:
+        assert broker._engine.topic("orders").groups.keys() == {"audit"}
+    assert check_folder(data).ok
+
+
+@pytest.mark.parametrize(("name", "topic"), [("billing", "orders"), ("analytics", None)])
+def test_a_list_that_is_made_while_a_group_goes_does_not_name_it(data, monkeypatch, name, topic):
+    with holdfast.open_broker(data) as broker:
+        engine, others = broker._engine, []
+        engine.topic("orders")
+
+        def list_meanwhile(disk, path, *rest, call):
+            if path.endswith(f"groups/{name}"):
+                listing = (engine if topic is None else engine.topic(topic)).list_parts
+                others.append(threading.Thread(target=listing))
+                others[-1].start()
+                others[-1].join(timeout=0.5)
+            return call(path, *rest)
+
+        disk = engine.world.disk
+        for what in ("rename", "remove_folder"):
+            call = getattr(disk, what)
+            monkeypatch.setattr(disk, what, partial(list_meanwhile, disk, call=call), raising=True)
+        broker.delete_group(name, topic)
+        assert others
+        for other in others:
+            other.join()
+    assert check_folder(data).missing == ()
+
+
+def test_a_stream_group_that_cannot_be_taken_off_the_list_goes_on(data, monkeypatch):
+    with holdfast.open_broker(data) as broker:
+
+        def fail(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        with monkeypatch.context() as full:
+            full.setattr("holdfast.broker.contents.durable_replace", fail)
+            with pytest.raises(DiskFull):
+                broker.delete_group("analytics")
+        with broker.consumer("orders", group="analytics") as consumer:
+            assert consumer.committed("orders", 0) is not None
+        broker.delete_group("analytics")
+    assert check_folder(data).ok

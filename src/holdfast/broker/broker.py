@@ -16,7 +16,7 @@ from holdfast.broker.altering import change_topic, grow_topic
 from holdfast.broker.catalog import Catalog, TopicFacts
 from holdfast.broker.cleaner import Cleaner
 from holdfast.broker.contents import PRODUCERS as PRODUCERS_FILE
-from holdfast.broker.contents import lacking_root, missing_root_parts, renew_root, root_has
+from holdfast.broker.contents import lacking_root, missing_root_parts, renew_root, root_has, strike_off_root
 from holdfast.broker.folder_key import FolderKey
 from holdfast.broker.layout import (
     GROUPS,
@@ -143,6 +143,13 @@ class BrokerEngine:
                 self._listed = True
             except OSError as error:
                 logger.warning("parts not listed", extra={"folder": self.folder, "error": str(error)})
+
+    @contextmanager
+    def parting(self, part: str) -> Iterator[None]:
+        """A part of the folder goes meanwhile: it is off the list first, and not listed again while it is there."""
+        with self._listing:
+            strike_off_root(self.world, self.folder, part)
+            yield
 
     def require_part(self, part: str) -> None:
         """CorruptData where a part of the folder is listed and not there."""

@@ -34,18 +34,19 @@ TRACES_LOG: Final = f"{TOPICS}/{INTERNAL_PREFIX}traces/0/log"
 
 
 _LOG: Final = "log"
-_NOTE: Final = "note"  # of a group: groups/NAME.json
-_JOURNAL: Final = "journal"  # of a group: 0/groups/NAME
+_NOTE: Final = "note of a group"
+_JOURNAL: Final = "journal of a group"
 
 _COSTS: Final = {
     SETTINGS: "the topic would have the default settings",
     _NOTE: "the group would have the settings of its topic, and begin with the oldest message where it is new",
-    _JOURNAL: "what was handled is not known, and all messages that are kept come again",
     _LOG: "its messages are lost",
     DELAYED: "its delayed messages are lost",
     DEDUP: "messages that are put again are known only as far as the logs still hold the first ones",
     PRODUCERS: "what producers wrote is known only as far as the log still holds it",
+    _JOURNAL: "what was handled is not known, and all messages that are kept come again",
 }
+
 
 _ROOT_COSTS: Final = {
     PRODUCERS: "named producers are new ones: what they send again after a crash is stored twice",
@@ -166,9 +167,10 @@ def root_cost_of(part: str) -> str:
 
 def strike_off(world: World, root: str, topic: str, parts: frozenset[str]) -> None:
     """These are about to go, or are given up."""
-    known = load_contents(world, root, topic)
-    if known is not None and known.parts & parts:
-        save_contents(world, topic_folder(root, topic), msgspec.structs.replace(known, parts=known.parts - parts))
+    with suppress(CorruptData):  # a list that is damaged names nothing, and is made anew of what is there
+        known = load_contents(world, root, topic)
+        if known is not None and known.parts & parts:
+            save_contents(world, topic_folder(root, topic), msgspec.structs.replace(known, parts=known.parts - parts))
 
 
 def missing_parts(world: World, root: str, topic: str) -> list[str]:
@@ -179,6 +181,14 @@ def missing_parts(world: World, root: str, topic: str) -> list[str]:
     return sorted(part for part in contents.parts if not is_there(world, root, topic, part))
 
 
+def _kind(part: str) -> str:
+    """What a part is: its own name, but where that is a group's, which may have any name, `log` too."""
+    place, _, name = part.rpartition("/")
+    if place == GROUPS:
+        return _NOTE
+    return _JOURNAL if place.endswith(f"/{GROUPS}") else name
+
+
 def is_vital(part: str) -> bool:
     """Whether a topic without this part would have lost messages, or not keep those it has as it was told to."""
     return _kind(part) in (SETTINGS, _LOG, DELAYED) and not part.startswith(DEAD_SUFFIX)
@@ -186,23 +196,20 @@ def is_vital(part: str) -> bool:
 
 def is_dedup(part: str) -> bool:
     """Whether this is the topic's dedup ids, or those that a partition kept before topics did."""
-    return _kind(part) == DEDUP
+    place, _, name = part.rpartition("/")
+    return name == DEDUP and (not place or place.isdigit())
 
 
-def group_of(part: str) -> str | None:
-    """The group whose note or journal this is, if it is one; those of the dead letters have no groups of their own."""
-    kind, name = _kind(part), part.rpartition("/")[2]
-    if part.startswith(DEAD_SUFFIX) or kind not in (_NOTE, _JOURNAL):
-        return None
-    return name.removesuffix(".json") if kind == _NOTE else name
-
-
-def _kind(part: str) -> str:
-    """What a part is. A group may have any name, also that of another part."""
-    *place, name = part.split("/")
-    if GROUPS in place:
-        return _NOTE if place == [GROUPS] else _JOURNAL
-    return name
+def groups_of(parts: Iterable[str]) -> set[str]:
+    """The groups that have any of these parts."""
+    found = set()
+    for part in parts:
+        name = part.rpartition("/")[2]
+        if _kind(part) == _NOTE:
+            found.add(name.removesuffix(".json"))
+        elif _kind(part) == _JOURNAL and not part.startswith(DEAD_SUFFIX):
+            found.add(name)
+    return found
 
 
 def lacking(root: str, topic: str, part: str) -> CorruptData:
@@ -216,7 +223,11 @@ def lacking(root: str, topic: str, part: str) -> CorruptData:
 def cost_of(part: str) -> str:
     """What is lost with a part."""
     kind = _kind(part)
-    return "its dead letters are lost" if kind == _LOG and part.startswith(DEAD_SUFFIX) else _COSTS[kind]
+    return (
+        "its dead letters are lost"
+        if kind == _LOG and part.startswith(DEAD_SUFFIX)
+        else _COSTS.get(kind, _COSTS[_JOURNAL])
+    )
 
 
 def part_path(root: str, topic: str, part: str) -> str:
@@ -228,9 +239,9 @@ def part_path(root: str, topic: str, part: str) -> str:
 def is_there(world: World, root: str, topic: str, part: str) -> bool:
     """Whether a part is there, or what is left of it."""
     path, kind = part_path(root, topic, part), _kind(part)
-    if kind in (SETTINGS, _NOTE, DEDUP, PRODUCERS):
-        return world.disk.exists(path)
-    return _holds_log(world, join(path, "intake") if kind == DELAYED else path)
+    if kind in (_LOG, _JOURNAL):
+        return _holds_log(world, path)
+    return _holds_log(world, join(path, "intake")) if kind == DELAYED else world.disk.exists(path)
 
 
 def _holds_log(world: World, folder: str) -> bool:
@@ -255,7 +266,7 @@ def parts_there(world: World, root: str, topic: str, partitions: int) -> list[st
 def _parts_of(world: World, root: str, topic: str, place: str) -> list[str]:
     folder = part_path(root, topic, place)
     names = names_in(world, folder)
-    found: list[str] = [name for name in (_LOG, DELAYED, DEDUP, PRODUCERS) if name in names]
+    found: list[str] = [name for name in ("log", DELAYED, DEDUP, PRODUCERS) if name in names]
     if GROUPS in names:
         found += [f"{GROUPS}/{name}" for name in names_in(world, join(folder, GROUPS)) if not name.startswith(".")]
     return [part for name in found if is_there(world, root, topic, part := f"{place}/{name}")]

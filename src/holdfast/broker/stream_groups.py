@@ -8,7 +8,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.contents import lacking_root, strike_off_root
+from holdfast.broker.contents import lacking_root
 from holdfast.broker.coordinator import StreamGroup
 from holdfast.broker.layout import GROUPS, check_name, names_in, stream_group_folder
 from holdfast.broker.offsets import Offsets
@@ -136,12 +136,11 @@ class StreamGroups:
 
     def _take_away(self, name: str, gone: str) -> None:
         folder, disk = stream_group_folder(self._engine.folder, name), self._engine.world.disk
-        strike_off_root(self._engine.world, self._engine.folder, f"{GROUPS}/{name}")
-        if not disk.exists(folder):
-            return
         try:
-            disk.rename(folder, gone)
-            disk.sync_folder(self._folder)
+            with self._engine.parting(f"{GROUPS}/{name}"):
+                if disk.exists(folder):
+                    disk.rename(folder, gone)
+                    disk.sync_folder(self._folder)
         except OSError as error:
             if disk.exists(folder) and name not in self.spoiled:
                 self._open(name)  # it goes on

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.broker.contents import (
     TopicFacts,
-    group_of,
+    groups_of,
     is_dedup,
     is_vital,
     lacking,
@@ -154,7 +154,7 @@ class Topic:
             self._open_partition(number)
         self._open_duplicates()
         self._finish_deletions()
-        for group in sorted({*self._notes.names(count), *filter(None, map(group_of, self._missing))}):
+        for group in sorted({*self._notes.names(count), *groups_of(self._missing)}):
             self._open_or_note(group)
 
     def _open_duplicates(self) -> None:
@@ -392,7 +392,7 @@ class Topic:
         """Forget a group that cannot be opened: whoever uses its name next begins with what is kept."""
         self._finish_deletions()
         del self.spoiled[name]
-        self._missing = frozenset(part for part in self._missing if group_of(part) != name)
+        self._missing = frozenset(part for part in self._missing if groups_of([part]) != {name})
         for number, partition in enumerate(self.partitions):
             partition.log.unpin(group_folder(self.root, self.name, number, name))
 
@@ -418,9 +418,9 @@ class Topic:
                     self.dead_partition(number).drop_letters_of(group)
             count = len(self.partitions)
             parts = frozenset([f"{GROUPS}/{group}.json", *(f"{number}/{GROUPS}/{group}" for number in range(count))])
-            with self._listing:
+            with self._listing:  # to the end: what goes must not be listed again meanwhile
                 strike_off(self._world, self.root, self.name, parts)
-            self._notes.forget(group, count)
+                self._notes.forget(group, count)
 
     def grow(self, count: int) -> None:
         """Open the partitions that were added; every group serves them from their first message on."""
