@@ -655,3 +655,25 @@ def test_any_order_of_calls_answers_as_a_plain_dict_does(seed):
             clock.step_wall(ns=rng.randrange(-WINDOW_MS, WINDOW_MS) * 1_000_000)
         clock.advance(ms=rng.randrange(WINDOW_MS // 100))
     index.check()
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_a_run_that_is_in_place_counts_though_it_cannot_be_noted_as_the_last(world, code, monkeypatch):
+    index = opened(world)
+    add_range(index, world, 0, 10)
+    index.save(upto(10))
+
+    def fail(*_: object) -> None:
+        raise OSError(code, "ordered")
+
+    with monkeypatch.context() as failing:
+        failing.setattr("holdfast.broker.dedup.note_newest", fail)
+        for last in (20, 30, 40):
+            add_range(index, world, last - 10, last)
+            index.save(upto(last))
+            assert end_of(index) == last
+    assert len(files(world)) < 4  # what was merged is gone
+    add_range(index, world, 40, 50)
+    index.save(upto(50))
+    again = opened(world)
+    assert (unknown(again, world, 0, 50), end_of(again)) == ([], 50)

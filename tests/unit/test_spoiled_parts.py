@@ -120,6 +120,29 @@ def test_the_last_file_of_dedup_ids_is_missed_when_it_is_gone(data):
         broker.publish("orders", b"again", dedup_id="x")
 
 
+@pytest.mark.parametrize("spoiled", [b"", b"spoiled"])
+def test_a_repair_renews_the_note_of_the_last_file_of_dedup_ids_and_keeps_them_all(data, spoiled):
+    note = data / "topics/orders/dedup/newest"
+    before = note.read_bytes()
+    note.write_bytes(spoiled)
+    assert "newest" in "".join(check_folder(data).wrong)
+    repaired = repair_folder(data)
+    assert [(step.action, step.part, step.cost) for step in repaired.steps] == [
+        ("renew", "topics/orders/dedup", "nothing")
+    ]
+    assert repaired.after.ok
+    assert note.read_bytes() == before
+
+
+def test_dedup_ids_of_which_only_a_spoiled_note_is_left_are_not_taken_for_none(data):
+    for path in (data / "topics/orders/dedup").iterdir():
+        path.write_bytes(b"spoiled") if path.name == "newest" else path.unlink()
+    assert "is missing" in "".join(check_folder(data).wrong)
+    with holdfast.open_broker(data) as broker, pytest.raises(CorruptData, match="is missing"):
+        broker.publish("orders", b"once", dedup_id="x")
+    assert repair_folder(data).after.ok
+
+
 def test_dedup_ids_from_before_their_last_file_was_noted_are_known(data):
     (data / "topics/orders/dedup/newest").unlink()
     assert check_folder(data).ok

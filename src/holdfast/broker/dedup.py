@@ -275,10 +275,14 @@ class Saving:
             rows = sorted(map(add, self.recent.keys(), self.recent.values()))
             merge = Merge(self.merged, rows, after_ms=self.after_ms, lost=self.lost)
             run = RunWriter(self.disk, self.folder).write(self.facts, merge)
-            note_newest(self.disk, self.folder, self.facts.sequence)
         except OSError as error:
             _remove(self.disk, join(self.folder, TEMPORARY))
             raise self._error(error) from error
+        try:
+            note_newest(self.disk, self.folder, self.facts.sequence)
+        except OSError as error:  # the run is in place: without the note it is only not missed, should it get lost
+            facts = {"folder": self.folder, "error": str(error)}
+            logger.warning("not noted which run of dedup ids is the last", extra=facts)
         for path in self.stale:
             _remove(self.disk, path)
         self.run = run
@@ -305,10 +309,11 @@ def _load_runs(world: World, folder: str) -> list[Run]:
     names = disk.names(folder)
     numbers = sorted(int(match[1]) for name in names if (match := _RUN.fullmatch(name)))
     runs: list[Run] = []
-    with suppress(CorruptData):  # the note is a help, not the truth: `check` tells of it
+    noted = 1  # where there is a note, there is a run; beside one, `check` tells of a damaged note
+    with suppress(CorruptData):
         noted = newest_noted(disk, folder)
-        if noted > (numbers[-1] if numbers else 0):
-            numbers.append(noted)  # which is missing, and is said to be
+    if noted > (numbers[-1] if numbers else 0):
+        numbers.append(noted)  # which is missing, and is said to be
     if numbers:
         last = open_run(disk, folder, numbers[-1])
         runs = [last, *(open_run(disk, folder, number) for number in last.facts.kept)]

@@ -34,7 +34,7 @@ from holdfast.broker.contents import (
     strike_off,
     strike_off_root,
 )
-from holdfast.broker.dedup_check import damaged_dedup
+from holdfast.broker.dedup_check import damaged_note, damaged_runs, renew_note
 from holdfast.broker.folder_key import KEY_FILE, key_is_whole
 from holdfast.broker.groups import GroupNotes
 from holdfast.broker.journal import Journal
@@ -281,9 +281,17 @@ class _Planner:
                 yield self._aside(f"{place}/{GROUPS}/{group}.json", error, cost)
         # Those of the topic, and of partitions from before topics kept them.
         for part in (DEDUP, *(f"{number}/{DEDUP}" for number in range(facts.partitions))):
-            wrong = damaged_dedup(self._world, join(folder, part))
+            path = join(folder, part)
+            wrong, note = damaged_runs(self._world, path), damaged_note(self._world, path)
             if wrong:
                 yield self._aside(f"{place}/{part}", wrong[0], cost_of(part))
+            elif note:
+                yield self._work(
+                    "renew", f"{place}/{part}", f"write the note anew ({note})", "nothing", self._renew_note(path)
+                )
+
+    def _renew_note(self, path: str) -> Callable[[str], None]:
+        return lambda _: renew_note(self._world, path)
 
     def _missing(self) -> Iterator[_Work]:
         for part in missing_root_parts(self._world, self._folder):
