@@ -144,15 +144,20 @@ class Catalog:
         """The names of topics of which something was left half made or half deleted, or is so at this moment."""
         return {found[2] for left in names_in(self._world, self._folder) if (found := _LEFT.fullmatch(left))}
 
+    def deleted(self) -> set[str]:
+        """The names of topics that were deleted, and of which something is left."""
+        left = filter(None, map(_LEFT.fullmatch, names_in(self._world, self._folder)))
+        return {found[2] for found in left if found[1] == _GONE and found[2] not in self}
+
     def tidy(self, name: str | None = None) -> None:
         """Remove what was left half made or half deleted, of one name or of all. Nobody else is at work on them."""
-        disk = self._world.disk
+        disk, deleted = self._world.disk, self.deleted()
         for left in names_in(self._world, self._folder):
             found = _LEFT.fullmatch(left)
             if found is None or name not in (None, found[2]):
                 continue
             letters = join(self._folder, found[2] + DEAD_SUFFIX)
-            if found[1] == _GONE and found[2] not in self:
+            if found[2] in deleted:
                 remove_tree(disk, letters)  # for good, and first: without what is left of the topic nobody would look
                 disk.sync_folder(self._folder)
             remove_tree(disk, join(self._folder, left))

@@ -7,9 +7,11 @@ from typing import Final, Literal
 
 import msgspec
 
+from holdfast.broker.catalog import Catalog
 from holdfast.broker.delayed.manifest import load_manifest
 from holdfast.broker.delayed.run import open_run
-from holdfast.broker.layout import GROUPS, INTERNAL_PREFIX, LOCKS, TOPICS
+from holdfast.broker.groups import GroupNotes
+from holdfast.broker.layout import DEAD_SUFFIX, GROUPS, INTERNAL_PREFIX, LOCKS, TOPICS
 from holdfast.broker.locks_beside import replayed_locks
 from holdfast.broker.past_events import is_past
 from holdfast.broker.replay import folders_in, holds_log, replayed_group
@@ -56,10 +58,14 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts_of(world: World, folder: str) -> list[Part]:
-    """Every log in a data folder, the messages before what is derived from them."""
+    """Every log in a data folder, the messages before what is derived from them; nothing that is being deleted."""
     found = []
+    gone = {name + DEAD_SUFFIX for name in Catalog(world, folder).deleted()}
     for topic in folders_in(world, join(folder, TOPICS)):
+        if topic in gone:
+            continue
         kind: Literal["messages", "traces"] = "traces" if topic.startswith(INTERNAL_PREFIX) else "messages"
+        going = GroupNotes(world, join(folder, f"{TOPICS}/{topic}")).deleted()
         numbers = [name for name in folders_in(world, join(folder, f"{TOPICS}/{topic}")) if name.isdigit()]
         for number in sorted(numbers, key=int):
             place = f"{TOPICS}/{topic}/{number}"
@@ -67,7 +73,8 @@ def parts_of(world: World, folder: str) -> list[Part]:
             found.append(Part("delayed", f"{place}/delayed/intake", join(folder, f"{place}/delayed/intake")))
             for group in folders_in(world, join(folder, f"{place}/groups")):
                 name = f"{place}/groups/{group}"
-                found.append(Part("journal", name, join(folder, name)))
+                if group not in going:
+                    found.append(Part("journal", name, join(folder, name)))
     for group in folders_in(world, join(folder, GROUPS)):
         found.append(Part("commits", f"{GROUPS}/{group}", join(folder, f"{GROUPS}/{group}")))
     found.append(Part("locks", LOCKS, join(folder, LOCKS)))
