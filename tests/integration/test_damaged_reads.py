@@ -122,3 +122,55 @@ def test_the_command_line_shows_damage_beside_what_is_ready(data, run):
     assert re.search(r"ready +2\b", done.out)
     assert re.search(r"damaged +1\b", done.out)
     assert run("stats", data, "--json").document["damaged"] == 1
+
+
+def left_out(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """What each listing said of messages that it left out."""
+    found = [record for record in caplog.records if "left out of a list" in record.message]
+    assert all(record.levelname == "WARNING" for record in found)
+    counts = [record.messages for record in found]
+    caplog.clear()
+    return counts
+
+
+def test_a_listing_warns_once_of_damaged_messages_that_it_leaves_out(data, caplog):
+    with holdfast.open_broker(data) as broker:
+        group = broker.group("orders", "billing")
+        assert [message.offset for message in group.messages("ready")] == [0, 1, 3, 4]
+        assert left_out(caplog) == [1]
+        assert len(list(group.messages("ready", limit=2))) == 2
+        assert left_out(caplog) == []  # it did not come so far
+        assert len(list(group.messages("ready", limit=3))) == 3
+        assert left_out(caplog) == [1]
+        group.ack_many(group.receive_many(4))
+        assert list(group.messages("ready")) == []
+        assert left_out(caplog) == []  # passed over by the group, too: it is not ready any more
+
+
+def test_a_listing_over_http_and_in_the_console_tells_of_damaged_messages(data, caplog):
+    with serving(data, whole=True) as server, holdfast.connect(server.url) as broker:
+        group = broker.group("orders", "default")
+        assert [message.offset for message in group.messages("ready")] == [0, 1, 3, 4]
+        assert left_out(caplog) == [1]
+        assert server.get("/v1/queues/orders/messages").body["damaged"] == 1
+        assert "1 message is damaged and left out" in shown(server, "/ui/queues/orders")
+        assert "left out" not in shown(server, "/ui/queues/orders?tab=leased")
+
+
+def test_a_list_of_dead_letters_warns_of_damaged_ones_that_it_leaves_out(data, caplog):
+    with holdfast.open_broker(data) as broker:
+        group = broker.group("orders", "default")
+        for message in group.receive_many(10):
+            message.reject("no")
+    (segment,) = data.glob(f"topics/orders.dlq/0/log/{0:020d}.log")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"message 3")] ^= 1
+    segment.write_bytes(content)
+    caplog.clear()
+    with holdfast.open_broker(data) as broker:
+        whole = [letter.original_offset for letter in broker.group("orders", "default").dead.list()]
+        assert 3 not in whole
+        assert left_out(caplog) == [4 - len(whole)]
+    with serving(data) as server, holdfast.connect(server.url) as broker:
+        assert [letter.original_offset for letter in broker.group("orders", "default").dead.list()] == whole
+        assert left_out(caplog) == [4 - len(whole)]

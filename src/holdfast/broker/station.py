@@ -100,6 +100,13 @@ class Station:
         self.inter()
         return iter(()) if self._graves is None else self._graves.all(start, look)
 
+    def lost_letters(self, start: int, stop: int) -> int:
+        """How many dead letters there cannot be read, as far as that is known; whose they were nobody can say."""
+        if self._graves is None:
+            return 0
+        letters, log = self._graves.letters, self._graves.target.log
+        return letters.group.ready_of(log.damaged()).range_cardinality(start, stop)
+
     def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
         """The dead letter at an offset of its own log, if there is one; with `gone` even if redriven or purged."""
         self.check_open()

@@ -20,7 +20,7 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.face import gives_back, switch
 from holdfast.embedded.listed import PhaseName
-from holdfast.embedded.listing import Where, check_limit
+from holdfast.embedded.listing import Where, check_limit, warn_of_damage
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
@@ -455,6 +455,7 @@ class Listing(Generic[Body]):
         self._wanted = compile_where(where, now_ms=now_ms) if callable(where) else None
         self._query: dict[str, Any] = {"where": None if callable(where) else where, "group": face.group, "after": None}
         self._ended = False
+        self._damaged = 0
 
     async def page(self) -> list[RemoteListed[Body]]:
         """The next of them; [] behind the last."""
@@ -465,6 +466,9 @@ class Listing(Generic[Body]):
                 found = [each for each in found if self._wanted(each)]
             found = found[: self._left]
             self._left = None if self._left is None else self._left - len(found)
+        if self._damaged and (self._ended or self._left == 0):
+            warn_of_damage(self._face._topic, self._face.group, self._phase, self._damaged)
+            self._damaged = 0
         return found
 
     async def _ask(self) -> list[RemoteListed[Body]]:
@@ -474,11 +478,13 @@ class Listing(Generic[Body]):
         if self._phase == "dead":
             letters: Letters = await face._ask("GET", "dead", Letters, **query)
             found, query["after"] = [RemoteDeadLetter(face, each) for each in letters.letters], letters.next
+            self._damaged += letters.damaged
         else:
             told: wire.ListedMessages = await face._ask(
                 "GET", "messages", wire.ListedMessages, phase=self._phase, **query
             )
             found, query["after"] = [RemoteListed(face, each) for each in told.messages], told.next
+            self._damaged += told.damaged
         self._ended = not query["after"]
         return found
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+import logging
+from collections.abc import Callable, Container, Generator, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
+
+from pyroaring import BitMap64
 
 from holdfast.broker.marks import is_for
 from holdfast.broker.station import Station
@@ -19,6 +22,8 @@ from holdfast.model import Record
 if TYPE_CHECKING:
     from holdfast.embedded.face import Face
 
+logger = logging.getLogger(__name__)
+
 Message = TypeVar("Message", bound=Listed[Any])
 Where: TypeAlias = str | Callable[[Any], object] | None
 
@@ -26,8 +31,15 @@ Where: TypeAlias = str | Callable[[Any], object] | None
 # and number. It may raise, to end the look there.
 Look: TypeAlias = Callable[..., None]
 
+# Told how many messages were left out because they are damaged.
+Lost: TypeAlias = Callable[[int], None]
+
 _AT_A_TIME: Final = 256
 _LAST: Final = 2**62  # behind all that is in a log
+
+
+_Listing: TypeAlias = Generator[Listed[Any], None, None]
+_Source: TypeAlias = Callable[[Any, "Mark", Look, Lost], _Listing]
 
 
 class Mark(NamedTuple):
@@ -75,14 +87,40 @@ def listed(
     *,
     after: Mark | None = None,
     look: Look = _unwatched,
+    lost: Lost | None = None,
 ) -> Iterator[Listed[Body]]:
-    """The messages in a phase that the condition chooses, from the start or behind a place."""
+    """The messages in a phase that the condition chooses, from the start or behind a place.
+
+    Damaged ones are left out: at the end `lost` is told how many, or the log is.
+    """
     if phase not in get_args(PhaseName):
         raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
     check_limit(limit)
     face._check_open()
     now_ms = face._engine.world.clock.now_ns() // 1_000_000
-    return chosen(_SOURCES[phase](face, after or Mark(), look), where, limit, now_ms=now_ms)
+    if lost is None:
+        lost = partial(warn_of_damage, face.topic, face.group, phase)
+    return chosen(_whole(_SOURCES[phase], face, after or Mark(), look, lost), where, limit, now_ms=now_ms)
+
+
+def _whole(source: _Source, face: Face[Any], after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
+    """The messages of a source; at their end, or when nobody wants more, it is told how many were damaged."""
+    counts: list[int] = []
+    try:
+        yield from source(face, after, look, counts.append)
+    finally:
+        if any(counts):
+            lost(sum(counts))
+
+
+def warn_of_damage(topic: str, group: str, phase: str, messages: int) -> None:
+    """Say once for a list that it is not all there should be."""
+    logger.warning(
+        "%d damaged messages of %s were left out of a list; run `holdfast check` on the folder",
+        messages,
+        topic,
+        extra={"topic": topic, "group": group, "phase": phase, "messages": messages},
+    )
 
 
 def chosen(messages: Iterator[Message], where: Where, limit: int | None, *, now_ms: int) -> Iterator[Message]:
@@ -125,33 +163,38 @@ def _stations(face: Face[Any], after: Mark) -> Iterator[tuple[Station, Mark]]:
             yield station, after if station.number == after.partition else Mark()
 
 
-def _ready(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
+def _ready(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
     for station, mark in _stations(face, after):
         group, log = station.delivery.group, station.partition.log
-        start = min(max(group.floor, log.start, mark.offset + 1), log.end)
-        for record in log.records(start, on_damage="skip", whole=False):
-            look(station.number, record.offset)
-            if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
-                yield Listed(face, station, record, "ready")
+        start = at = min(max(group.floor, log.start, mark.offset + 1), log.end)
+        try:
+            for record in log.records(start, on_damage="skip", whole=False):
+                look(station.number, record.offset)
+                at = record.offset + 1
+                if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
+                    yield Listed(face, station, record, "ready")
+            at = log.end
+        finally:
+            lost(group.ready_of(log.damaged()).range_cardinality(start, at))
 
 
-def _leased(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
+def _leased(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
     for station, mark in _stations(face, after):
         leases = station.delivery.group.leases
         with station.delivery.lock:
             offsets = list(leases)  # and no more, while consumers wait for the lock
         offsets = sorted(offset for offset in offsets if offset > mark.offset)
-        for record in _records(station, offsets, leases):
+        for record in _records(station, offsets, leases, lost):
             look(station.number, record.offset)
             yield Listed(face, station, record, "leased")
 
 
-def _delayed(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
+def _delayed(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
     for station, mark in _stations(face, after):
         with station.delivery.lock:
             waiting = dict(station.delivery.group.waiting)
         waiting = dict(sorted(each for each in waiting.items() if each[0] > mark.offset))
-        for record in _records(station, list(waiting), station.delivery.group.waiting):
+        for record in _records(station, list(waiting), station.delivery.group.waiting, lost):
             look(station.number, record.offset)
             yield Listed(face, station, record, "delayed", due_ms=waiting[record.offset])
         store = station.partition.delayed
@@ -162,19 +205,29 @@ def _delayed(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
                 yield Waiting(face, station, message)
 
 
-def _records(station: Station, offsets: list[int], among: Container[int]) -> Iterator[Record]:
+def _records(station: Station, offsets: list[int], among: Container[int], lost: Lost) -> Iterator[Record]:
     """The messages at these offsets, some at a time, without those that have left the phase meanwhile."""
     for i in range(0, len(offsets), _AT_A_TIME):
-        yield from station.delivery.fetch([offset for offset in offsets[i : i + _AT_A_TIME] if offset in among])
+        wanted = [offset for offset in offsets[i : i + _AT_A_TIME] if offset in among]
+        found = station.delivery.fetch(wanted)
+        if len(found) < len(wanted):
+            lost(len(station.partition.log.damaged().intersection(BitMap64(wanted))))
+        yield from found
 
 
-def _dead(face: Face[Any], after: Mark, look: Look) -> Iterator[Listed[Any]]:
+def _dead(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
     for station, mark in _stations(face, after):
-        for letter in station.letters(mark.offset + 1, partial(look, station.number)):
-            yield DeadLetter(face, station, letter)
+        at = mark.offset + 1
+        try:
+            for letter in station.letters(mark.offset + 1, partial(look, station.number)):
+                at = letter.record.offset + 1
+                yield DeadLetter(face, station, letter)
+            at = _LAST
+        finally:
+            lost(station.lost_letters(mark.offset + 1, at))
 
 
-_SOURCES: dict[str, Callable[[Any, Mark, Look], Iterator[Listed[Any]]]] = {
+_SOURCES: dict[str, _Source] = {
     "ready": _ready,
     "leased": _leased,
     "delayed": _delayed,

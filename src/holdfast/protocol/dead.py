@@ -48,11 +48,13 @@ class Letters(Told, kw_only=True):
     """Dead letters, oldest first; `next` is what `after` goes on from, if there may be more.
 
     That may be so of a page with few letters, or none: one call looks at so many (`scanned`) and no more.
+    So many were `damaged`, and are left out.
     """
 
     letters: list[Letter]
     next: str = ""
     scanned: int = 0
+    damaged: int = 0
 
 
 class DeadGroups(Told, kw_only=True):

@@ -63,11 +63,13 @@ class ListedMessages(Told, kw_only=True):
     """Messages that are looked at, with where they stand; `next` is what `after` goes on from, if there may be more.
 
     That may be so of a page with few messages, or none: one call looks at so many (`scanned`) and no more.
+    So many were `damaged`, and are left out.
     """
 
     messages: list[Listed]
     next: str = ""
     scanned: int = 0
+    damaged: int = 0
 
 
 class LookupQuery(InGroup, kw_only=True):

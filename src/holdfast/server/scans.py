@@ -46,6 +46,7 @@ class Scan:
         self.most = most
         self.looked = 0
         self.mark: Mark | None = None  # the last place that was looked at
+        self.damaged = 0  # how many messages were left out because they are damaged
         self.abandoned = False
         self._steps = 0
         self._never = threading.Event()
@@ -57,6 +58,10 @@ class Scan:
         self.looked += 1
         self.mark = Mark(partition, offset, due_ms, number)
         self.step()
+
+    def lost(self, messages: int) -> None:
+        """So many were damaged, and left out."""
+        self.damaged += messages
 
     def step(self) -> None:
         """Some more work is about to be done."""

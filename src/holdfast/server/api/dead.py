@@ -62,7 +62,7 @@ def _letters(scan: Scan, group: ServedGroup, query: DeadQuery) -> Letters:
         return room.use(_letter(letter, bodies=room.left > 0))
 
     letters, more = page(scan, group, "dead", query, tell)
-    return Letters(letters=letters, next=more, scanned=scan.looked)
+    return Letters(letters=letters, next=more, scanned=scan.looked, damaged=scan.damaged)
 
 
 async def each_letter(

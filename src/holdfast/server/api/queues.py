@@ -363,7 +363,7 @@ async def messages(call: Call) -> ListedMessages:
 def _look(scan: Scan, group: ServedGroup, query: ListQuery) -> ListedMessages:
     room = Room(bodies=query.bodies)
     found, more = page(scan, group, query.phase, query, lambda each: room.use(told(each, bodies=room.left > 0)))
-    return ListedMessages(messages=found, next=more, scanned=scan.looked)
+    return ListedMessages(messages=found, next=more, scanned=scan.looked, damaged=scan.damaged)
 
 
 def page(
@@ -373,7 +373,7 @@ def page(
     after = None if query.after is None else parse_mark(query.after)
     answers: list[_Told] = []
     try:
-        for each in listed(group, phase, query.where, query.limit, after=after, look=scan.look):
+        for each in listed(group, phase, query.where, query.limit, after=after, look=scan.look, lost=scan.lost):
             answers.append(tell(each))
             if len(answers) == query.limit:
                 return answers, mark_of(each).text

@@ -78,18 +78,21 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
 
 def rows(
     scan: Scan, group: ServedGroup, tab: Tab, where: str | None, limit: int, after: str
-) -> tuple[list[MessageRow], str]:
-    """What a tab of a queue's page lists, and where to look further if so many were looked at that it ended early."""
+) -> tuple[list[MessageRow], str, int]:
+    """What a tab of a queue's page lists, and where to look further if so many were looked at that it ended early.
+
+    And how many damaged messages were left out.
+    """
     if tab == "done":
-        return _done_rows(group, where, limit, _places(after))
+        return *_done_rows(group, where, limit, _places(after)), 0
     found: list[MessageRow] = []
     mark = parse_mark(after) if after else None
     try:
-        for each in listed(group, tab, where, limit, after=mark, look=scan.look):
+        for each in listed(group, tab, where, limit, after=mark, look=scan.look, lost=scan.lost):
             found.append(row_of(each))
     except Full:
-        return found, "" if scan.mark is None else scan.mark.text
-    return found, ""
+        return found, "" if scan.mark is None else scan.mark.text, scan.damaged
+    return found, "", scan.damaged
 
 
 def _places(after: str) -> int:

@@ -107,10 +107,11 @@ def queue_routes(rates: Rates) -> Routes:
         group = await group_for(call, query.group)
         found: list[MessageRow] = []
         problem = more = ""
+        damaged = 0
         if group is not None:
             try:
                 where = query.where.strip() or None
-                found, more = await call.scan(rows, group, query.tab, where, query.limit, query.after)
+                found, more, damaged = await call.scan(rows, group, query.tab, where, query.limit, query.after)
             except InvalidRequest as error:
                 problem = str(error)
         head = await head_of(call, rates, group)
@@ -123,6 +124,7 @@ def queue_routes(rates: Rates) -> Routes:
             tabs=_TABS,
             rows=found,
             more=more,
+            damaged=damaged,
             scanned=call.service.settings.scan_messages,
             problem=problem,
             policy=policy_of(head["info"], group),
