@@ -11,7 +11,7 @@ from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
 from holdfast.embedded.aio_broker import open_broker
-from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from tests.unit.queues import Place
 
 MANY = 5 * MOST_AT_ONCE
@@ -77,7 +77,7 @@ def test_a_large_take_that_is_given_back_gives_other_tasks_their_turn(tmp_path):
             assert found is not None
             await group.take_more(found, MANY, None, "bob")
             turns = Turns()
-            await group.give_back(found)
+            await group.give_back(receipts_of(found))
             assert turns.count >= 4
             turns.stop()
             assert (await group.stats()).ready == MANY
