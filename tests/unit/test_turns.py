@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import Any
+
+import pytest
 
 from holdfast.server.pool import Pool
 from holdfast.server.turns import CALLER, FairThreads, Turns, other_turns
@@ -180,3 +182,29 @@ def test_large_bodies_of_one_caller_leave_a_thread_to_others():
         pool.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_nobody_waits_for_work_that_the_end_of_the_threads_leaves_undone(cancels: bool):
+    threads = FairThreads(1, 1)
+    begun, over = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return over.wait(_PATIENCE_S)
+
+    first = submitted(threads, "a", work)
+    assert begun.wait(_PATIENCE_S)
+    behind, in_line = submitted(threads, "b", work), [submitted(threads, "a", work) for _ in range(5_000)]
+    threads.shutdown(wait=False, cancel_futures=cancels)
+    over.set()
+    assert first.result(_PATIENCE_S) is True
+    assert outcome(behind) == ("cancelled" if cancels else True)
+    assert set(map(outcome, in_line)) == {"cancelled"}
+
+
+def outcome(future: Future[Any]) -> Any:
+    try:
+        return future.result(_PATIENCE_S)
+    except CancelledError:
+        return "cancelled"

@@ -136,11 +136,25 @@ class FairThreads(ThreadPoolExecutor):
                 return future
             self._running[caller] = self._running.get(caller, 0) + 1
         try:
-            super().submit(self._work, caller, [(future, lambda: fn(*args, **kwargs))])
+            self._begin(caller, (future, lambda: fn(*args, **kwargs)))
         except BaseException:
             self._finished(caller)
             raise
         return future
+
+    def _begin(self, caller: str, given: _Work) -> None:
+        future = given[0]
+
+        def end(begun: Future[None]) -> None:
+            # The server ends, and it was not begun. Nothing can be begun from here: whoever ends holds a lock.
+            if begun.cancelled():
+                future.cancel()
+                with self._line_lock:
+                    line = self._lines.pop(caller, ())
+                for other, _ in line:
+                    other.cancel()
+
+        super().submit(self._work, caller, [given]).add_done_callback(end)
 
     def _work(self, caller: str, given: list[_Work]) -> None:
         try:
@@ -150,21 +164,26 @@ class FairThreads(ThreadPoolExecutor):
 
     def _finished(self, caller: str) -> None:
         """A thread has done something for the caller: it may do the next thing, behind what others want."""
+        while (first := self._next(caller)) is not None:
+            try:
+                self._begin(caller, first)
+            except RuntimeError:  # the server ends
+                first[0].cancel()
+            else:
+                return
+
+    def _next(self, caller: str) -> _Work | None:
         with self._line_lock:
             line = self._lines.get(caller)
-            if not line:
-                self._running[caller] -= 1
-                if not self._running[caller]:
-                    del self._running[caller]
-                return
-            first = line.popleft()
-            if not line:
-                del self._lines[caller]
-        try:
-            super().submit(self._work, caller, [first])
-        except RuntimeError:  # the server ends
-            first[0].cancel()
-            self._finished(caller)
+            if line:
+                first = line.popleft()
+                if not line:
+                    del self._lines[caller]
+                return first
+            self._running[caller] -= 1
+            if not self._running[caller]:
+                del self._running[caller]
+            return None
 
 
 def _do(given: list[_Work]) -> None:
