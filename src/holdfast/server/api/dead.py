@@ -159,7 +159,7 @@ async def show_dead(call: Call) -> Letter:
     answers=RedriveTold,
     gives=(LINES,),
     act=True,
-    errors=("unknown_topic", "unknown_group", "disk_full"),
+    errors=("unknown_topic", "unknown_group", "message_too_large", "queue_full", "disk_full"),
 )
 async def redrive(call: Call) -> RedriveTold | StreamResponse:
     """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is.
