@@ -276,7 +276,8 @@ def check_fields(settings: msgspec.Struct) -> None:
         try:
             msgspec.convert(getattr(settings, name), kind)
         except msgspec.ValidationError as error:
-            choices = f"; choose from {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
+            named = next((each for each in (kind, *get_args(kind)) if get_origin(each) is Literal), None)
+            choices = "" if named is None else f"; choose from {', '.join(get_args(named))}"
             raise BadSettings(f"{name}={getattr(settings, name)!r} cannot be used: {error}{choices}") from None
 
 

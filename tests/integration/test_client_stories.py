@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -460,6 +461,14 @@ async def test_no_delay_and_a_time_that_has_passed_mean_now(place):
         await done(producer.close())
         queue = await done(broker.queue("jobs"))
         assert (await done(queue.stats())).ready == 3
+
+
+@story
+async def test_what_is_open_cannot_be_pickled_and_says_what_to_do(place):
+    async with place.broker() as broker, place.queue() as queue:
+        for opened in (broker, queue):
+            with pytest.raises(TypeError, match=r"^<.*> cannot be pickled: .* open it there$"):
+                pickle.dumps(opened)
 
 
 @story

@@ -1148,3 +1148,13 @@ def test_a_log_of_a_queue_that_somebody_owns_is_not_repaired_though_its_files_ar
         queue.put(b"two")
     assert run("repair", log.folder, "--yes").code == 0
     assert bodies(jobs) == [b"one", b"two"]
+
+
+def test_a_word_that_is_not_one_of_a_few_is_refused_with_those_that_are(run, jobs):
+    run("put", jobs, "x")
+    words = run("settings", jobs, "bodies=xml").err
+    assert words == "error: bodies='xml' cannot be used: Invalid enum value 'xml'; choose from bytes, text, json\n"
+    words = run("list", jobs, "gone").err
+    assert words.startswith(
+        "error: Invalid value for 'PHASE': 'gone' is not one of 'ready', 'leased', 'delayed', 'dead'"
+    )

@@ -166,7 +166,7 @@ def _run(arguments: Sequence[str]) -> int:
     except _CallError as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "holdfast"
-        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        message = error.format_message().rstrip(".").replace(": Value error, ", ": ")  # type: ignore[attr-defined]
         print_error("usage", f"{message} (see `{path} --help`)", as_json="--json" in arguments)
         return NOT_DONE
     except HoldfastError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -23,6 +23,7 @@ from holdfast.embedded.face import switch
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, to_of
+from holdfast.env import refuse_to_pickle
 from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.protocol import groups as wire_groups
@@ -62,6 +63,9 @@ class RemoteBrokerFace:
     @property
     def closed(self) -> bool:
         return self._caller.closed
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}{' (closed)' if self.closed else ''}>"

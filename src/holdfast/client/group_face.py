@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic, TypeVar, get_args
+from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
 
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.layout import DEFAULT_GROUP
@@ -24,6 +24,7 @@ from holdfast.embedded.listing import Where, check_limit, warn_of_damage
 from holdfast.embedded.message import Body
 from holdfast.embedded.publisher import Stored
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
+from holdfast.env import refuse_to_pickle
 from holdfast.errors import Closed, Conflict, Empty, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.protocol import queues as wire
@@ -101,6 +102,9 @@ class GroupFace(Generic[Body]):
     @property
     def closed(self) -> bool:
         return self._closed or self._caller.closed
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         of_group = "" if self._group == DEFAULT_GROUP else f" of {self._group}"

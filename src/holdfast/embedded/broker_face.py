@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -32,7 +32,7 @@ from holdfast.embedded.topics import (
     partition_info,
     to_of,
 )
-from holdfast.env import World, close_in_children, real_world
+from holdfast.env import World, close_in_children, real_world, refuse_to_pickle
 from holdfast.env.environ import environment
 from holdfast.errors import BadSettings, DamagedRange, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
 from holdfast.model import Durability, Retained, extra_bytes
@@ -82,6 +82,9 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
     @property
     def closed(self) -> bool:
         return self._engine.closed
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}{' (closed)' if self.closed else ''}>"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from operator import attrgetter
 from os import PathLike
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
-from holdfast.env import World, close_in_children
+from holdfast.env import World, close_in_children, refuse_to_pickle
 from holdfast.env.environ import environment
 from holdfast.errors import Closed, DiskFull, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import BodyKind, Durability, Retained
@@ -116,6 +116,9 @@ class Face(Generic[Body], metaclass=ABCMeta):  # others stand in for it, and are
         self._group.check_open()
         if self._closed:
             raise Closed(f"this view of the group {self._group.name} is closed; take it anew")
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         of_group = "" if self._group.name == DEFAULT_GROUP else f" of {self._group.name}"

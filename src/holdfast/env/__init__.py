@@ -3,7 +3,7 @@
 from holdfast.env.clock import Clock, ManualClock, SystemClock
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, RealDisk
 from holdfast.env.exits import end_at_exit
-from holdfast.env.forks import close_in_children
+from holdfast.env.forks import close_in_children, refuse_to_pickle
 from holdfast.env.ids import Ids, SeededIds, SystemIds
 from holdfast.env.open_files import OpenFiles
 from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
@@ -31,4 +31,5 @@ __all__ = [
     "end_at_exit",
     "is_remote",
     "real_world",
+    "refuse_to_pickle",
 ]

@@ -7,7 +7,7 @@ acknowledged would lie on top of each other.
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakSet
 
 
@@ -24,6 +24,14 @@ _owners: WeakSet[Owner] = WeakSet()
 def close_in_children(owner: Owner) -> None:
     """Let every child that is forked from now on find the object closed."""
     _owners.add(owner)
+
+
+def refuse_to_pickle(opened: object) -> NoReturn:
+    """Say what to do instead, where a program hands something that it has opened to a process that is spawned."""
+    raise TypeError(
+        f"{opened!r} cannot be pickled: it has files or connections, which belong to one process. Give the other "
+        "process the path or the address, and open it there"
+    )
 
 
 def _disown_all() -> None:
