@@ -138,7 +138,7 @@ def purge_command(
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
-    """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
+    """Drop every message that is not in flight, including delayed ones unless other groups read the topic."""
     name = topic if is_address(folder) else chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
         queue = view(broker, chosen_by(broker, folder, name), group)
@@ -147,7 +147,7 @@ def purge_command(
             waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
             stdout().print(f"{waiting}, {stats.leased:,} in hand in {safe(queue.name)}", soft_wrap=True)
         if not dry_run:
-            if not confirmed("Drop those that nobody has in hand?", "purge", yes=yes, as_json=as_json):
+            if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=as_json):
                 return NOT_DONE
             purged = queue.purge()
     if as_json:
@@ -179,7 +179,7 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
 def apply_retention_command(
     folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT, as_json: AsJson = False
 ) -> int:
-    """Drop now what the retention settings let go, in one topic or in all, as upkeep does in time."""
+    """Apply the retention settings now, to one topic or to all, instead of waiting for the regular upkeep."""
     with opened_broker(folder, wait=wait) as broker:
         names = sorted(broker.topics()) if topic is None else [topic]
         gone = {name: broker.apply_retention(name) for name in names}
