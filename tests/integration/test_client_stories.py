@@ -194,6 +194,8 @@ async def test_dead_letters_can_be_put_into_another_queue(place):
         assert (dict(first.headers), first.correlation_id) == ({"tenant": "a", "raw": b"\xff"}, "c-1")
         assert (second.body, second.key, second.correlation_id) == (b"y", None, letters[1].original_id)
         await done(other.ack_many([first, second]))
+        last = (await done(queue.history(letters[0].original_id)))[-1]
+        assert (last.step, last.related) == ("redriven", "")
         assert (await done(queue.dead.redrive(to="jobs"))).done == 1  # its own: as without a name
         assert (await done(queue.get(timeout=5))).body == b"z"
 

@@ -243,6 +243,8 @@ def _follow_letter(station: Station, life: _Life, offset: int) -> None:
         if again is not None:
             life.add(again.timestamp_ns, REDRIVEN, group=station.group, related=station.id_of(again))
             life.went_on_at = again.offset
+        elif last.step == ACKED:  # into another topic, or into a message that is no longer kept
+            life.add(last.at_ns, REDRIVEN, group=station.group)
 
 
 def _letters(log: Log, group: str, offset: int, start: int) -> Iterator[int]:
