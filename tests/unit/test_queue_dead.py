@@ -451,7 +451,7 @@ def test_one_letter_is_found_among_many_by_either_id_without_reading_their_notes
             found = find_message(place.q, name)
             assert found is not None
             assert (found.message.body, found.phase) == (b"%d" % number, "dead")
-            assert len(read) == 1
+            assert len(read) <= 2  # once for the letter, and once for its history
     assert find_message(place.q, "jobs.dlq-0-300") is None
     place.q.dead.purge()
     found = find_message(place.q, stored[25].id)
