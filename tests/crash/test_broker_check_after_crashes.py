@@ -1,7 +1,8 @@
-"""A check after a crash of a healthy broker finds nothing lost, wherever dedup, growth, deletion or an upgrade stopped."""
+"""A check after a crash of a healthy broker finds nothing lost: wherever dedup, growth, deletion, an upgrade stopped."""
 
 from __future__ import annotations
 
+import errno
 import random
 import tarfile
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.broker.check import check_folder
+from holdfast.broker.contents import Contents, save_contents
 from holdfast.env import Ids, ManualClock, SeededIds, World
 from holdfast.env.simdisk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
@@ -24,16 +26,22 @@ class Machine:
     """A broker on a simulated disk."""
 
     def __init__(
-        self, disk: SimulatedDisk | None = None, clock: ManualClock | None = None, ids: Ids | None = None
+        self,
+        disk: SimulatedDisk | None = None,
+        clock: ManualClock | None = None,
+        ids: Ids | None = None,
+        *,
+        open_now: bool = True,
     ) -> None:
         self.disk, self.clock = disk or SimulatedDisk(), clock or ManualClock()
         self.ids = ids or SeededIds(3)
-        self.broker = self._open()
+        if open_now:
+            self.open()
 
-    def _open(self) -> holdfast.Broker:
+    def open(self) -> None:
         settings = BrokerSettings(topic=TopicSettings(min_free_bytes=0, durability="os"))
         world = World(clock=self.clock, disk=self.disk, ids=self.ids)
-        return holdfast.open_broker(FOLDER, world=world, settings=settings)
+        self.broker = holdfast.open_broker(FOLDER, world=world, settings=settings)
 
     def tick(self, seconds: int) -> None:
         self.clock.advance(seconds=seconds)
@@ -187,3 +195,27 @@ def test_nothing_is_missed_wherever_an_upgrade_is_cut_short(scale):
     assert machine.broker._engine.topic("orders").duplicates.index is not None
     machine.broker.alter_topic("orders", partitions=5)
     machine.broker.close()
+
+
+@pytest.mark.parametrize("unlisted", [FOLDER, f"{FOLDER}/topics/orders"])
+def test_a_list_that_an_upgrade_had_no_room_for_is_not_missed(unlisted, monkeypatch):
+    def save(world: World, folder: str, contents: Contents) -> None:
+        if folder == unlisted:
+            raise OSError(errno.ENOSPC, "no space")
+        save_contents(world, folder, contents)
+
+    machine = Machine(old_folder(), open_now=False)
+    with monkeypatch.context() as full:
+        full.setattr("holdfast.broker.contents.save_contents", save)
+        machine.open()
+        machine.broker._engine.topic("orders")
+        assert not machine.disk.exists(f"{unlisted}/contents")
+        machine.broker.close()
+    assert alarms(machine.disk, machine.ids) == []
+    machine.open()
+    machine.broker._engine.topic("orders")
+    machine.broker.close()
+    assert machine.disk.exists(f"{unlisted}/contents")
+    assert alarms(machine.disk, machine.ids) == []
+    machine.disk.remove(f"{unlisted}/contents")
+    assert len(alarms(machine.disk, machine.ids)) == 1

@@ -364,7 +364,8 @@ class BrokerEngine:
             topic.on_pause = self._release_late
             try:
                 with suppress(OSError):  # no room: the next opening does it
-                    self.catalog.bring_up_to_date(name, facts)
+                    if self._listed:  # or the folder's own list would be missed
+                        self.catalog.bring_up_to_date(name, facts)
                 if changes or given is not None:
                     keep_settings(self.world, folder, kept, base)
                     topic.list_parts()

@@ -87,7 +87,12 @@ class Catalog:
         return is_sealed(self._note_of(name)[1] or b"")
 
     def bring_up_to_date(self, name: str, facts: TopicFacts) -> None:
-        """Write `topic.json` anew where it is lost, damaged, or of an older release. The parts are listed by then."""
+        """Write `topic.json` anew where it is lost, damaged, or of an older release.
+
+        It tells that there is a list of parts, and waits for that: there may have been no room for one.
+        """
+        if self._listed(name) is None:
+            return
         with suppress(CorruptData):
             if self.noted(name) == facts and self.is_listed(name):
                 return
