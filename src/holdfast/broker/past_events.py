@@ -93,9 +93,11 @@ class PastEvents:
 
         Where that cannot be done their history is lost, and nothing else: the journal must not grow for it.
         """
-        *sealed, active = self._log.segments()
-        going = [facts.base_offset for facts in sealed if facts.next_offset <= before]
-        first_left = [*(facts.base_offset for facts in sealed), active.base_offset][len(going)]
+        segments = self._log.segments()
+        if not segments:
+            return  # a journal that was lost, and has no event yet
+        going = [facts.base_offset for facts in segments[:-1] if facts.next_offset <= before]
+        first_left = segments[len(going)].base_offset
         try:
             there = {past.base for past in self._files()} if going else set()
             for base in going:
