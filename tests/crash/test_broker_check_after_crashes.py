@@ -1,4 +1,4 @@
-"""A check after a crash of a healthy broker finds nothing lost: wherever dedup, growth, deletion, an upgrade stopped."""
+"""A check after a crash of a healthy broker finds nothing lost, wherever dedup, growth, deletion or upgrade stopped."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast import NotFound
+from holdfast.broker.check import check_folder
 from holdfast.broker.past_events import PastEvents, is_past
 from holdfast.broker.traces import TraceStep
 from holdfast.checksum import crc32c
@@ -190,6 +191,26 @@ def test_past_events_that_are_damaged_cost_their_own_history_and_nothing_else():
     assert names(place.q.history(f"{place.q.name}-0-299")) == ["published", "leased", "acked"]
     place.q.put(b"more")
     place.q.get().ack()
+
+
+@pytest.mark.parametrize("damage", ["first byte", "middle", "emptied"])
+def test_a_check_names_past_events_that_are_damaged_and_calls_the_folder_whole(damage: str):
+    place = Place(segment_bytes=4096, snapshot_events=100)
+    worked_through(place, 300)
+    folder, first = place.q._stations[0].delivery.journal.log.folder, sorted(pasts(place))[0]
+    root = place.q._engine.folder
+    world = place.q._engine.world
+    place.q.close()
+    assert check_folder(root, world).notes == ()
+    path = f"{folder}/{first}"
+    if damage == "emptied":
+        place.disk.cut_file(path, 0)
+    else:
+        place.disk.flip(path, 0 if damage == "first byte" else len(place.disk.contents(path)) // 2)
+    report = check_folder(root, world)
+    (note,) = report.notes
+    assert path in note
+    assert report.ok
 
 
 def test_the_original_id_names_the_first_life_however_often_a_message_died():

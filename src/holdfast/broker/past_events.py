@@ -69,6 +69,20 @@ def is_past(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
+def damaged_pasts(world: World, folder: str) -> Iterator[str]:
+    """What is wrong with the files beside the journal in a folder, in words."""
+    for name in filter(is_past, world.disk.names(folder)):
+        path = join(folder, name)
+        try:
+            content = read_file(world.disk, path)
+            if content is not None:
+                _unpack(content)
+        except FileNotFoundError:
+            continue  # an owner has removed it meanwhile
+        except (CorruptData, OSError) as error:
+            yield f"{path} cannot be read: {error}; the history of some settled messages is lost, and nothing else"
+
+
 class PastEvents:
     """The files beside one journal. Whoever keeps snapshots calls, one at a time."""
 

@@ -23,6 +23,7 @@ from holdfast.broker.check.parts import (
 from holdfast.broker.check.small_files import damaged_notes
 from holdfast.broker.commits import CommitState, commits_of
 from holdfast.broker.layout import TOPICS
+from holdfast.broker.past_events import damaged_pasts
 from holdfast.env import World, real_world
 from holdfast.errors import HoldfastError
 from holdfast.storage.check import Progress, check
@@ -74,13 +75,15 @@ def check_folder(
     }
     missing = missing_folders(world, folder, ends, owned=owned)
     noted = list(damaged_notes(world, folder))
+    journals = [report.part.folder for report in found if report.part.kind == "journal"]
+    pasts = [what for journal in journals for what in damaged_pasts(world, journal)]
     return FolderReport(
         folder=folder,
         owned=owned,
         parts=tuple(found),
         missing=tuple(missing),
         wrong=tuple(what for severity, what in noted if severity == "damage"),
-        notes=tuple(what for severity, what in noted if severity == "note"),
+        notes=(*(what for severity, what in noted if severity == "note"), *pasts),
     )
 
 
