@@ -31,6 +31,7 @@ class Entry:
     detached: bool = False
     due_ms: int = 0
     document: Any = None
+    first_offset: int | None = None  # of its first life, where it was redriven
 
     def forget(self) -> None:
         """As if it had never been handed out."""
@@ -183,7 +184,8 @@ class Model:
 
     def bury(self, offset: int) -> None:
         entry = self.entries[offset]
-        letter = Letter(entry.body, entry.priority, offset, entry.attempts + 1, entry.document)
+        first = offset if entry.first_offset is None else entry.first_offset
+        letter = Letter(entry.body, entry.priority, first, entry.attempts + 1, entry.document)
         self.letters[self.next_letter] = letter
         self.next_letter += 1
         self.end(offset)
@@ -214,7 +216,8 @@ class Model:
     def redrive(self, chosen: Iterable[int]) -> None:
         for letter_id in sorted(chosen, key=lambda key: (self.letters[key].original_offset, key)):
             letter = self.letters.pop(letter_id)
-            self._append(letter.body, letter.priority, 0)
+            offset = self._append(letter.body, letter.priority, 0)
+            self.entries[offset].first_offset = letter.original_offset
 
     def tick(self) -> None:
         self.release()
