@@ -1,4 +1,4 @@
-"""A check after a crash of a healthy broker finds nothing lost, wherever dedup, growth, deletion or upgrade stopped."""
+"""After a crash a check finds nothing lost, wherever dedup, growth, deletion or an upgrade of a broker stopped."""
 
 from __future__ import annotations
 
