@@ -369,7 +369,7 @@ def test_no_answer_holds_much_more_than_it_should_however_much_is_asked_for(serv
     assert len(looked) == 240
     assert 0 < sum(not each.get("omitted") for each in looked) < 200
     taken = server.post(f"{QUEUE}/dequeue", {"count": 1_000}).body["messages"]
-    assert 100 <= len(taken) < 200
+    assert 100 <= len(taken) <= 200  # by the hundred, until that is as much as an answer should hold
     assert len(server.post(f"{QUEUE}/dequeue", {"count": 1_000}).body["messages"]) == 240 - len(taken)
 
 
