@@ -39,7 +39,7 @@ def test_a_days_work(browser: Browser, server: Serving):
         expect(page.locator("#phase")).to_have_text("ready")
 
         work(server, error=ERROR)
-        expect(page.locator("#phase")).to_have_text("done", timeout=15_000)  # by itself: its grave is elsewhere now
+        expect(page.locator("#phase")).to_have_text("dead", timeout=15_000)  # by itself
         page.get_by_role("link", name="Queues").first.click()
         row = page.get_by_role("row", name="orders")
         row.get_by_role("link", name="1", exact=False).last.click()

@@ -25,7 +25,7 @@ import asyncio, os, pathlib, time
 
 def note(message, word="done"):
     with open("seen", "a") as file:
-        file.write(f"{word} {message.body.decode()} {message.attempt}\\n")
+        file.write(f"{word} {message.body} {message.attempt}\\n")
 
 def steady(message):
     time.sleep(0.005)
@@ -155,9 +155,9 @@ def test_a_command_on_a_queue_that_is_not_there_yet_says_so_and_waits(place: Pla
     assert worker.stderr is not None
     line = next(line for line in worker.stderr if "waiting for it" in line)
     assert "there is no topic later in " in line
-    with holdfast.open_broker(place.folder / "q") as broker:
+    with holdfast.open_broker(place.folder / "q", body_type=str) as broker:
         broker.create_topic("later")
-        broker.publish("later", b"0")
+        broker.publish("later", "0")
     eventually(lambda: place.seen() == [(0, 1)])
     worker.terminate()
     assert ended(worker)[0] == 0

@@ -6,6 +6,7 @@ import pytest
 
 import holdfast
 from holdfast import CorruptData
+from holdfast.broker.check import repair_folder
 from tests.unit.queues import FOLDER, Place, bodies
 
 JOURNAL = f"{FOLDER}/topics/jobs/0/groups/default"
@@ -60,6 +61,9 @@ def test_two_damaged_snapshots_are_reported_with_what_to_do():
         place.open()
     for name in place.disk.names(JOURNAL):
         place.disk.remove(f"{JOURNAL}/{name}")
+    with pytest.raises(CorruptData, match="holdfast repair"):
+        place.open()
+    repair_folder(FOLDER, place.world)
     place.q = place.open()
     assert isinstance(place.q, holdfast.Queue)
     assert bodies(place.q)[-1] == b"left"
