@@ -263,6 +263,7 @@ MOVES: Final[dict[str, tuple[Callable[[Stage], object], dict[str, str], float | 
     "partitions": (lambda stage: stage.broker.add_partitions("orders", 2), TOPIC, 3),
     "log_bytes": (Stage.put, TOPIC, None),
     "log_segments": (Stage.put, TOPIC, 1),
+    "log_damaged_messages": (damage, TOPIC, 1),
     "dead_messages": (bury, TOPIC, 1),
     "queries": (read_by_a_query, TOPIC, 1),
     "query_lag_messages": (read_by_a_query, TOPIC, 1),
