@@ -143,18 +143,18 @@ class FairThreads(ThreadPoolExecutor):
         return future
 
     def _begin(self, caller: str, given: _Work) -> None:
-        future = given[0]
+        # Emptied by the work: a future remembers its callbacks, and would hold an error and the body it was made of.
+        work = [given]
 
         def end(begun: Future[None]) -> None:
             # The server ends, and it was not begun. Nothing can be begun from here: whoever ends holds a lock.
             if begun.cancelled():
-                future.cancel()
                 with self._line_lock:
                     line = self._lines.pop(caller, ())
-                for other, _ in line:
-                    other.cancel()
+                for future, _ in (*work, *line):
+                    future.cancel()
 
-        super().submit(self._work, caller, [given]).add_done_callback(end)
+        super().submit(self._work, caller, work).add_done_callback(end)
 
     def _work(self, caller: str, given: list[_Work]) -> None:
         try:
