@@ -138,10 +138,7 @@ def missing_root_parts(world: World, root: str) -> list[str]:
 
 def strike_off_root(world: World, root: str, part: str) -> None:
     """It is about to go, or is given up."""
-    with suppress(CorruptData):
-        known = _load(world, root)
-        if known is not None and part in known.parts:
-            save_contents(world, root, msgspec.structs.replace(known, parts=known.parts - {part}))
+    _strike_off(world, root, frozenset([part]))
 
 
 def root_list_error(world: World, root: str) -> str | None:
@@ -167,10 +164,14 @@ def root_cost_of(part: str) -> str:
 
 def strike_off(world: World, root: str, topic: str, parts: frozenset[str]) -> None:
     """These are about to go, or are given up."""
+    _strike_off(world, topic_folder(root, topic), parts)
+
+
+def _strike_off(world: World, folder: str, parts: frozenset[str]) -> None:
     with suppress(CorruptData):  # a list that is damaged names nothing, and is made anew of what is there
-        known = load_contents(world, root, topic)
+        known = _load(world, folder)
         if known is not None and known.parts & parts:
-            save_contents(world, topic_folder(root, topic), msgspec.structs.replace(known, parts=known.parts - parts))
+            save_contents(world, folder, msgspec.structs.replace(known, parts=known.parts - parts))
 
 
 def missing_parts(world: World, root: str, topic: str) -> list[str]:
@@ -196,8 +197,7 @@ def is_vital(part: str) -> bool:
 
 def is_dedup(part: str) -> bool:
     """Whether this is the topic's dedup ids, or those that a partition kept before topics did."""
-    place, _, name = part.rpartition("/")
-    return name == DEDUP and (not place or place.isdigit())
+    return _kind(part) == DEDUP
 
 
 def groups_of(parts: Iterable[str]) -> set[str]:

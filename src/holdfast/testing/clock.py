@@ -54,8 +54,7 @@ class VirtualClock(ManualClock):
         days: float = 0,
     ) -> None:
         """Let time pass; whatever falls due on the way happens, each at its time."""
-        seconds += minutes * 60 + hours * 3600 + days * 86_400
-        left_ns = round(seconds * 1e9) + ms * 1_000_000 + ns
+        left_ns = round(_in_seconds(seconds, minutes, hours, days) * 1e9) + ms * 1_000_000 + ns
         if left_ns < 0:
             raise ValueError("time does not run backwards; use step_wall for a clock that is set back")
         with self._moving:
@@ -79,7 +78,7 @@ class VirtualClock(ManualClock):
         days: float = 0,
     ) -> None:
         """Set the wall clock forward or back, as an administrator or NTP does; no time passes by it."""
-        super().step_wall(seconds=seconds + minutes * 60 + hours * 3600 + days * 86_400, ms=ms, ns=ns)
+        super().step_wall(seconds=_in_seconds(seconds, minutes, hours, days), ms=ms, ns=ns)
 
     def settle(self) -> int | None:
         """Do what is due now; answers in how many ms more will be."""
@@ -129,3 +128,7 @@ class VirtualClock(ManualClock):
         self.advance(ms=step_ms if due_ms is None else min(step_ms, max(due_ms, 1)))
         await asyncio.sleep(0)
         return event.is_set()
+
+
+def _in_seconds(seconds: float, minutes: float, hours: float, days: float) -> float:
+    return seconds + minutes * 60 + hours * 3600 + days * 86_400
