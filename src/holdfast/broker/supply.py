@@ -12,7 +12,7 @@ import msgspec
 from holdfast.broker.keyed import Keyed
 from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.broker.marks import MOVED, is_for, not_for
-from holdfast.codec.columns import PRIORITIES
+from holdfast.codec.columns import FLAGS, PRIORITIES
 from holdfast.delivery.choose import Chosen, Turns, choose
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.events import Phase
@@ -148,11 +148,10 @@ class Supply:
         for_others: list[int] = []
         lanes, end = self._group.lanes, self._log.end
         start = max(lanes.scanned, self._group.floor, self._log.start)
-        for frame in self._log.read(min(start, self._log.end), on_damage="skip"):
-            if frame.header.columns & PRIORITIES:
-                levels = frame.columns().priorities()
-                if levels is not None:
-                    self._group.arrive(frame.base_offset, bytes(levels))
+        for frame in self._log.frames_with(PRIORITIES | FLAGS, min(start, self._log.end)):
+            levels = frame.columns().priorities() if frame.header.columns & PRIORITIES else None
+            if levels is not None:
+                self._group.arrive(frame.base_offset, bytes(levels))
             for_others += not_for(frame, self._name)
         for offset, level in unread:
             self._group.arrive(offset, [level])

@@ -13,11 +13,14 @@ reported, and everything behind it stays. What tells them apart:
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
+from holdfast.codec.columns import DUE, EXPIRY, FLAGS, HEADERS, PRIORITIES, REMOVED
 from holdfast.codec.frame import FrameHeader
 from holdfast.env import World
 from holdfast.storage.epochs import NO_EPOCHS, Epochs, load_epochs
@@ -52,6 +55,31 @@ class SegmentDamage:
     reason: str
 
 
+# Columns that somebody may look for in the tail behind us; nearly every frame may have the others.
+_NOTED: Final = HEADERS | PRIORITIES | EXPIRY | DUE | FLAGS | REMOVED
+
+
+class ScannedTail:
+    """The offsets [first, end) that were walked through at opening, and what is in their frames besides bodies.
+
+    Whoever looks for messages of some kind, as groups do for priorities, need not read the same bytes again.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = self.end = first
+        self._offsets = array("q")
+        self._columns = array("H")
+
+    def add(self, offset: int, columns: int) -> None:
+        self._offsets.append(offset)
+        self._columns.append(columns)
+
+    def frames_with(self, columns: int, offset: int) -> list[int]:
+        """The first offsets of frames that have one of these columns, from the one that may hold `offset` on."""
+        known = [at for at, had in zip(self._offsets, self._columns, strict=True) if had & columns and at < self.end]
+        return known[max(bisect_right(known, offset) - 1, 0) :]
+
+
 @dataclass
 class Findings:
     """All that opening needs to know."""
@@ -75,6 +103,7 @@ class Findings:
     damage: list[SegmentDamage] = field(default_factory=list)
     cut: Cut | None = None
     lost_tail: tuple[int, int] | None = None  # synced offsets [first, next) of which nothing is left
+    scanned: ScannedTail | None = None
 
 
 # A place where the log could end: (segment base, position, offset). A bare tuple, made for every frame.
@@ -104,6 +133,7 @@ class _Scan:
         self.holes: list[_Hole] = []
         self.good_after: list[int | None] = []  # for each hole, the first good offset behind it
         self.indexes: dict[int, SegmentIndex] = {}
+        self.tail = ScannedTail(bases[0])
         self._open_holes = False  # bad bytes with nothing good behind them so far
 
     def run(self, world: World, folder: str, base: int) -> None:
@@ -127,6 +157,8 @@ class _Scan:
     def _add_frame(self, base: int, header: FrameHeader, index: SegmentIndex) -> None:
         position, offset = header.end, header.next_offset
         index.add_header(header)
+        if header.columns & _NOTED:
+            self.tail.add(header.base_offset, header.columns)
         self.frame_end = (base, position, offset)
         if header.batch_remaining == 0:
             self.batch_end = self.frame_end
@@ -169,6 +201,8 @@ def examine(world: World, folder: str, state: State | None, *, index_bytes: int,
     end = batch_end if half else frame_end
     _settle_end(world, folder, findings, end, reason or ("a batch was not written to its end" if half else ""))
     findings.indexes = _kept_indexes(world, folder, findings, scan.indexes)
+    findings.scanned = scan.tail
+    findings.scanned.end = findings.end
     return findings
 
 

@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 from holdfast.codec.encode import Body
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import FolderLock, World, close_in_children, real_world
-from holdfast.errors import Closed, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import Closed, DamagedRange, InvalidRequest, OffsetOutOfRange
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer, Record, Trimmed
 from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin, most_plain_bytes
@@ -86,6 +86,7 @@ class Log:
         )
         for found in recovered.report.damage:
             self._view.note_damage(found.first_offset, found.next_offset)
+        self._scanned = recovered.scanned  # until the first tick: those who open with us look through the tail
         self._files = LogFiles(world, folder, lock, self._writer, self._view, self.sync)
         self._lock: LogFiles | None = self._files
         self._write_one = self._writer.append_one
@@ -290,6 +291,28 @@ class Log:
         """Frames from the one that holds `offset` on, up to the readable end."""
         return self._open_view().read(offset, on_damage=on_damage)
 
+    def frames_with(self, columns: int, offset: int) -> Iterator[Frame]:
+        """Frames from the one that holds `offset` on that have one of these columns; what is damaged is passed over.
+
+        The tail that opening has walked through is not read again but for the frames that are wanted.
+        """
+        view, scanned = self._open_view(), self._scanned
+        if scanned is not None and scanned.first < scanned.end and offset < scanned.end:
+            for frame in view.read(offset, on_damage="skip") if offset < scanned.first else ():
+                if frame.base_offset >= scanned.first:
+                    break
+                if frame.header.columns & columns:
+                    yield frame
+            for at in scanned.frames_with(columns, offset):
+                with suppress(DamagedRange):
+                    frame = view.locate(max(at, offset))[0]
+                    if frame.base_offset == at:  # or the one before the offset ends before it, too
+                        yield frame
+            offset = scanned.end
+        for frame in view.read(offset, on_damage="skip"):
+            if frame.header.columns & columns:
+                yield frame
+
     def records(self, offset: int, *, on_damage: OnDamage = "raise", whole: bool = True) -> Iterator[Record]:
         """Messages from `offset` on, up to the readable end; large values stay in the file unless `whole`."""
         return self._open_view().records(offset, on_damage=on_damage, whole=whole)
@@ -387,6 +410,7 @@ class Log:
             limits = CompactionLimits(
                 floor, tombstone_ms, min_saving_percent, apart_header, needed_outside=self.needed_outside
             )
+            self._scanned = None  # frames may begin elsewhere from now on
             return compact_keys(self._world, self._writer, self.folder, self.settings, limits, progress)
 
     def truncate(self, offset: int) -> None:
@@ -404,11 +428,13 @@ class Log:
         limits = SegmentLimits(self.settings.index_bytes, self.settings.segment_bytes)
         truncate_tail(self._world, self._writer, self.folder, limits, offset)
         self._view.forget_damage(offset)  # others will stand there
+        self._scanned = None
         self._gate.synced_end = self._writer.synced_end
 
     def tick(self) -> int | None:
         """Do what is due by now: syncs, rolls by age, retention. Answers in how many ms more will be due."""
         self._writer.check_usable()
+        self._scanned = None
         due_ms = [*self._tick_sync(), *self._tick_roll(), *self._tick_retention()]
         return min(due_ms, default=None)
 

@@ -20,7 +20,7 @@ from holdfast.codec.encode import Place, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
 from holdfast.storage.epochs import Epochs
-from holdfast.storage.examine import Cut, Findings, SegmentDamage, examine
+from holdfast.storage.examine import Cut, Findings, ScannedTail, SegmentDamage, examine
 from holdfast.storage.files import index_bases, index_name, join, segment_name, write_again, write_zeros
 from holdfast.storage.index import SegmentIndex
 from holdfast.storage.quarantine import QuarantineNote, keep_bytes, move_segment
@@ -54,6 +54,7 @@ class Recovered:
     active: ActiveSegment | None
     end: int
     report: OpenReport = field(default_factory=OpenReport)
+    scanned: ScannedTail | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,8 @@ def _take_over(world: World, folder: str, limits: SegmentLimits, state: State | 
         state.set_identity(identity)
     new = findings.identity is None and not findings.bases and not findings.epochs_are_whole
     report = OpenReport(findings.clean or new, epoch, findings.cut, tuple(findings.damage), findings.lost_tail)
-    return Recovered(
-        log_id, epochs, epoch, state, _sealed(world, folder, limits, log_id, findings), active, end, report
-    )
+    sealed = _sealed(world, folder, limits, log_id, findings)
+    return Recovered(log_id, epochs, epoch, state, sealed, active, end, report, findings.scanned)
 
 
 def _quarantine(world: World, folder: str, findings: Findings) -> None:
