@@ -7,6 +7,7 @@ In api.txt every line begins with a name. A class that is exported has its membe
 one of these returns, such as `DeadLetters`. How a class is built is left out where only Holdfast builds it. A property
 and a field are the same to a caller, and so are `async def` and a function that returns an awaitable; names of types
 stand without their modules. So a class can move, or be written in another way, and its lines stay as they are.
+In openapi.txt summaries and descriptions are left out.
 Lines that begin with `~` may vanish: they belong to the classes `Remote*`.
 """
 
@@ -237,7 +238,7 @@ def _places(module: str) -> dict[str, str]:
 
 def openapi() -> list[str]:
     """The OpenAPI document: one line for each call, one for each value."""
-    document = importlib.import_module("holdfast.server.openapi").document(all_routes())
+    document = _without_prose(importlib.import_module("holdfast.server.openapi").document(all_routes()))
     document["info"].pop("version")
     lines = []
     for path, methods in document.pop("paths").items():
@@ -246,6 +247,17 @@ def openapi() -> list[str]:
         lines += [f"{part} {name}: {_json(schema)}" for name, schema in named.items()]
     lines += [f"{name}: {_json(value)}" for name, value in document.items()]
     return sorted(lines)
+
+
+def _without_prose(node: Any) -> Any:
+    """Programs do not read summaries and descriptions: they may be reworded."""
+    if isinstance(node, dict):
+        return {
+            name: _without_prose(value)
+            for name, value in node.items()
+            if not (name in {"description", "summary"} and isinstance(value, str))
+        }
+    return [_without_prose(each) for each in node] if isinstance(node, list) else node
 
 
 def _json(value: Any) -> str:
