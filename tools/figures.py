@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
+import gc
 import io
 import json
 import keyword
@@ -31,6 +32,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -57,7 +59,7 @@ _F_START = getattr(tokenize, "FSTRING_START", None)
 _F_END = getattr(tokenize, "FSTRING_END", None)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _GENERATED = re.compile(r"\bgenerated (by|from)\b", re.IGNORECASE)  # in the first line
-_SLF001 = re.compile(r"noqa:.*\bSLF001\b")
+_SLF001 = re.compile(r"#.*\bnoqa:.*\bSLF001\b")
 
 
 class Line(NamedTuple):
@@ -168,8 +170,10 @@ class Package:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.source = root.resolve() / "src"
-        self.modules = [Module(path, self.source) for path in sorted(self.source.rglob("*.py"))]
-        self.written = [module for module in self.modules if not module.generated]
+        self.modules: list[Module]
+        with _without_collector():
+            self.modules = [Module(path, self.source) for path in sorted(self.source.rglob("*.py"))]
+        self.written: list[Module] = [module for module in self.modules if not module.generated]
 
     def lines(self) -> int:
         return sum(len(module.lines) for module in self.modules)
@@ -253,10 +257,10 @@ class Package:
 
     def private_exceptions(self) -> list[str]:
         return [
-            f"{module.name}:{comment.start[0]}"
+            f"{module.name}:{number}"
             for module in self.modules
-            for comment in module.comments
-            if _SLF001.search(comment.string)
+            for number, line in enumerate(module.lines, start=1)
+            if _SLF001.search(line)
         ]
 
     def private_names(self) -> list[str] | None:
@@ -280,9 +284,11 @@ class Package:
         return round(100 * sum(map(lines, self.modules)) / self.lines(), 1)
 
     def pairs(self, *, shape: bool, within: frozenset[str] | None = None) -> list[str]:
-        """Pairs of written modules that share a run, with the first run that they share."""
+        """Pairs of written modules, of all layers or within some, with the first run that they share."""
         places: dict[tuple[str, ...], list[tuple[Module, int]]] = defaultdict(list)
         for module in self.written:
+            if within is not None and module.layer not in within:
+                continue
             lines = [line.shape if shape else line.text for line in module.code_lines]
             for start in range(len(lines) - RUN_LINES + 1):
                 places[tuple(lines[start : start + RUN_LINES])].append((module, start))
@@ -293,7 +299,19 @@ class Package:
                     if one is not other or abs(again - start) >= RUN_LINES:
                         row = f"{_run(one, start)} ~ {_run(other, again)}"
                         found.setdefault((one, other), row)
-        return [row for (one, other), row in found.items() if within is None or {one.layer, other.layer} <= within]
+        return list(found.values())
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Syntax trees are large and free of cycles: looking for some takes longer than making the trees."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _run(module: Module, start: int) -> str:
@@ -323,11 +341,12 @@ def _paths(module: Module) -> set[str]:
     """How a page may write where a module is."""
     dotted = module.dotted.removeprefix("holdfast.")
     path = dotted.replace(".", "/")
-    return {dotted, path, f"{path}.py", module.name, f"src/{module.name}", module.dotted}
+    below = {dotted, path} if "/" in path else set()  # `model` alone is a word like any other
+    return below | {f"{path}.py", module.name, f"src/{module.name}", module.dotted}
 
 
 def _words(text: str) -> set[str]:
-    return {word.rstrip(".") for word in re.findall(r"[\w./]+", text)}
+    return {word.rstrip("./") for word in re.findall(r"[\w./]+", text)}
 
 
 Counted = int | float | list[str] | None
