@@ -29,7 +29,7 @@ FOLDERS := $(wildcard tests/unit tests/property tests/tidy)
 FAST := $(PARALLEL) -m "not serial and not slow and not spark" --hypothesis-profile=quick $(FOLDERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test versions fast check demo bench clean $(GONE)
+.PHONY: help setup test versions fast check sync demo bench clean $(GONE)
 
 help: ## say what each target does
 	@echo "Usage: make <target> [ARGS='...'] [PYTHON=python3.12]"
@@ -64,6 +64,8 @@ fast: $(TEST) ## run the fast tests; PYTHON=python3.13 on that version
 	@$(PY) -m pytest $(FAST) $(ARGS)
 
 check: $(DEV) ## format, lint, types, import rules and the fast tests, in under two minutes
+	@echo "Checking that the modules for threads are those made of the modules for tasks."
+	@$(PY) tools/sync.py --check
 	@echo "Checking the format."
 	@$(PY) -m ruff format --check .
 	@echo "Checking the code with ruff."
@@ -75,6 +77,9 @@ check: $(DEV) ## format, lint, types, import rules and the fast tests, in under 
 	@echo "Running the fast tests: $(FOLDERS)."
 	@$(PY) -m pytest $(FAST) $(ARGS)
 	@echo "All checks passed."
+
+sync: $(DEV) ## write the modules for threads anew from those for tasks
+	@$(PY) tools/sync.py
 
 demo: $(DEV) ## run examples/demo.py
 	@echo "Running examples/demo.py."
