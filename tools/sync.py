@@ -31,7 +31,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from keyword import iskeyword
 from pathlib import Path
@@ -87,7 +87,7 @@ TRANSPARENT: Final = frozenset({"shield", "Opening"})  # they stand for what the
 PROMISES: Final = frozenset({"Awaitable", "Coroutine", "Opening"})  # annotations: of these the last argument is left
 
 CODE_WORDS: Final = (
-    (re.compile(r"\basync (?=with\b|for\b|def\b)|\bawait (?=[\w(])"), ""),
+    (re.compile(r"\basync (?=with\b|for\b|def\b)|(?<=\{)await |\bawait (?=[\w.]*\w[(\[])"), ""),
     (re.compile(r"\bholdfast\.aio\b"), "holdfast"),
     (re.compile(r"(?<![\w.])aio\.(?=\w)"), "holdfast."),
     (re.compile(r"\b\w+\b"), lambda match: renamed(match[0])),
@@ -167,26 +167,26 @@ class Translation:
 
     def _applied(self) -> str:
         """The text after all edits."""
-        parts, needs, done = [], set[str](), 0
+        parts, needs, problems, done = [], set[str](), [], 0
         for edit in sorted(set(self._edits), key=lambda edit: (edit.start, -edit.end)):
             if edit.start >= done:
-                if edit.problem:
-                    line = bisect.bisect_right(self._starts, edit.start)
-                    raise NoSyncForm(f"{edit.problem} at {self._name}:{line}")
                 parts += [self._source[done : edit.start], edit.text]
                 done = edit.end
                 needs.add(edit.needs)
+                if edit.problem:
+                    line = bisect.bisect_right(self._starts, edit.start)
+                    problems.append(f"{self._name}:{line}: {edit.problem}")
+        if problems:
+            raise NoSyncForm("\n".join(problems))
         text = "".join([*parts, self._source[done:]])
         try:
             tree = ast.parse(text)
         except SyntaxError as error:
-            line_text = text.split("\n")[(error.lineno or 1) - 1].strip()
-            raise NoSyncForm(
-                f"what threads would get of {self._name} is not Python: {error.msg}: {line_text}"
-            ) from None
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FormattedValue) and "asyncio" in (code := ast.unparse(node.value)):
-                raise NoSyncForm(f"no sync form is known for asyncio in an f-string of {self._name}: {code}")
+            wrong = text.split("\n")[(error.lineno or 1) - 1].strip()
+            raise NoSyncForm(f"{self._name}: what is left for threads is not Python: {error.msg}: {wrong}") from None
+        for node in ast.walk(tree):  # in an f-string, where only words were changed
+            if isinstance(node, ast.Await) or (isinstance(node, ast.Name) and node.id == "asyncio"):
+                raise NoSyncForm(f"{self._name}: no sync form is known for {ast.unparse(node)} in an f-string")
         return _with_imports(text, tree, needs - {""})
 
     # Marks
@@ -211,7 +211,7 @@ class Translation:
                 elif marks:
                     self._follow(node, marks[0], top)
         for line in [*beside, *above]:
-            self._edit_lines(line, line, problem="a marker beside no statement")
+            self._edit_lines(line, line, problem="this marker belongs to no statement")
         for block in _blocks(self._tree):
             if block and all(node in dropped for node in block):
                 self._edits.remove(dropped[block[-1]])
@@ -245,7 +245,7 @@ class Translation:
             needs = f"from {module} import {function}{renaming}"
             self._edit_lines(top, _last_line(node), f"{indent}{method} = {alias}\n", needs=needs)
         else:
-            self._edit_lines(top, node.lineno, problem="`# threads: module.name` stands above a method, not")
+            self._edit_lines(top, node.lineno, problem="`# threads: module.name` belongs above a method")
 
     def _drop_branch(self, node: ast.If, top: int) -> None:
         """Leave out a condition and its body; what stands in its `else` takes its place."""
@@ -284,7 +284,7 @@ class Translation:
         elif isinstance(node, (ast.Name, ast.Attribute, ast.ImportFrom)):
             what = f"from {node.module}" if isinstance(node, ast.ImportFrom) else ast.unparse(node)
             if what in PROMISES or what.removeprefix("from ").partition(".")[0] == "asyncio":
-                problem = f"no sync form is known for {what}: add it to the table, or mark the line,"
+                problem = f"no sync form is known for {what}; add it to a table of tools/sync.py, or mark the line"
                 self._edits.append(Edit(self._start(node), self._end(node), problem=problem))
 
     def _strip_parentheses(self, node: ast.Await) -> None:
@@ -471,7 +471,7 @@ def tidied(text: str, target: Path, root: Path = ROOT) -> str:
     return text
 
 
-def generated(root: Path = ROOT, pairs: dict[str, str] = PAIRS) -> dict[Path, str]:
+def generated(root: Path = ROOT, pairs: Mapping[str, str] = PAIRS) -> dict[Path, str]:
     """Every module for threads, as it is to be."""
     found = {}
     for aio, sync in pairs.items():
@@ -484,7 +484,7 @@ def generated(root: Path = ROOT, pairs: dict[str, str] = PAIRS) -> dict[Path, st
     return found
 
 
-def changes(root: Path = ROOT, pairs: dict[str, str] = PAIRS) -> dict[Path, str | None]:
+def changes(root: Path = ROOT, pairs: Mapping[str, str] = PAIRS) -> dict[Path, str | None]:
     """The files that are not as they are to be, each with its text; None for one whose source is gone."""
     wanted: dict[Path, str | None] = dict(generated(root, pairs))
     for sync in pairs.values():
@@ -509,20 +509,20 @@ def write(path: Path, text: str | None) -> None:
         path.write_text(text, "utf-8")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT, pairs: Mapping[str, str] = PAIRS) -> int:
     """Write what changed, or say what is stale."""
     parser = argparse.ArgumentParser(description="Write the modules for threads from those for tasks.")
     parser.add_argument("--check", action="store_true", help="say which are stale, and exit with 1 if any is")
-    check = parser.parse_args().check
+    check = parser.parse_args(arguments).check
     try:
-        stale = changes()
+        stale = changes(root, pairs)
         for path, text in stale.items():
-            what = "its source is gone" if text is None else "stale" if check else "written"
-            print(f"{path.relative_to(ROOT)}: {what if check or text is not None else 'removed'}")
             if not check:
                 write(path, text)
+            told = ("stale", "its source is gone") if check else ("written", "removed")
+            print(f"{path.relative_to(root)}: {told[text is None]}")
     except NoSyncForm as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 1
     if check and stale:
         print('Run "make sync", and look at what it changed.')

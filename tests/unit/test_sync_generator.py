@@ -8,7 +8,7 @@ from textwrap import dedent
 
 import pytest
 
-from tools.sync import HEAD, NoSyncForm, changes, generated, renamed, tidied, translated, write
+from tools.sync import HEAD, NoSyncForm, main, renamed, tidied, translated
 
 needs_ruff = pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="needs ruff")
 
@@ -52,6 +52,7 @@ def line(source: str) -> str:
         ("x = await anext(aiter(y), None)", "x = next(iter(y), None)"),
         ("await self._log.wait_async(x, lock_async=1)", "self._log.wait(x, lock=1)"),
         ("x = f'{await y.z_async()} of {AsyncQueue.name!r}'", "x = f'{y.z()} of {Queue.name!r}'"),
+        ("x = f'{await y} {z}'", "x = f'{y} {z}'"),
         ("x = cast('AsyncQueue[Any]', y)", "x = cast('Queue[Any]', y)"),
         (
             "raise Closed('await queue.close() of holdfast.aio first')",
@@ -191,7 +192,7 @@ def test_docstrings_and_comments_speak_of_threads():
 
 
         def f():  # not for tasks
-            """For an `async with` block of a task.
+            """For an `async with` block of a task, which can await it.
 
                 async with aio.open("x") as queue:
                     async for message in queue:
@@ -207,7 +208,7 @@ def test_docstrings_and_comments_speak_of_threads():
 
 
         def f():  # not for threads
-            """For a `with` block of a thread.
+            """For a `with` block of a thread, which can await it.
 
                 with holdfast.open("x") as queue:
                     for message in queue:
@@ -462,17 +463,19 @@ def test_a_method_can_have_a_way_of_its_own_for_threads():
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("import asyncio\nasyncio.gather(x)\n", r"no sync form is known for asyncio\.gather.* at aio/some\.py:2"),
-        ("import asyncio\nx = asyncio\n", r"no sync form is known for asyncio:.* at aio/some\.py:2"),
+        ("import asyncio\nasyncio.gather(x)\n", r"^aio/some\.py:2: no sync form is known for asyncio\.gather; add it"),
+        ("import asyncio\nx = asyncio\n", r"^aio/some\.py:2: no sync form is known for asyncio;"),
         ("x = asyncio.to_thread(f)\n", r"no sync form is known for asyncio\.to_thread"),
-        ("from asyncio import Lock\n", r"no sync form is known for from asyncio.* at aio/some\.py:1"),
+        ("asyncio.run(x)\ny\nasyncio.wait(x)\n", r"py:1: .* asyncio\.run; .*\n.*py:3: .* asyncio\.wait;"),
+        ("from asyncio import Lock\n", r":1: no sync form is known for from asyncio"),
         ("isinstance(x, Awaitable)\n", "no sync form is known for Awaitable"),
-        ("x = [\n    1,  # async only\n    2,\n]\n", r"marker beside no statement at aio/some\.py:2"),
-        ("# threads: a.b\nx = 1\n", "stands above a method"),
-        ("# threads: b\ndef x(): ...\n", "stands above a method"),
-        ("x = 1  # sync: x = = 1\n", r"what threads would get of aio/some\.py is not Python: .*: x = = 1"),
+        ("x = [\n    1,  # async only\n    2,\n]\n", r"^aio/some\.py:2: this marker belongs to no statement$"),
+        ("# threads: a.b\nx = 1\n", "belongs above a method"),
+        ("# threads: b\ndef x(): ...\n", "belongs above a method"),
+        ("x = 1  # sync: x = = 1\n", r"^aio/some\.py: what is left for threads is not Python: .*: x = = 1"),
         ("try:\n    x\nexcept E:  # async only\n    y\n", "is not Python"),
-        ("import asyncio\nx = f'{asyncio.get_running_loop()}'\n", "no sync form is known for asyncio in an f-string"),
+        ("x = f'{asyncio.get_running_loop()}'\n", "no sync form is known for asyncio in an f-string"),
+        ("x = f'{1 + await y}'\n", "no sync form is known for await y in an f-string"),
     ],
 )
 def test_what_has_no_form_for_threads_is_refused_with_its_place(source: str, told: str):
@@ -540,29 +543,34 @@ def test_imports_that_nobody_uses_any_more_go_and_the_others_are_sorted():
 
 
 @needs_ruff
-def test_files_are_written_when_they_are_stale_and_removed_with_their_source(tmp_path: Path):
-    pairs = {"a/aio": "a/sync", "b/aio": "b/sync"}
+def test_files_are_written_when_they_are_stale_and_removed_with_their_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def told(*arguments: str) -> tuple[int, str]:
+        code = main(arguments, tmp_path, {"a/aio": "a/sync", "b/aio": "b/sync"})
+        return code, "".join(capsys.readouterr())
+
+    renew = 'Run "make sync", and look at what it changed.\n'
     source, target = tmp_path / "a/aio/deep/group.py", tmp_path / "a/sync/deep/group.py"
     source.parent.mkdir(parents=True)
     source.write_text('"""A group for tasks."""\n')
     (tmp_path / "a/aio/opening.py").write_text('# async only\n"""How tasks open it."""\n')
-    assert list(generated(tmp_path, pairs)) == [target]
 
-    assert list(changes(tmp_path, pairs)) == [target]
-    for path, text in changes(tmp_path, pairs).items():
-        write(path, text)
+    assert told("--check") == (1, f"a/sync/deep/group.py: stale\n{renew}")
+    assert told() == (0, "a/sync/deep/group.py: written\n")
     assert target.read_text() == HEAD.format(source="aio/deep/group.py") + '"""A group for threads."""\n'
-    assert changes(tmp_path, pairs) == {}
+    assert told("--check") == told() == (0, "")
 
     (target.parent / "fused.py").write_text('"""Written by hand."""\n')
     source.write_text('"""A group, for tasks."""\n')
-    assert list(changes(tmp_path, pairs)) == [target]
+    assert told("--check") == (1, f"a/sync/deep/group.py: stale\n{renew}")
     source.unlink()
-    assert changes(tmp_path, pairs) == {target: None}
-    write(target, None)
-    assert changes(tmp_path, pairs) == {}
+    assert told("--check") == (1, f"a/sync/deep/group.py: its source is gone\n{renew}")
+    assert told() == (0, "a/sync/deep/group.py: removed\n")
+    assert told("--check") == (0, "")
 
     (tmp_path / "a/aio/deep/fused.py").write_text('"""For tasks."""\n')
-    [(path, text)] = changes(tmp_path, pairs).items()
-    with pytest.raises(NoSyncForm, match="was not generated"):
-        write(path, text)
+    code, error = told()
+    assert code == 1
+    assert "fused.py was not generated: move it away" in error
+    assert (target.parent / "fused.py").read_text() == '"""Written by hand."""\n'
