@@ -36,8 +36,8 @@ from holdfast.errors import DamagedRange, DiskFull, OffsetOutOfRange
 from holdfast.model import Durability
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader, open_log
-from holdfast.storage.check import check
-from holdfast.storage.repair import repair
+from holdfast.storage.checks.check import check
+from holdfast.storage.checks.repair import repair
 
 SEGMENT_BYTES = 256 * 1024
 # One writer after the other: how durable each append is, and how many messages it takes.

@@ -83,7 +83,7 @@ class Module:
 
     @property
     def dotted(self) -> str:
-        """The name that is imported: `holdfast.broker` for holdfast/broker/__init__.py."""
+        """The name that is imported: `holdfast.broker` for broker/__init__.py."""
         return self.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     @property

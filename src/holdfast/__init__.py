@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from holdfast import aio
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
-    from holdfast.broker.traces import TraceStep
+    from holdfast.broker.tracing.steps import TraceStep
     from holdfast.client.broker import RemoteBroker
     from holdfast.client.connecting import connect
     from holdfast.client.group import RemoteGroup, RemoteMessage, RemoteQueue
@@ -154,7 +154,7 @@ _LATER = {
     "Stored": "holdfast.embedded.publisher",
     "StreamMessage": "holdfast.embedded.feeds",
     "TopicInfo": "holdfast.embedded.topics",
-    "TraceStep": "holdfast.broker.traces",
+    "TraceStep": "holdfast.broker.tracing.steps",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
     "connect": "holdfast.client.connecting",

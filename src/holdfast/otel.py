@@ -1,6 +1,6 @@
 """Traces of messages as spans of OpenTelemetry: `holdfast.otel.export(broker)`."""
 
-from holdfast.embedded.otel import export
-from holdfast.embedded.trace_export import TraceExport
+from holdfast.telemetry.export import TraceExport
+from holdfast.telemetry.otel import export
 
 __all__ = ["TraceExport", "export"]

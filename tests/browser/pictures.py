@@ -9,7 +9,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser
 
-from holdfast.server.console import rates
+from holdfast.server.console import overview
 from tests.browser.browsing import NARROW, WIDE, browsing, visiting
 from tests.integration.console_day import failed, live_a_day
 from tests.integration.http_gear import Serving, serving
@@ -58,7 +58,7 @@ def take(browser: Browser, server: Serving) -> None:
 
 
 def main() -> None:
-    rates.EVERY_S = WARM_UP_S / rates.KEPT  # type: ignore[misc]  # so that the lines are long after a short while
+    overview.EVERY_S = WARM_UP_S / overview.KEPT  # type: ignore[misc]  # so that the lines are long after a short while
     ending = threading.Event()
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder) / "data", whole=True) as server:
         live_a_day(server)

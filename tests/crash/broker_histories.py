@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import Broker, LeaseLost, NewMessage, UnknownTopic
 from holdfast.env import ManualClock, SeededIds
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.crash.broker_promises import (
     MAX_ATTEMPTS,
     STREAM,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import holdfast
 from holdfast import Broker
-from holdfast.broker.marks import REDRIVEN_FROM, is_for, mark
+from holdfast.broker.messages import REDRIVEN_FROM, is_for, mark
 from holdfast.delivery.check import check
 from holdfast.delivery.events import Phase
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 from tests.crash.queue_promises import number_of, same_boot
 

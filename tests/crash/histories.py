@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import InvalidRequest, TailLost
 from holdfast.large import Value
 from holdfast.model import Batch, LogPosition

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast import LeaseLost, NewMessage, Queue
 from holdfast.delivery.events import Phase
 from holdfast.env import ManualClock, SeededIds
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.crash.queue_promises import Found, Told, check_promises, look, number_of, small_queue
 
 # How often each thing is done.

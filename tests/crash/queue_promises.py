@@ -17,7 +17,7 @@ from holdfast.codec.frame import Kind
 from holdfast.delivery.check import check
 from holdfast.delivery.events import Phase
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 
 if TYPE_CHECKING:
     from tests.crash.queue_histories import QueueHistory

@@ -12,9 +12,9 @@ import pytest
 
 import holdfast
 from holdfast.broker.check import check_folder
-from holdfast.broker.contents import Contents, save_contents
+from holdfast.broker.folder.contents import Contents, save_contents
 from holdfast.env import Ids, ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"
@@ -206,7 +206,7 @@ def test_a_list_that_an_upgrade_had_no_room_for_is_not_missed(unlisted, monkeypa
 
     machine = Machine(old_folder(), open_now=False)
     with monkeypatch.context() as full:
-        full.setattr("holdfast.broker.contents.save_contents", save)
+        full.setattr("holdfast.broker.folder.contents.save_contents", save)
         machine.open()
         machine.broker._engine.topic("orders")
         assert not machine.disk.exists(f"{unlisted}/contents")

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Broker, Group
 from holdfast.env import ManualClock, SeededIds
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import HoldfastError
 from tests.crash.broker_histories import BrokerHistory
 from tests.crash.broker_promises import check_after_cut, small_broker

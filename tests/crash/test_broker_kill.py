@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Broker
-from holdfast.broker.marks import REDRIVEN_FROM, is_for, mark
+from holdfast.broker.messages import REDRIVEN_FROM, is_for, mark
 from holdfast.env import real_world
 from tests.crash.broker_process import (
     NUMBERS,

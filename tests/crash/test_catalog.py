@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.broker.catalog import Catalog
+from holdfast.broker.folder.catalog import Catalog
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import HoldfastError
 from holdfast.settings import TopicSettings
 

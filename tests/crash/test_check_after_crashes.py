@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.broker.check import check_folder
 from holdfast.env import Ids, ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.crash.queue_histories import QueueHistory
 from tests.crash.queue_promises import FOLDER, small_queue
 from tests.crash.queue_stories import OPERATIONS

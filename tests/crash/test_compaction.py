@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.codec.columns import TOMBSTONE
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, HoldfastError
 from holdfast.model import Batch, Record
-from holdfast.storage.check import check
+from holdfast.storage.checks.check import check
 from holdfast.storage.log import Log
 from tests.crash.histories import FOLDER, small_settings
 

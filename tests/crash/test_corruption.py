@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.codec.frame import HEADER_BYTES, FrameHeader
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DamagedRange
 from holdfast.model import Batch
 from holdfast.storage.log import Log
@@ -159,7 +159,7 @@ def test_a_reader_that_owns_nothing_gets_the_same_from_a_damaged_log(sample):
 
 
 def test_check_names_the_place_of_every_damaged_frame(sample):
-    from holdfast.storage.check import check
+    from holdfast.storage.checks.check import check
 
     for name, frames in sample.frames.items():
         for frame in frames:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import holdfast
-from holdfast.broker.marks import DEDUP_ID
+from holdfast.broker.messages import DEDUP_ID
 
 ROUNDS = 6
 PATIENCE_S = 60

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.broker.delayed import Delayed, DelaySettings, DelayStore
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import HoldfastError
 from holdfast.model import Batch
 from holdfast.storage.log import Log

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, Unavailable
 from holdfast.model import Batch
 from holdfast.storage.log import Log

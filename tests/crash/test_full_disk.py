@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull
 
 FOLDER = "/data/jobs"

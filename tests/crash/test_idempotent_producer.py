@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from holdfast import NewMessage
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.embedded.producer import Producer
 from holdfast.settings import ProducerSettings
 from tests.crash.writer_process import Journal, Note, started

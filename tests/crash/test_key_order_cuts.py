@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 
 FOLDER = "/data/orders"
 KEYS = "abc"

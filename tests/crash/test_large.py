@@ -17,7 +17,7 @@ import pytest
 import holdfast
 from holdfast.settings import LogSettings
 from holdfast.storage import open_log
-from holdfast.storage.check import check
+from holdfast.storage.checks.check import check
 from tests.crash.writer_process import started
 
 MIB = 1 << 20
@@ -150,7 +150,7 @@ import hashlib, sys, threading
 from pathlib import Path
 
 import holdfast
-from holdfast.storage.check import check
+from holdfast.storage.checks.check import check
 
 MIB = 1 << 20
 folder, mebibytes = sys.argv[1], int(sys.argv[2])

@@ -14,8 +14,8 @@ import pytest
 import holdfast
 from holdfast import CorruptData, LeaseLost, LockHeld
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
-from holdfast.locking.commands import Write
+from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.locking.decide import Write
 from holdfast.locking.table import check
 from tests.crash.writer_process import Journal, Note, started
 from tests.unit.brokers import FOLDER, SETTINGS, Place

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.broker.queries import QueryLease
-from holdfast.broker.query_pins import Queries
+from holdfast.broker.streams.queries import QueryLease
+from holdfast.broker.streams.query_pins import Queries
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage import LogReader
 from tests.unit.test_query_pins import Read
@@ -170,8 +170,8 @@ def test_an_owner_killed_at_any_moment_leaves_what_a_query_needs_to_the_next_one
 
 HELD = """
 import sys
-from holdfast.broker.catalog import Catalog
-from holdfast.broker.queries import QueryLease, renewing
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.streams.queries import QueryLease, renewing
 from holdfast.env import real_world
 
 world = real_world()

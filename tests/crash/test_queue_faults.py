@@ -11,7 +11,7 @@ import pytest
 from holdfast import Queue
 from holdfast.delivery.check import check
 from holdfast.env import ManualClock, SeededIds
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DamagedRange, HoldfastError
 from tests.crash.queue_histories import QueueHistory
 from tests.crash.queue_promises import FOLDER, check_after_cut, number_of, small_queue

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.env import ManualClock, SeededIds
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.crash.queue_histories import QueueHistory
 from tests.crash.queue_promises import check_after_cut, number_of, small_queue
 from tests.crash.queue_stories import OPERATIONS, release

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Busy, DamagedRange, DiskFull
 from holdfast.model import Batch
 from holdfast.storage import Log, open_log

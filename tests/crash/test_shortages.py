@@ -17,10 +17,10 @@ import pytest
 
 import holdfast
 from holdfast import Queue
-from holdfast.broker.dead import Graveyard
+from holdfast.broker.dead_letters import Graveyard
 from holdfast.broker.partition import Partition
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull, HoldfastError, TopicExists, Unavailable, UnknownGroup
 from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.log import Log

@@ -10,7 +10,7 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from holdfast.env.simdisk import SimulatedDisk  # noqa: E402
+from holdfast.env.sim.disk import SimulatedDisk  # noqa: E402
 from holdfast.errors import HoldfastError  # noqa: E402
 from tests.unit.sinks import Shop, batch_of  # noqa: E402
 

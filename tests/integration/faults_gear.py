@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from holdfast.env import RealDisk, SystemClock, SystemIds, World
 from holdfast.env.disk import BytesLike, File
-from holdfast.env.faults import FaultPlan
+from holdfast.env.sim.disk import FaultPlan
 
 WAIT_S = 30
 

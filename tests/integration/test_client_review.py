@@ -75,7 +75,7 @@ def test_a_cancel_whose_answer_was_lost_does_not_answer_that_it_was_too_late(tmp
 
 
 def test_a_folder_that_cannot_be_taken_over_is_unavailable_and_no_bare_error(tmp_path: Path, monkeypatch: Any):
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import Conflict, Empty, InvalidRequest, LeaseLost, NewMessage, NotAQueue, NotFound, UnknownTopic, aio
-from holdfast.cli import messages
+from holdfast.cli.look import messages
 from tests.integration.http_gear import serving
 
 PLACES = ["folder", "server", "shared"]

@@ -17,9 +17,8 @@ import pytest
 import holdfast
 from holdfast import InvalidRequest, Unauthenticated, Unavailable, aio
 from holdfast.env import ManualClock
-from holdfast.server.tls import tls_context
-from holdfast.server.tokens import Entry, digest_of
-from holdfast.server.tokens_text import with_entry
+from holdfast.server.access.tls import tls_context
+from holdfast.server.access.tokens import Entry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer

@@ -16,7 +16,7 @@ from struct import Struct
 import pytest
 
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFailed, HoldfastError, NotALog, Unavailable
 from holdfast.model import Appended
 from holdfast.settings import LogSettings

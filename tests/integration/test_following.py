@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.env import real_world
 from holdfast.storage import LogReader, open_log
-from holdfast.storage.following import Arrivals, FollowSettings
+from holdfast.storage.reader import Arrivals, FollowSettings
 
 # Only a sign can wake a reader in time: a test in which one is missed ends by its timeout.
 TOLD_OR_NEVER = FollowSettings(poll_interval_ms=3_600_000, safety_poll_ms=3_600_000)

@@ -18,12 +18,10 @@ import msgspec
 import pytest
 
 from holdfast.env import real_world
-from holdfast.server.audit import Audit
-from holdfast.server.auditing import CallAuditor
+from holdfast.server.access.tls import tls_context
+from holdfast.server.access.tokens import Entry, digest_of, with_entry
+from holdfast.server.audit import Audit, CallAuditor
 from holdfast.server.routing import Route
-from holdfast.server.tls import tls_context
-from holdfast.server.tokens import Entry, digest_of
-from holdfast.server.tokens_text import with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer

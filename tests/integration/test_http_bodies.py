@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.protocol.messages import MOST_HEADERS
-from holdfast.server.pool import Job
+from holdfast.server.turns import Job
 from tests.integration.faults_gear import head_of, raw, request_of, status_of
 from tests.integration.http_gear import Serving, serving
 from tests.integration.one_request import QUEUE, SHAPES, attacked, listed, tried, zstd

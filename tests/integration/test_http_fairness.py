@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from holdfast.errors import TooManyWaiters
-from holdfast.server.flow import ADMIN_RESERVE, WaitLimit
-from holdfast.server.principals import LOCAL, Principal, principal_of
-from holdfast.server.tokens import Entry
+from holdfast.server.access.principals import LOCAL, Principal, principal_of
+from holdfast.server.access.tokens import Entry
+from holdfast.server.waiting import ADMIN_RESERVE, WaitLimit
 from holdfast.settings import ServerSettings
 from tests.integration.faults_gear import WAIT_S, head_of, request_of, status_of
 from tests.integration.http_gear import Serving, serving

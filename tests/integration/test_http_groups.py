@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.tokens import Entry, digest_of
-from holdfast.server.tokens_text import with_entry
+from holdfast.server.access.tokens import Entry, digest_of, with_entry
 from tests.integration.http_gear import Answer, Serving, serving
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.protocol.locks import KeepLock
 from holdfast.protocol.messages import Ack
-from holdfast.server.auditing import _given
+from holdfast.server.audit import _given
 from tests.integration.http_gear import Serving
 from tests.integration.test_http_access import guarded, routes_of
 from tests.integration.test_http_queues import answering, lines_of

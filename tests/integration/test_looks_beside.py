@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.beside import damage_in
-from holdfast.broker.delayed.reading import waiting_beside
-from holdfast.broker.letters import letters_of
-from holdfast.broker.standing import Standing
+from holdfast.broker.inspect.dead_letters import letters_of
+from holdfast.broker.inspect.delayed import waiting_beside
+from holdfast.broker.inspect.logs import damage_in
+from holdfast.broker.inspect.standing import Standing
 from holdfast.env import real_world
 
 pytestmark = [pytest.mark.slow, pytest.mark.serial]

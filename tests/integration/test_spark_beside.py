@@ -14,11 +14,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from holdfast.broker.queries import list_queries
+from holdfast.broker.streams.queries import list_queries
 from holdfast.env import real_world
-from holdfast.spark.batch import BatchReader
-from holdfast.spark.schema import message_schema
-from holdfast.spark.stream import StreamReader
+from holdfast.spark.source.schema import message_schema
+from holdfast.spark.source.stream import BatchReader, StreamReader
 from tests.spark.owner import Owner, make_folder
 
 SCHEMA = StructType(

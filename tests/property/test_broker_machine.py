@@ -16,7 +16,7 @@ import holdfast
 from holdfast import Fenced, LeaseLost
 from holdfast.delivery.check import check
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.membership.check import check as check_members
 from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 from tests.property.broker_model import DELAYED, LEASED, READY, Model, Place, QueueGroupModel, StreamGroupModel

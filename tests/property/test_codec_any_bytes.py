@@ -20,7 +20,7 @@ from holdfast.codec.columns import KNOWN_COLUMNS
 from holdfast.codec.compression import Codec, compress, decompress
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind, read_frame, read_header
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, HoldfastError, MessageTooLarge
 from holdfast.model import Batch, LogPosition
 from holdfast.settings import LogSettings

@@ -14,7 +14,7 @@ from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Packing, Place, encode_batch, header_for, message_sizes
 from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, frame_bytes, read_frame
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import MessageTooLarge
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings

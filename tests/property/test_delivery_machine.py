@@ -29,6 +29,7 @@ from holdfast.delivery.commands import (
     Save,
     Seek,
     Tick,
+    next_fence,
 )
 from holdfast.delivery.events import (
     MOVES,
@@ -48,7 +49,6 @@ from holdfast.delivery.events import (
     Skipped,
     encode_event,
 )
-from holdfast.delivery.fences import next_fence
 from holdfast.delivery.group import Lease
 from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import each, run, runs_of

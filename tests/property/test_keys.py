@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.delivery.commands import Ack, Bury, Cancel, Command, GiveUp, Nack, Receipt, Receive, Reject, Seek, Tick
 from holdfast.delivery.events import Acked, Event, Expired, Leased, Lost, Opened, Phase
-from holdfast.delivery.keys import KeyGate
-from holdfast.delivery.limits import KeyPolicy, Limits
+from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits
 from holdfast.delivery.runs import runs_of
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story

@@ -12,13 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import Fenced
-from holdfast.membership.assignment import assign
+from holdfast.membership.assignment import Target, TopicPartition, assign
 from holdfast.membership.check import check
-from holdfast.membership.commands import Command, Heartbeat, Join, Leave, Partitions, Tick
-from holdfast.membership.decide import decide
-from holdfast.membership.events import Targeted
-from holdfast.membership.members import Members
-from holdfast.membership.wishes import Target, TopicPartition
+from holdfast.membership.decide import Command, Heartbeat, Join, Leave, Partitions, Tick, decide
+from holdfast.membership.members import Members, Targeted
 
 TOPICS = ("a", "b", "c")
 MEMBERS = ("p", "q", "r", "s")

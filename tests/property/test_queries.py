@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.broker.queries import QueryLease
+from holdfast.broker.streams.queries import QueryLease
 from holdfast.env import SeededIds, World
 from tests.unit.brokers import FOLDER
 from tests.unit.test_query_pins import TTL_MS, Read

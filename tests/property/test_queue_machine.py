@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 import holdfast
 from holdfast import LeaseLost, NewMessage
+from holdfast.broker.choose import Supply
+from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, group_folder, partition_folder
 from holdfast.broker.journal import Journal
-from holdfast.broker.layout import DEAD_SUFFIX, DEFAULT_GROUP, group_folder, partition_folder
-from holdfast.broker.supply import Supply
 from holdfast.delivery.check import check
 from holdfast.delivery.image import image_of
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.storage.log import Log
 from tests.property.queue_model import DELAYED, LEASED, READY, Entry, Model, Waiting
 from tests.unit.stories import plain

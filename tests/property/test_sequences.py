@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.broker.sequences import Known, Sequences
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Fenced, OutOfSequence
 from holdfast.model import Producer
 from holdfast.settings import LogSettings

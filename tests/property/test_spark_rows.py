@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
-from holdfast.broker.catalog import Catalog  # noqa: E402
+from holdfast.broker.folder.catalog import Catalog  # noqa: E402
 from holdfast.env import ManualClock, SeededIds, World  # noqa: E402
-from holdfast.env.simdisk import SimulatedDisk  # noqa: E402
+from holdfast.env.sim.disk import SimulatedDisk  # noqa: E402
 from holdfast.model import Batch, Producer, Record  # noqa: E402
 from holdfast.settings import TopicSettings  # noqa: E402
-from holdfast.spark.folder import DataFolder  # noqa: E402
-from holdfast.spark.rows import Range, Reading, record_batches  # noqa: E402
-from holdfast.spark.schema import COLUMNS, Maker, message_schema  # noqa: E402
+from holdfast.spark.source.folder import DataFolder  # noqa: E402
+from holdfast.spark.source.rows import Range, Reading, record_batches  # noqa: E402
+from holdfast.spark.source.schema import COLUMNS, Maker, message_schema  # noqa: E402
 from holdfast.storage import Log  # noqa: E402
 
 ROOT = "/data"

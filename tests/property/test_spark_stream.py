@@ -20,18 +20,16 @@ pytest.importorskip("pyspark")
 
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from holdfast.broker.queries import QueryLease
+from holdfast.broker.streams.queries import QueryLease
 from holdfast.env import SeededIds
 from holdfast.errors import OffsetOutOfRange, TailLost
 from holdfast.model import Batch
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.admission import Admission
-from holdfast.spark.folder import DataFolder
-from holdfast.spark.options import stream_options
-from holdfast.spark.plan import splits
-from holdfast.spark.positions import Positions, from_json, to_json
-from holdfast.spark.rows import Reading, record_batches
-from holdfast.spark.schema import Maker, message_schema
+from holdfast.spark.source.admission import Admission, Positions, from_json, to_json
+from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.source.options import stream_options
+from holdfast.spark.source.rows import Reading, record_batches, splits
+from holdfast.spark.source.schema import Maker, message_schema
 from tests.unit.brokers import FOLDER, Place
 
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, segment_bytes=4096, frame_bytes=1024))

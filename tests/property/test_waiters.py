@@ -16,7 +16,7 @@ import holdfast
 from holdfast.broker.waiters import ThreadWaiter, Waiters
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 
 counts = st.sampled_from([1, 1, 1, 2, 5])
 picks = st.integers(0, 20)

@@ -8,8 +8,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from holdfast.env import World
-from holdfast.spark.pipelines.kinds import kind_named
-from holdfast.spark.pipelines.results import Plan, Summary
+from holdfast.spark.pipelines.context import Plan, Summary, kind_named
 from holdfast.spark.pipelines.runner import Runner, raise_first
 from holdfast.spark.pipelines.spec import Project, Spec, check_project, read_options
 

@@ -16,16 +16,14 @@ from pyarrow import parquet
 import holdfast
 from holdfast.embedded.broker import Broker
 from holdfast.env import real_world
-from holdfast.env.lakedisk import LakeDisk
+from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, UnknownTopic
 from holdfast.spark.pipelines.build import Pipeline, run
-from holdfast.spark.pipelines.context import Context
+from holdfast.spark.pipelines.context import Context, Progress
 from holdfast.spark.pipelines.custom import pipeline
-from holdfast.spark.pipelines.lake import read_table
+from holdfast.spark.pipelines.lake import MANY, read_table
 from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.merging import MANY
 from holdfast.spark.pipelines.refine import write as kind_write
-from holdfast.spark.pipelines.results import Progress
 from holdfast.spark.pipelines.runner import Runner
 from holdfast.spark.pipelines.spec import located
 from holdfast.spark.pipelines.steps import Slice, run_steps
@@ -117,7 +115,7 @@ def test_land_goes_on_where_it_was_stopped_and_where_spark_forgot(shop):
 
 KILLED = """
 import os, signal, sys
-from holdfast.env.lakedisk import LakeDisk
+from holdfast.env.disk import LakeDisk
 from holdfast.spark.pipelines.build import Pipeline
 from holdfast.spark.session import session
 

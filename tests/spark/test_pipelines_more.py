@@ -8,10 +8,10 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from holdfast.broker.trace_stats import stats
-from holdfast.broker.traces import TraceStep
-from holdfast.spark.pipelines import compact, deadletters, reconcile, replay, timeline, traces
-from holdfast.spark.pipelines.fingerprints import fingerprint, fingerprint_column
+from holdfast.broker.tracing.log import stats
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.spark.pipelines import compact, deadletters, reconcile, replay, report, traces
+from holdfast.spark.pipelines.deadletters import fingerprint, fingerprint_column
 from tests.unit.test_fingerprints import EXAMPLES
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -53,7 +53,7 @@ def test_errors_of_one_kind_are_one_row(spark: SparkSession):
     )
     first, second = deadletters.by_kind(found).collect()
     assert (first["error_kind"], first["count"], first["waiting"]) == ("timed out after <number> s", 3, 2)
-    assert (timeline.utc(first["first_seen"]), timeline.utc(first["last_seen"])) == (at(0), at(7200))
+    assert (report.utc(first["first_seen"]), report.utc(first["last_seen"])) == (at(0), at(7200))
     assert (first["topics"], first["groups"]) == (["orders"], ["billing"])
     assert first["topic_groups"] == ["orders / billing"]
     assert first["samples"] == ["orders.dlq-0-3", "orders.dlq-0-1", "orders.dlq-0-0"]
@@ -70,7 +70,7 @@ def test_only_the_newest_letters_of_a_kind_are_samples(spark: SparkSession):
 def test_letters_are_counted_by_hour(spark: SparkSession):
     found = letters(spark, ("a 1", 0, "waiting"), ("a 2", 3599, "waiting"), ("a 3", 3600, "waiting"))
     rows = deadletters.by_hour(found).orderBy("hour").collect()
-    assert [(timeline.utc(row["hour"]), row["count"]) for row in rows] == [(at(0), 2), (at(3600), 1)]
+    assert [(report.utc(row["hour"]), row["count"]) for row in rows] == [(at(0), 2), (at(3600), 1)]
 
 
 def steps(spark: SparkSession, *given: TraceStep) -> DataFrame:
@@ -198,14 +198,14 @@ def test_what_the_queue_let_go_of_the_lake_may_have(spark: SparkSession):
 
 
 def test_steps_of_time_fit_a_plot():
-    assert timeline.step_for(at(0), at(0)) == 10
-    assert timeline.step_for(at(0), at(3600)) == 60
-    assert timeline.step_for(at(0), at(86_400 * 2)) == 3600
-    assert timeline.step_for(at(0), at(86_400 * 365 * 30)) == 2_592_000
-    assert timeline.steps_between(at(59), at(121), 60) == [at(0), at(60), at(120)]
+    assert report.step_for(at(0), at(0)) == 10
+    assert report.step_for(at(0), at(3600)) == 60
+    assert report.step_for(at(0), at(86_400 * 2)) == 3600
+    assert report.step_for(at(0), at(86_400 * 365 * 30)) == 2_592_000
+    assert report.steps_between(at(59), at(121), 60) == [at(0), at(60), at(120)]
 
 
 def test_moments_fall_into_their_steps(spark: SparkSession):
     rows = spark.createDataFrame([(at(59.999),), (at(60),), (at(-0.5),)], "at timestamp")
-    found = rows.select(timeline.in_steps(f.col("at"), 60).alias("step")).collect()
-    assert [timeline.utc(row["step"]) for row in found] == [at(0), at(60), at(-60)]
+    found = rows.select(report.in_steps(f.col("at"), 60).alias("step")).collect()
+    assert [report.utc(row["step"]) for row in found] == [at(0), at(60), at(-60)]

@@ -15,9 +15,9 @@ import pytest
 import holdfast
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
-from holdfast.spark.java import java_home
 from holdfast.spark.pipelines.build import Pipeline
 from holdfast.spark.pipelines.sdp import columns_of, export, table_names
+from holdfast.spark.session import java_home
 
 SCHEMA = "id long not null, amount double, country string, at timestamp"
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import holdfast
-from holdfast.broker.queries import list_queries
+from holdfast.broker.streams.queries import list_queries
 from holdfast.env import real_world
 
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from holdfast.spark.folder import DataFolder
+from holdfast.spark.source.folder import DataFolder
 from tests.spark.owner import Owner, make_folder
 
 COLUMNS = "topic string, partition int, offset long, key string, value string"

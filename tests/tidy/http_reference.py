@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from holdfast.protocol.media import JSON
-from holdfast.server.api.audit import audit_routes
+from holdfast.server.api.admin import audit_routes, metrics_routes
 from holdfast.server.api.description import description_routes
-from holdfast.server.api.health import metrics_routes
-from holdfast.server.api.table import API
 from holdfast.server.routing import Route
+from holdfast.server.server import API
 from tests.tidy.repo import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "http.md"

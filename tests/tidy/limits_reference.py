@@ -10,18 +10,20 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from holdfast.broker import layout, locks
+from holdfast.broker import locks
+from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
 from holdfast.embedded import consuming, drafts, face, times
 from holdfast.large import LARGE_BYTES
-from holdfast.protocol import messages, queues, values
-from holdfast.server import attempts, flow, forms, payload, room, scans, served
-from holdfast.server.http import connection, unpack
-from holdfast.server.http.limits import Limits
-from holdfast.server.principals import principal_of
-from holdfast.server.tokens import Entry
+from holdfast.protocol import media, messages, queues
+from holdfast.server import attempts, forms, limits, payload, scans, served, waiting
+from holdfast.server.access.principals import principal_of
+from holdfast.server.access.tokens import Entry
+from holdfast.server.http import connection
+from holdfast.server.http import messages as unpack
+from holdfast.server.http.admission import Limits
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
-from holdfast.storage import kept_open
+from holdfast.storage import segment
 from tests.tidy.repo import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "limits.md"
@@ -45,13 +47,13 @@ def rendered() -> dict[str, list[Limit]]:
 
 def with_limits(page: str) -> str:
     """The page, with every part between two marks made anew."""
-    for name, limits in rendered().items():
+    for name, rows_of in rendered().items():
         begin, end = BEGIN.format(name=name), END.format(name=name)
         before, found, rest = page.partition(begin)
         _old, ended, after = rest.partition(end)
         if not found or not ended:
             raise ValueError(f"the page has no part between {begin!r} and {end!r}")
-        rows = "\n".join(f"| {each.what} | {each.value} | {each.change} |" for each in limits)
+        rows = "\n".join(f"| {each.what} | {each.value} | {each.change} |" for each in rows_of)
         page = f"{before}{begin}\n\n| | limit | can be changed |\n|---|---|---|\n{rows}\n\n{end}{after}"
     return page
 
@@ -62,7 +64,7 @@ def _messages() -> list[Limit]:
         _setting("the messages of one call, which are stored wholly or not at all", LogSettings, "max_batch_bytes"),
         _setting("what a packed frame may unpack to", LogSettings, "max_raw_bytes"),
         Limit("a body that is not copied into memory by itself", f"over {_size(LARGE_BYTES)}"),
-        Limit("what stays mapped for reading, of all logs of a process", f"about {_size(kept_open.MOST_BYTES)}"),
+        Limit("what stays mapped for reading, of all logs of a process", f"about {_size(segment.MOST_BYTES)}"),
         Limit("a dedup id, a correlation id", _size(drafts._MOST_ID_BYTES)),
         Limit("a priority", f"0 to {_most(messages.Priority)}"),
         Limit("a delay, a time to live", f"{times.MAX_DURATION_MS // _YEAR_MS} years"),
@@ -91,10 +93,10 @@ def _calls() -> list[Limit]:
         _setting("messages of one call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),
         Limit(
             "values of one message, or of another body; a list, a map or a name counts three times",
-            f"{values.MOST_VALUES:,}",
+            f"{media.MOST_VALUES:,}",
         ),
-        Limit("commas of a batch as one JSON text; as lines it has no such limit", f"{values.MOST_BATCH_COMMAS:,}"),
-        Limit("values of a batch in MessagePack", f"{values.MOST_BATCH_VALUES:,}"),
+        Limit("commas of a batch as one JSON text; as lines it has no such limit", f"{media.MOST_BATCH_COMMAS:,}"),
+        Limit("values of a batch in MessagePack", f"{media.MOST_BATCH_VALUES:,}"),
         Limit("an `attempt_id`", f"{_meta(messages.AttemptId, 'max_length')} characters of ASCII, without spaces"),
         Limit("takes by `attempt_id` that are remembered for one caller", f"the last {attempts.MOST_IDS:,}"),
         Limit("messages of these takes", f"the last {attempts.MOST_MESSAGES:,}"),
@@ -142,19 +144,19 @@ def _server() -> list[Limit]:
         _setting("calls that wait", ServerSettings, "max_waiters", "server"),
         Limit(
             "calls of one token that wait",
-            f"{flow.WaitLimit(ServerSettings().max_waiters).share(_TOKEN):,}",
+            f"{waiting.WaitLimit(ServerSettings().max_waiters).share(_TOKEN):,}",
             _named("max_waiters_per_principal", "server"),
         ),
         Limit(
             "bytes of one token's bodies above 64 KiB that are in memory; then they wait",
-            f"{room.BODIES_EACH} times `max_request_bytes`",
+            f"{limits.BODIES_EACH} times `max_request_bytes`",
         ),
         Limit(
             "bytes of one token's answers above 64 KiB that are in memory; then calls are refused",
-            _size(room.ANSWERS_EACH * 2 * payload.ANSWER_BYTES),
+            _size(limits.ANSWERS_EACH * 2 * payload.ANSWER_BYTES),
         ),
-        Limit("bodies of one token that wait for that", f"{room.MOST_WAITING}"),
-        Limit("calls of admins that wait beyond that", f"{flow.ADMIN_RESERVE}"),
+        Limit("bodies of one token that wait for that", f"{limits.MOST_WAITING}"),
+        Limit("calls of admins that wait beyond that", f"{waiting.ADMIN_RESERVE}"),
         _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
         _setting("searches that run at a time", ServerSettings, "scan_workers", "server"),
         _setting("messages that one call looks at", ServerSettings, "scan_messages", "server"),

@@ -28,7 +28,7 @@ import msgspec
 import holdfast
 import holdfast.aio
 from holdfast.protocol.errors import KINDS
-from holdfast.server.statuses import status_of_code
+from holdfast.server.routing import status_of_code
 from tests.tidy.http_reference import all_routes
 from tests.tidy.repo import ROOT
 from tests.tidy.test_docs import INTERNAL, tree_of_commands

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.embedded.settings_file import load_settings
+from holdfast.config.settings_file import load_settings
 from tests.tidy import markdown
 from tests.tidy.repo import ROOT
 

@@ -43,8 +43,9 @@ WORDS = {
     "wal": "log, or journal",
 }
 
-# Names that everybody expects, in the layer that is to have them: the command `holdfast config show`.
-EXPECTED = frozenset({("cli", "config"), ("embedded", "flush")})
+# Names that everybody expects, in the layer that is to have them: the command `holdfast config show`, and the room of
+# the settings file, which cannot be called as the settings are.
+EXPECTED = frozenset({("cli", "config"), ("config", "config"), ("embedded", "flush")})
 
 # Folders of somebody's machine, at the start of a path.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(?:root|work)/")

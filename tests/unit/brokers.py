@@ -8,7 +8,7 @@ from typing import Any
 
 import holdfast
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.env.disk import Disk, File
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 
 PAGE = 4096
 

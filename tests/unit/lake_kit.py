@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.env import real_world
-from holdfast.env.lakedisk import LakeDisk
+from holdfast.env.disk import LakeDisk
 from holdfast.spark.pipelines.build import Pipeline
 from holdfast.spark.pipelines.context import Context
 from holdfast.spark.pipelines.lake import table_files

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from holdfast.codec.encode import Body, Place, gap_body, header_for
 from holdfast.codec.frame import FrameHeader, frame_bytes
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DamagedRange
 from holdfast.settings import LogSettings
-from holdfast.storage.check import check
-from holdfast.storage.finding import CheckReport, Finding
+from holdfast.storage.checks.check import check
+from holdfast.storage.checks.finding import CheckReport, Finding
+from holdfast.storage.checks.plan import RepairPlan
+from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
 from holdfast.storage.log import Log
-from holdfast.storage.plan import RepairPlan
-from holdfast.storage.repair import RepairResult, plan_repair, repair
 from holdfast.storage.walk import Wanted, walk
 
 FOLDER = "/data/log"

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 import holdfast
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Record
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.writing import Sink, StagedRows, Task, WriteOptions
+from holdfast.spark.sink.writing import Sink, StagedRows, Task, WriteOptions
 
 ROOT = "/data/shop"
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0))

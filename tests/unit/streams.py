@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.coordinator import StreamGroup
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.streams.group import StreamGroup
 from holdfast.embedded.consumer import Consumer
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"

@@ -16,11 +16,10 @@ from holdfast.env import ManualClock, World, real_world
 from holdfast.env.disk import RealDisk
 from holdfast.env.ids import SeededIds
 from holdfast.errors import BadSettings, Forbidden, Unauthenticated
-from holdfast.server import tokens as tokens_module
-from holdfast.server.access import Access, check_listening
-from holdfast.server.principals import Principal, principal_of
-from holdfast.server.tokens import ACTIONS, ROLES, Entry, digest_of
-from holdfast.server.tokens_text import with_entry
+from holdfast.server.access import tokens as tokens_module
+from holdfast.server.access.callers import Access, check_listening
+from holdfast.server.access.principals import Principal, principal_of
+from holdfast.server.access.tokens import ACTIONS, ROLES, Entry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 
 SHOP = Entry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders", "orders.*"))

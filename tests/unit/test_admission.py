@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.server.http.admission import Admission, Admitted
-from holdfast.server.http.limits import Limits
+from holdfast.server.http.admission import Admission, Admitted, Limits
 
 
 class Client:

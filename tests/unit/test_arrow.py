@@ -14,7 +14,7 @@ from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Packing, encode_batch
 from holdfast.codec.frame import Frame
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, InvalidRequest, MessageTooLarge
 from holdfast.model import Batch
 from holdfast.settings import LogSettings

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from holdfast.server.access.principals import Principal
 from holdfast.server.api.streams import _beat_s
-from holdfast.server.flow import WaitLimit
-from holdfast.server.principals import Principal
+from holdfast.server.waiting import WaitLimit
 
 
 @pytest.mark.parametrize(("streams", "beat_s"), [(1, 0.1), (50, 0.1), (1_000, 2.0), (5_000, 10.0)])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.broker.beside import damage_in, records_beside
-from holdfast.broker.delayed.reading import waiting_beside
-from holdfast.broker.letters import letters_of
-from holdfast.broker.standing import Standing
+from holdfast.broker.inspect.dead_letters import letters_of
+from holdfast.broker.inspect.delayed import waiting_beside
+from holdfast.broker.inspect.logs import damage_in, records_beside
+from holdfast.broker.inspect.standing import Standing
 from holdfast.env import World
 from holdfast.errors import CorruptData
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings

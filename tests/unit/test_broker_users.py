@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import Fenced, InvalidRequest, UnknownGroup, UnknownTopic, open_broker
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.embedded.broker import Broker
 from holdfast.errors import BadSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.broker.catalog import Catalog, TopicFacts
+from holdfast.broker.folder.catalog import Catalog, TopicFacts
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, TopicExists, UnknownTopic
 from holdfast.settings import TopicSettings
 from tests.unit.brokers import FOLDER, Place

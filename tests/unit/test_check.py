@@ -19,8 +19,8 @@ from holdfast.env.disk import File
 from holdfast.errors import NotALog, UnknownFormat
 from holdfast.model import NO_PRODUCER, Batch
 from holdfast.settings import LogSettings
-from holdfast.storage import survey
-from holdfast.storage.check import check
+from holdfast.storage.checks import survey
+from holdfast.storage.checks.check import check
 from holdfast.storage.index import parse_index
 from holdfast.storage.log import Log
 from tests.unit.logs import FOLDER, HEADER, SMALL, Logged, codes, filler, only
@@ -685,7 +685,7 @@ def test_an_end_that_the_disk_cannot_read_is_not_judged(logged):
 
 
 def test_findings_of_a_log_that_is_damaged_all_over_are_cut_off_but_counted(logged, monkeypatch):
-    monkeypatch.setattr("holdfast.storage.check._MOST_FINDINGS", 3)
+    monkeypatch.setattr("holdfast.storage.checks.check._MOST_FINDINGS", 3)
     for name in logged.segments():
         for frame in logged.frames(name)[1:-1:2]:
             logged.flip(name, frame.position)

@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 from holdfast import __version__
-from holdfast.cli import ask as ask_module
-from holdfast.cli import doctor as doctor_module
-from holdfast.cli import owner as owner_module
-from holdfast.cli.dump import Dump
-from holdfast.cli.owner import owner_of
+from holdfast.cli import output as ask_module
+from holdfast.cli.look import log as owner_module
+from holdfast.cli.look.log import Dump, owner_of
+from holdfast.cli.operate import doctor as doctor_module
 from holdfast.cli.text import iso_time, preview, safe, size, time_ns_of
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader
@@ -500,7 +499,7 @@ def test_an_owner_that_left_no_readable_note(tmp_path):
 
 
 def test_an_unexpected_error_is_one_line_too(run, folder, monkeypatch):
-    monkeypatch.setattr("holdfast.cli.check.check", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("holdfast.cli.operate.check.check", lambda *_, **__: 1 / 0)
     done = run("check", folder)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("error: ZeroDivisionError")

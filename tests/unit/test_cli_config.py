@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.broker.catalog import Catalog
-from holdfast.embedded.knobs import KNOBS
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.config.knobs import KNOBS
 from holdfast.env import real_world
 from holdfast.settings import TopicSettings
 from tests.unit.commands import Done, Run, ended, everything

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.cli import wholequeue as wholequeue_module
+from holdfast.cli.operate import check as wholequeue_module
 from tests.unit.commands import Done, Run, everything, runner
 
 SEGMENT = f"{0:020d}.log"

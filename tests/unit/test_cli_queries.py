@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.broker.catalog import Catalog
-from holdfast.broker.queries import NOT_READ, QueryLease
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.streams.queries import NOT_READ, QueryLease
 from holdfast.env import real_world
-from holdfast.spark.staging import Manifest, Staging
+from holdfast.spark.sink.staging import Manifest, Staging
 from tests.unit.commands import Run, runner
 
 

@@ -18,10 +18,10 @@ import pytest
 from rich.cells import cell_len
 
 import holdfast
-from holdfast.cli import ask as ask_module
-from holdfast.cli import stats as stats_module
-from holdfast.cli.export import NAMES
+from holdfast.cli import output as ask_module
+from holdfast.cli.look import stats as stats_module
 from holdfast.cli.main import main
+from holdfast.cli.use.get import NAMES
 from holdfast.codec.frame import Kind
 from holdfast.delivery.events import Acked, encode_event
 from holdfast.storage import Log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli import ask as ask_module
+from holdfast.cli import output as ask_module
 from tests.unit.commands import Done, Run, everything, runner
 
 

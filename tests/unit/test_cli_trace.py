@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.broker.trace_log import TraceLog
-from holdfast.broker.traces import TraceStep
-from holdfast.cli.lifeline import life_line, time_text
-from holdfast.cli.trace import _lives
+from holdfast.broker.tracing.log import TraceLog
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.cli.look.trace import _lives, life_line, time_text
 from holdfast.env import real_world
 from tests.unit.commands import Done, Run, ended, everything
 

@@ -9,7 +9,7 @@ from holdfast.client.calling import Caller, Cut, Unsent
 from holdfast.client.http import Answer, Ask
 from holdfast.client.ways import ThreadWays, run
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Unavailable
 
 

@@ -12,7 +12,7 @@ import pytest
 from holdfast.codec import columns as c
 from holdfast.codec.columns import Columns, encode_columns, padding
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Batch
 from holdfast.settings import LogSettings

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.codec.columns import REMOVED, TOMBSTONE
 from holdfast.codec.frame import Frame, Kind
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DamagedRange, DiskFull, InvalidRequest, Removed, Unavailable
 from holdfast.model import NO_PRODUCER, Batch, Producer, Record
 from holdfast.settings import LogSettings

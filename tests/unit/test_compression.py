@@ -19,7 +19,7 @@ import zstandard
 from holdfast.codec.compression import MOST_RAW_BYTES, Codec, compress, decompress
 from holdfast.codec.encode import Packing, encode_batch
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest, MessageTooLarge
 from holdfast.model import Batch
 from holdfast.settings import LogSettings

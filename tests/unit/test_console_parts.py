@@ -13,9 +13,9 @@ import pytest
 import holdfast
 from holdfast.delivery.where import compile_where
 from holdfast.embedded.dead import DeadGroup, fingerprint
-from holdfast.server.console import recipes, shown
+from holdfast.server.console import formatting, messages
 from holdfast.server.console.dead import both, where_of
-from holdfast.server.console.rates import EVERY_S, KEPT, Rates, points
+from holdfast.server.console.overview import EVERY_S, KEPT, Rates, points
 
 ERRORS = [
     "",
@@ -116,22 +116,22 @@ def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
     ],
 )
 def test_a_body_is_shown_as_what_it_is(content: bytes, view: str, views: tuple[str, ...]):
-    found = shown.payload(content)
+    found = formatting.payload(content)
     assert (found.view, found.views, found.size, found.cut) == (view, views, len(content), False)
-    assert shown.payload(content, "hex").view == "hex"
+    assert formatting.payload(content, "hex").view == "hex"
 
 
 def test_a_letter_that_the_end_cuts_in_two_does_not_make_bytes_of_a_text():
-    text = "ü" * shown.SHOWN_BYTES
-    found = shown.payload(b"x" + text.encode())
+    text = "ü" * formatting.SHOWN_BYTES
+    found = formatting.payload(b"x" + text.encode())
     assert (found.view, found.cut) == ("text", True)
     assert found.text.endswith("ü")
 
 
 def test_what_is_long_is_one_short_line_in_a_list():
-    assert shown.preview(b"a\n  b\tc") == "a b c"
-    assert shown.preview(b"x" * 1000) == "x" * shown.PREVIEW_BYTES + "…"
-    assert shown.preview(b"\x00" * 50).endswith("…")
+    assert formatting.preview(b"a\n  b\tc") == "a b c"
+    assert formatting.preview(b"x" * 1000) == "x" * formatting.PREVIEW_BYTES + "…"
+    assert formatting.preview(b"\x00" * 50).endswith("…")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_what_is_long_is_one_short_line_in_a_list():
     [(0, "0 s"), (0.0123, "12.3 ms"), (1, "1 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")],
 )
 def test_a_length_of_time_is_short(seconds: float, text: str):
-    assert shown.age(seconds) == text
+    assert formatting.age(seconds) == text
 
 
 @pytest.mark.parametrize("body", [b'it\'s "quoted" $HOME `x` \\', b"@file", b"\x00\xff", "Grüße\n".encode()])
@@ -147,12 +147,12 @@ def test_a_recipe_sends_the_same_bytes(tmp_path: Path, body: bytes):
     with holdfast.open(tmp_path / "queue") as queue:
         queue.put(body, key="a b&c", headers={"tenant": "it's"}, priority=3)
         (found,) = queue.messages()
-        command = recipes.curl(found, "http://127.0.0.1:7")
+        command = messages.curl(found, "http://127.0.0.1:7")
         fake = 'curl() { printf "%s" "${4#@-}" > value; case "$4" in @-) cat > value;; esac; }; '
         subprocess.run(["bash", "-c", fake + command], cwd=tmp_path, check=True)
         assert (tmp_path / "value").read_bytes() == body
         assert "key=a+b%26c" in command
-        program = recipes.python(found, "http://127.0.0.1:7")
+        program = messages.python(found, "http://127.0.0.1:7")
         sent: list[tuple[bytes, dict[str, object]]] = []
         broker = SimpleNamespace(publish=lambda _topic, content, **options: sent.append((content, options)))
 

@@ -76,7 +76,7 @@ def test_poll_answers_nothing_when_the_time_is_over():
 
 
 def test_poll_waits_for_a_message_that_comes(tmp_path):
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
 
     engine = BrokerEngine.open(tmp_path / "data")
     engine.create_topic("orders", changes={"partitions": 2})
@@ -94,7 +94,7 @@ def test_poll_waits_for_a_message_that_comes(tmp_path):
 
 
 def test_closing_wakes_a_poll_that_waits(tmp_path):
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
 
     engine = BrokerEngine.open(tmp_path / "data")
     engine.create_topic("orders")
@@ -585,7 +585,7 @@ def test_expired_messages_are_passed_over():
 
 
 def test_damaged_messages_are_passed_over_and_told_of(tmp_path, caplog):
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
 
     engine = BrokerEngine.open(tmp_path / "data")
     engine.create_topic("orders")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from tests.unit.streams import Streams, texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.broker.positions import To
+from holdfast.broker.streams.positions import To
 from holdfast.errors import Fenced, InvalidRequest, UnknownGroup, UnknownTopic
 from holdfast.membership.check import check
 from holdfast.settings import ConsumerSettings

@@ -8,10 +8,10 @@ import tracemalloc
 
 import pytest
 
-from holdfast.broker.dedup import DedupIndex
-from holdfast.broker.dedup_runs import HEADER_BYTES, Covered
+from holdfast.broker.dedup.runs import HEADER_BYTES, Covered
+from holdfast.broker.dedup.window import DedupIndex
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, CorruptData, DiskFailed, DiskFull, UnknownFormat
 from holdfast.model import LogPosition
 
@@ -203,7 +203,7 @@ def test_many_saves_leave_few_runs_and_forget_nothing(world):
 
 
 def test_runs_stop_growing_so_that_no_save_takes_long(world, monkeypatch):
-    monkeypatch.setattr("holdfast.broker.dedup._LARGEST_MERGED", 100)
+    monkeypatch.setattr("holdfast.broker.dedup.window._LARGEST_MERGED", 100)
     index = opened(world)
     for start in range(0, 1_000, 30):
         add_range(index, world, start, start + 30)
@@ -667,7 +667,7 @@ def test_a_run_that_is_in_place_counts_though_it_cannot_be_noted_as_the_last(wor
         raise OSError(code, "ordered")
 
     with monkeypatch.context() as failing:
-        failing.setattr("holdfast.broker.dedup.note_newest", fail)
+        failing.setattr("holdfast.broker.dedup.window.note_newest", fail)
         for last in (20, 30, 40):
             add_range(index, world, last - 10, last)
             index.save(upto(last))

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import pytest
 
 from holdfast.broker.delayed import Delayed, DelaySettings, DelayStore
-from holdfast.broker.delayed.spill import bucket_of, in_due_order
-from holdfast.broker.delayed.timers import DAY_MS, HOUR_MS, MONTH_MS, Timers
+from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, Timers
+from holdfast.broker.delayed.upkeep import bucket_of, in_due_order
 from holdfast.env import ManualClock, SeededIds, World, real_world
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import BadSettings, Busy, Closed, InvalidRequest, Unavailable, UnknownFormat
 from holdfast.model import Batch, Record
 from holdfast.settings import LogSettings

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.delivery.choose import choose
 from holdfast.delivery.commands import (
+    PROVEN,
     Ack,
     Bury,
     Cancel,
@@ -35,7 +36,6 @@ from holdfast.delivery.events import (
     Saved,
     Skipped,
 )
-from holdfast.delivery.fences import PROVEN
 from holdfast.delivery.group import Failure, Lease
 from holdfast.delivery.image import image_of
 from holdfast.errors import Conflict, LeaseLost

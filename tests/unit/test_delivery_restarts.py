@@ -6,9 +6,8 @@ import pytest
 
 from holdfast.delivery.check import check
 from holdfast.delivery.choose import choose
-from holdfast.delivery.commands import Ack, Extend, GiveUp, Nack, Receipt, Receive, Reject, Save, Tick
+from holdfast.delivery.commands import PROVEN, Ack, Extend, GiveUp, Nack, Receipt, Receive, Reject, Save, Tick
 from holdfast.delivery.events import Acked, Released, Returned
-from holdfast.delivery.fences import PROVEN
 from holdfast.errors import LeaseLost
 from tests.unit.stories import BOOT, Story, offsets_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast.delivery.check import check
-from holdfast.delivery.commands import Ack, Nack, Reject, Save
+from holdfast.delivery.commands import Ack, Nack, Reject, Save, next_fence
 from holdfast.delivery.events import (
     MOVES,
     Acked,
@@ -31,7 +31,6 @@ from holdfast.delivery.events import (
     decode_event,
     encode_event,
 )
-from holdfast.delivery.fences import next_fence
 from holdfast.delivery.group import Burial, Document, Group, History, IllegalMove, Lease
 from holdfast.delivery.image import decode_image, encode_image, group_of, image_of
 from tests.unit.stories import Story, offsets_of, plain

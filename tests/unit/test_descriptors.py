@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.env.descriptors import descriptor_limit, open_descriptors
+from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import BadSettings
-from holdfast.server.descriptors import (
+from holdfast.server.limits import (
     LEAST_CONNECTIONS,
     OWN,
     REFUSED,
@@ -22,7 +22,7 @@ from holdfast.server.descriptors import (
     read_segments,
 )
 from holdfast.settings import BrokerSettings, ServerSettings
-from holdfast.storage.kept_open import DESCRIPTORS_EACH
+from holdfast.storage.segment import DESCRIPTORS_EACH
 
 CONNECTIONS = ServerSettings().max_connections
 FILES = BrokerSettings().open_files

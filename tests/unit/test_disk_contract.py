@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.env.disk import FolderLocked, RealDisk
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.unit.disks import Place, fails, simulated
 
 

@@ -17,7 +17,7 @@ from holdfast.broker.partition import Partition
 from holdfast.delivery import choose
 from holdfast.delivery.events import Event
 from holdfast.model import Appended
-from holdfast.storage.follower import Follower
+from holdfast.storage.view import Follower
 from tests.unit.queues import FOLDER, Place
 
 MANY = 3_000

@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast import InvalidRequest
-from holdfast.delivery.expressions import MAX_PATTERN_CHARACTERS, MAX_STEPS, Expression
-from holdfast.delivery.where import compile_where
-from holdfast.server.patterns import Patterns
+from holdfast.delivery.where import MAX_PATTERN_CHARACTERS, MAX_STEPS, Expression, compile_where
+from holdfast.server.access.tokens import Patterns
 
 
 class Message:
@@ -86,6 +85,6 @@ def test_bytes_that_are_not_utf_8_can_be_looked_for() -> None:
 
 
 def test_a_refused_pattern_writes_nothing_to_the_standard_error() -> None:
-    code = "from holdfast.delivery.expressions import *\ntry: Expression('(')\nexcept InvalidRequest: print('refused')"
+    code = "from holdfast.delivery.where import *\ntry: Expression('(')\nexcept InvalidRequest: print('refused')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("refused\n", "")

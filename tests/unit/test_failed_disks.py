@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast
-from holdfast.cli.opened import topics_of
+from holdfast.cli.opening import topics_of
 from holdfast.env.disk import RealDisk
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFailed, InvalidRequest
 from holdfast.storage.log import Log
 from tests.unit.disks import fails

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spark.pipelines.fingerprints import MOST_CHARACTERS, fingerprint
+from holdfast.spark.pipelines.deadletters import MOST_CHARACTERS, fingerprint
 
 EXAMPLES = [
     ("", ""),

@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from holdfast.env import ManualClock, RealDisk, SeededIds, World, real_world
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
 from holdfast.errors import InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.settings import LogSettings
 from holdfast.storage import Log, LogReader
 from holdfast.storage.files import join
-from holdfast.storage.following import Arrivals, FollowSettings
+from holdfast.storage.reader import Arrivals, FollowSettings
 from holdfast.storage.state import ASKED, State
 
 FOLDER = "/data/log"

@@ -13,7 +13,7 @@ from holdfast.codec.compression import Codec
 from holdfast.codec.encode import Packing, Place, encode_batch, gap_body, header_for
 from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, check_body, frame_bytes, read_frame, read_header
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import ChecksumMismatch, CorruptData, InvalidRequest, UnknownFormat
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast import NotFound
 from holdfast.broker.check import check_folder
-from holdfast.broker.past_events import PastEvents, is_past
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.journal import PastEvents, is_past
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.checksum import crc32c
 from tests.unit.queues import Place
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFailed
 from holdfast.storage import Log, open_log
 from holdfast.storage.keeper import Keeper

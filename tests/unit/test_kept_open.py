@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Unavailable
 from holdfast.settings import LogSettings
 from holdfast.storage import segment, view
-from holdfast.storage.kept_open import KeptOpen
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader
+from holdfast.storage.segment import KeptOpen
 from tests.unit.logs import FOLDER, SMALL, Logged
 
 MIB = 1 << 20

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.hands import Delivered
+from holdfast.broker.leases import Delivered
 from holdfast.broker.station import Station
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import BadSettings, Empty
 from holdfast.model import Batch
 from holdfast.settings import TopicSettings

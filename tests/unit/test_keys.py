@@ -9,8 +9,7 @@ import pytest
 
 from holdfast.delivery.commands import Ack, Bury, Cancel, Nack, Receipt, Receive, Reject, Seek, Tick
 from holdfast.delivery.events import Interred, Lost
-from holdfast.delivery.keys import KeyGate
-from holdfast.delivery.limits import KeyPolicy, Limits, Rates
+from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits, Rates
 from holdfast.delivery.runs import run
 from holdfast.settings import QueueSettings, TopicSettings
 from tests.unit.stories import BOOT, PLAIN, Story

@@ -20,13 +20,13 @@ from holdfast import aio
 from holdfast.codec.encode import PLAIN, encode_batch
 from holdfast.codec.frame import Kind
 from holdfast.env import ManualClock, SeededIds, World, real_world
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import ChecksumMismatch, DiskFull, InvalidRequest, MessageTooLarge, Unavailable
 from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from holdfast.storage import LogReader, open_log
-from holdfast.storage.check import check
+from holdfast.storage.checks.check import check
 from holdfast.storage.log import Log
 from holdfast.storage.spool import Spool
 from tests.unit.queues import Place

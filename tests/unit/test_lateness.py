@@ -15,7 +15,7 @@ from holdfast import NewMessage
 from holdfast.broker.delayed import DelaySettings, DelayStore
 from holdfast.codec.frame import Frame
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Batch
 from holdfast.settings import LogSettings
 from tests.unit.queues import Place

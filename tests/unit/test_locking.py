@@ -7,8 +7,7 @@ import pytest
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import IllegalMove
 from holdfast.errors import Conflict, LeaseLost, LockHeld
-from holdfast.locking.commands import Acquire, Command, Open, Proof, Release, Remove, Renew, Tick, Write
-from holdfast.locking.decide import decide
+from holdfast.locking.decide import Acquire, Command, Open, Proof, Release, Remove, Renew, Tick, Write, decide
 from holdfast.locking.events import (
     EXPIRED,
     RELEASED,

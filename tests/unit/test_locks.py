@@ -548,7 +548,7 @@ def test_a_journal_that_is_damaged_costs_what_was_in_there_and_no_fence_comes_tw
 
 
 def test_snapshots_keep_the_journal_short_and_everything_as_it_was(alone, monkeypatch):
-    monkeypatch.setattr("holdfast.broker.locks_journal._SNAPSHOT_EVENTS", 50)
+    monkeypatch.setattr("holdfast.broker.locks._SNAPSHOT_EVENTS", 50)
     lock = alone.broker.locks.acquire("report", lease=10_000)
     document = alone.broker.documents.update("plan", {"a": 1})
     other = alone.broker.locks.acquire("other")
@@ -566,7 +566,7 @@ def test_snapshots_keep_the_journal_short_and_everything_as_it_was(alone, monkey
 
 
 def test_two_damaged_snapshots_are_reported_with_what_to_do(alone, monkeypatch):
-    monkeypatch.setattr("holdfast.broker.locks_journal._SNAPSHOT_EVENTS", 2)
+    monkeypatch.setattr("holdfast.broker.locks._SNAPSHOT_EVENTS", 2)
     alone.broker.documents.update("plan", 1)
     locks = alone.engine.locks()
     for _ in range(3):

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.codec.frame import Kind
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (
     BadSettings,
     Closed,

@@ -6,10 +6,8 @@ import pytest
 
 from holdfast.errors import Fenced, InvalidRequest
 from holdfast.membership.check import check
-from holdfast.membership.commands import Command, Heartbeat, Join, Leave, Partitions, Tick
-from holdfast.membership.decide import decide
-from holdfast.membership.events import Event, GaveBack, Granted, Heard, Joined, Left, Targeted
-from holdfast.membership.members import Members
+from holdfast.membership.decide import Command, Heartbeat, Join, Leave, Partitions, Tick, decide
+from holdfast.membership.members import Event, GaveBack, Granted, Heard, Joined, Left, Members, Targeted
 
 
 class Circle:

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from holdfast.broker import offsets as module
-from holdfast.broker.offsets import Committed, Offsets, Remembered
-from holdfast.broker.snapshots import BEFORE, SNAPSHOT
+from holdfast.broker.journal import BEFORE, SNAPSHOT
+from holdfast.broker.streams import offsets as module
+from holdfast.broker.streams.offsets import Committed, Offsets, Remembered
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import CorruptData
-from holdfast.membership.statics import StaticMember
+from holdfast.membership.members import StaticMember
 
 FOLDER = "/data/groups/analytics"
 

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.env import ManualClock, OpenFiles, SeededIds, World, real_world
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFailed, Unavailable
 from holdfast.settings import BrokerSettings, LogSettings, TopicSettings
 from holdfast.storage.index import SegmentIndex

@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 import holdfast.otel
-from holdfast.broker.traces import TraceStep
-from holdfast.embedded.trace_spans import SpanMaker
-from holdfast.server.otel import start_export
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.server.process import start_export
+from holdfast.telemetry.export import SpanMaker
 from tests.unit import queues
 from tests.unit.brokers import Place
 

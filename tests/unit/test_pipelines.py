@@ -11,21 +11,26 @@ import pytest
 pytest.importorskip("pyspark")
 
 from holdfast.env import real_world
-from holdfast.env.lakedisk import LakeDisk
+from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.build import Pipeline
 from holdfast.spark.pipelines.checkpoint import check_fit, forget, held
+from holdfast.spark.pipelines.context import kind_named, kind_names
 from holdfast.spark.pipelines.custom import pipeline
 from holdfast.spark.pipelines.expectations import Counts, unmet_sql
-from holdfast.spark.pipelines.failures import in_words
-from holdfast.spark.pipelines.kinds import kind_named, kind_names
-from holdfast.spark.pipelines.lake import batches_in, file_name, files_between
+from holdfast.spark.pipelines.lake import (
+    additions,
+    batches_in,
+    commit,
+    file_name,
+    files_between,
+    finish_pending,
+    replacements,
+)
 from holdfast.spark.pipelines.ledger import KEPT, Batch, Ledger
-from holdfast.spark.pipelines.reading import project_of, read_project
-from holdfast.spark.pipelines.runner import Runner
+from holdfast.spark.pipelines.project import project_of, python_template, read_project, yaml_template
+from holdfast.spark.pipelines.runner import Runner, in_words
 from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms
-from holdfast.spark.pipelines.templates import python_template, yaml_template
-from holdfast.spark.pipelines.writing import additions, commit, finish_pending, replacements
 from tests.unit.lake_kit import ClumsyDisk, Crash, FrailDisk, context_of, seen, staged
 
 SHOP = """\

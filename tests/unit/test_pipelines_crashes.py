@@ -13,18 +13,16 @@ import pytest
 pytest.importorskip("pyspark")
 
 from holdfast.env import real_world
-from holdfast.env.lakedisk import LakeDisk
+from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest
 from holdfast.spark.pipelines.build import Pipeline
 from holdfast.spark.pipelines.checkpoint import ID, check_fit, forget, is_half_forgotten
-from holdfast.spark.pipelines.context import Context
+from holdfast.spark.pipelines.context import Context, kind_named
 from holdfast.spark.pipelines.custom import pipeline
-from holdfast.spark.pipelines.kinds import kind_named
-from holdfast.spark.pipelines.lake import file_name, table_files
+from holdfast.spark.pipelines.lake import additions, commit, file_name, finish_pending, table_files
 from holdfast.spark.pipelines.land import _Landing
 from holdfast.spark.pipelines.ledger import Batch, Ledger, Totals
 from holdfast.spark.pipelines.runner import Runner
-from holdfast.spark.pipelines.writing import additions, commit, finish_pending
 from tests.unit.lake_kit import Crash, FrailDisk, context_of, seen, staged
 
 

@@ -14,14 +14,14 @@ import yaml
 
 import holdfast
 from holdfast.env import real_world
-from holdfast.env.lakedisk import LakeDisk
+from holdfast.env.disk import LakeDisk
 from holdfast.errors import InvalidRequest, OffsetOutOfRange
-from holdfast.spark.folder import DataFolder
 from holdfast.spark.pipelines import compact
-from holdfast.spark.pipelines.kinds import kind_named
+from holdfast.spark.pipelines.context import kind_named
+from holdfast.spark.pipelines.lake import swap_in
 from holdfast.spark.pipelines.replay import ReplayOptions
 from holdfast.spark.pipelines.spec import read_options
-from holdfast.spark.pipelines.wholes import swap_in
+from holdfast.spark.source.folder import DataFolder
 
 KINDS = ("replay", "deadletters", "traces", "reconcile", "compact")
 

@@ -14,14 +14,14 @@ import pytest
 
 import holdfast
 from holdfast import NewMessage
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.marks import TEXT_KEY
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.routing import partition_for
 from holdfast.embedded.parcels import Sent
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (
     BadBody,
     BadSettings,

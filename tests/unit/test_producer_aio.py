@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from holdfast import NewMessage
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.producing import producer_settings
 from holdfast.env import Clock, ManualClock, SeededIds, SystemClock, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFull, Fenced, InvalidRequest, QueueFull, Unavailable, UnknownTopic
 from holdfast.settings import ProducerSettings
 

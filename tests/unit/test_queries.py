@@ -11,10 +11,10 @@ import threading
 
 import pytest
 
-from holdfast.broker.queries import MOST_TTL_MS, QueryLease, list_queries, renewing
-from holdfast.broker.query_pins import Queries
+from holdfast.broker.streams.queries import MOST_TTL_MS, QueryLease, list_queries, renewing
+from holdfast.broker.streams.query_pins import Queries
 from holdfast.env import ManualClock, SeededIds, World, real_world
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, InvalidRequest
 
 ROOT = "/data/broker"

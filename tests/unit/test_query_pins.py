@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.broker.queries import QueryLease
+from holdfast.broker.streams.queries import QueryLease
 from holdfast.env import SeededIds, World
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.settings import BrokerSettings, TopicSettings

@@ -13,7 +13,7 @@ import pytest
 import holdfast
 from holdfast import Closed, Conflict, Empty, InvalidRequest, LeaseLost, NewMessage
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.unit.queues import FOLDER, PLAIN
 
 AsyncQueue = holdfast.aio.AsyncQueue

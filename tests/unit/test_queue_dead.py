@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import DiskFull, InvalidRequest, NewMessage
-from holdfast.broker import dead
+from holdfast.broker import dead_letters
 from holdfast.embedded.lookup import find_message
 from tests.unit.queues import Place, bodies
 
@@ -443,8 +443,8 @@ def test_one_letter_is_found_among_many_by_either_id_without_reading_their_notes
         message.reject("no")
     letters = place.q.dead.list()
     read = []
-    plain = dead.decode_note
-    monkeypatch.setattr(dead, "decode_note", lambda text: read.append(text) or plain(text))
+    plain = dead_letters.decode_note
+    monkeypatch.setattr(dead_letters, "decode_note", lambda text: read.append(text) or plain(text))
     for number in (0, 1, 25, 299):
         for name in (stored[number].id, letters[number].id):
             read.clear()

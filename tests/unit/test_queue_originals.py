@@ -9,12 +9,12 @@ import tracemalloc
 import pytest
 
 import holdfast
-from holdfast.broker.dedup import DedupIndex
+from holdfast.broker.dedup.window import DedupIndex
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.layout import group_folder
+from holdfast.broker.folder.layout import group_folder
 from holdfast.broker.metrics import Metrics
 from holdfast.env import SeededIds
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import QueueSettings
 from tests.unit.queues import FOLDER, Place, bodies
 

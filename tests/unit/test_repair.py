@@ -12,10 +12,10 @@ from crc32c import crc32c
 
 from holdfast.codec.frame import Kind
 from holdfast.env import World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Busy, DiskFull, HoldfastError, InvalidRequest, NotALog
 from holdfast.model import Batch
-from holdfast.storage.repair import plan_repair, repair
+from holdfast.storage.checks.repair import plan_repair, repair
 from tests.unit.logs import FOLDER, HEADER, SMALL, Logged, codes, filler
 
 FIRST = f"{0:020d}.log"

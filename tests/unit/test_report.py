@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from holdfast.env import real_world
-from holdfast.spark.pipelines import plots
+from holdfast.spark.pipelines import report
 from holdfast.spark.pipelines.report import Report, Section, Table, html_of, write_report
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -48,14 +48,14 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 def test_every_value_is_escaped():
     table = Table(columns=[EVIL, "list"], rows=[[EVIL, [EVIL, EVIL]]])
-    plot = plots.Plot(name="plot", title=EVIL, png=b"png")
+    plot = report.Plot(name="plot", title=EVIL, png=b"png")
     page = Page(html_of(report_of(Section(title=EVIL, text=EVIL, table=table, plots=[plot]), title=EVIL)))
     assert "script" not in page.tags
     assert page.words.count(EVIL) == 11
 
 
 def test_the_page_needs_no_other_file_and_no_script(tmp_path: Path):
-    plot = plots.bars("kinds", "Kinds of error", {"timed out": 3}, unit="letters")
+    plot = report.bars("kinds", "Kinds of error", {"timed out": 3}, unit="letters")
     path = write_report(real_world(), str(tmp_path / "report"), report_of(Section(title="Kinds", plots=[plot])))
     page = Page(Path(path).read_text("utf-8"))
     assert [source[:22] for source in page.sources] == ["data:image/png;base64,"]
@@ -84,11 +84,11 @@ def test_numbers_stand_on_the_right_and_are_readable():
 def test_plots_can_be_drawn_of_any_number_of_values(count: int):
     hours, values = HOURS[:count], [float(number) for number in range(count)]
     drawn = [
-        plots.lines("a", "A", hours, {"p50": values, "p99": [None] * count}, unit="seconds"),
-        plots.lines("b", "B", hours, {"p50": values}, unit="seconds", log=True),
-        plots.stacked("c", "C", hours, {"x": values, "y": values}, unit="letters", step_s=3600),
-        plots.bars("d", "D", {str(number): value for number, value in enumerate(values)}, unit="letters"),
-        plots.columns("e", "E", {str(number): value for number, value in enumerate(values)}, unit="n", label="tries"),
+        report.lines("a", "A", hours, {"p50": values, "p99": [None] * count}, unit="seconds"),
+        report.lines("b", "B", hours, {"p50": values}, unit="seconds", log=True),
+        report.stacked("c", "C", hours, {"x": values, "y": values}, unit="letters", step_s=3600),
+        report.bars("d", "D", {str(number): value for number, value in enumerate(values)}, unit="letters"),
+        report.columns("e", "E", {str(number): value for number, value in enumerate(values)}, unit="n", label="tries"),
     ]
     assert all(size_of(plot.png)[0] == 1045 for plot in drawn)
 
@@ -96,9 +96,9 @@ def test_plots_can_be_drawn_of_any_number_of_values(count: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ["$x^$", "_hidden", "", "a\x00b\nc", "x" * 500, "名前"])
 def test_labels_are_drawn_as_they_are_whatever_they_hold(label: str):
-    plot = plots.stacked("a", "A", HOURS, {label: [1, 2, 3, 4, 5]}, unit="letters", step_s=3600)
+    plot = report.stacked("a", "A", HOURS, {label: [1, 2, 3, 4, 5]}, unit="letters", step_s=3600)
     assert size_of(plot.png)[0] == 1045
-    assert size_of(plots.bars("b", "B", {label: 1}, unit="letters").png)[0] == 1045
+    assert size_of(report.bars("b", "B", {label: 1}, unit="letters").png)[0] == 1045
 
 
 def test_the_page_says_that_browsers_may_load_nothing():

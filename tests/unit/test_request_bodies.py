@@ -16,12 +16,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import InvalidRequest, MessageTooLarge
-from holdfast.protocol import values
-from holdfast.protocol.media import FRAMES, JSON, LINES, MSGPACK, Unframer, framed
-from holdfast.protocol.values import MOST_BATCH_COMMAS, MOST_VALUES, SMALL_BYTES, check_batch, check_values
+from holdfast.protocol import media
+from holdfast.protocol.media import (
+    FRAMES,
+    JSON,
+    LINES,
+    MOST_BATCH_COMMAS,
+    MOST_VALUES,
+    MSGPACK,
+    SMALL_BYTES,
+    Unframer,
+    check_batch,
+    check_values,
+    framed,
+)
 from holdfast.server.batches import _Form, _read
-from holdfast.server.http.unpack import FREE_BYTES, unpacker
-from holdfast.server.pool import Job, Pool, Unwanted
+from holdfast.server.http.messages import FREE_BYTES, unpacker
+from holdfast.server.turns import Job, Pool, Unwanted
 
 MIB = 1 << 20
 
@@ -123,7 +134,7 @@ def count_of(value: Any) -> int:
 
 @given(ANYTHING)
 def test_a_count_of_messagepack_is_that_of_its_values(value: Any):
-    assert sum(values._packed(msgspec.msgpack.encode(value))) == count_of(value)
+    assert sum(media._packed(msgspec.msgpack.encode(value))) == count_of(value)
 
 
 def test_a_count_of_messagepack_knows_every_kind_of_value():
@@ -131,17 +142,17 @@ def test_a_count_of_messagepack_knows_every_kind_of_value():
     extensions = [msgspec.msgpack.Ext(5, bytes(size)) for size in (1, 2, 4, 8, 16, 3, 300, 70_000)]
     everything = [*kinds, *extensions, list(range(20)), list(range(70_000)), {str(i): i for i in range(20)}]
     content = msgspec.msgpack.encode(everything)
-    assert sum(values._packed(content)) == 3 + len(kinds) + 4 + len(extensions) + 23 + 70_003 + 63
+    assert sum(media._packed(content)) == 3 + len(kinds) + 4 + len(extensions) + 23 + 70_003 + 63
 
 
 @given(ANYTHING, st.integers(1, 7))
 def test_a_count_of_json_is_never_below_the_values_that_are_not_names(value: Any, size: int):
     content = msgspec.json.encode([value])
-    before, values._SLICE = values._SLICE, size  # type: ignore[misc]  # every place is the edge of a slice
+    before, media._SLICE = media._SLICE, size  # type: ignore[misc]  # every place is the edge of a slice
     try:
-        counted = sum(values._written(content, values._VALUES, -(10**9)))
+        counted = sum(media._written(content, media._VALUES, -(10**9)))
     finally:
-        values._SLICE = before  # type: ignore[misc]
+        media._SLICE = before  # type: ignore[misc]
     assert counted >= leaves(value)
 
 

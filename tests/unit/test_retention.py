@@ -8,7 +8,7 @@ import random
 import pytest
 
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import OffsetOutOfRange
 from holdfast.settings import LogSettings
 from holdfast.storage.log import Log

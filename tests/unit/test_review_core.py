@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from holdfast import NewMessage
-from holdfast.broker.cleaner import Cleaner
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import partition_for
 from holdfast.broker.station import Station
+from holdfast.broker.upkeep import Cleaner
 from holdfast.broker.waiters import Waiters
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.model import Producer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import NewMessage
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.routing import RoundRobin
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.aio_producer import AsyncProducer

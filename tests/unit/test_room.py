@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.errors import TooManyWaiters
-from holdfast.server.room import MOST_WAITING, Room
+from holdfast.server.limits import MOST_WAITING, Room
 
 
 async def _rounds() -> None:

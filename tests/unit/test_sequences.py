@@ -8,10 +8,9 @@ import random
 import pytest
 
 from holdfast.broker.producers import MOST_NAMES, Producers
-from holdfast.broker.sequences import Known, Sequences
-from holdfast.broker.sequences_file import load_snapshot
+from holdfast.broker.sequences import Known, Sequences, load_snapshot
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (
     ChecksumMismatch,
     DiskFull,

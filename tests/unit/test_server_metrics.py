@@ -16,13 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 import holdfast
 import holdfast.otel
 from holdfast.broker.metrics import Metrics
-from holdfast.broker.queries import QueryLease
+from holdfast.broker.streams.queries import QueryLease
 from holdfast.env import SeededIds, World
 from holdfast.errors import LeaseLost, NotInstalled
 from holdfast.server.engine_metrics import OF_GROUP, OF_TOPIC, TIMES_OF_GROUP, TIMES_OF_TOPIC, sync_times
 from holdfast.server.families import PREFIX
-from holdfast.server.http_metrics import HttpMetrics
-from holdfast.server.metrics import ServerMetrics
+from holdfast.server.metrics import HttpMetrics, ServerMetrics
 from tests.tidy import markdown
 from tests.tidy.repo import ROOT
 from tests.unit.brokers import FOLDER, Place

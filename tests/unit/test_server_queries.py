@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.broker.layout import parse_receipt
-from holdfast.broker.proofs import Prover
+from holdfast.broker.folder.layout import parse_receipt
+from holdfast.broker.receipts import Prover
 from holdfast.errors import InvalidRequest
+from holdfast.server.access.tokens import Patterns
 from holdfast.server.calls import _pairs
-from holdfast.server.patterns import Patterns
 
 TEXTS = st.text(alphabet="ab=&+%20;é/?", max_size=20)
 

@@ -12,12 +12,11 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from holdfast.embedded import toml_lines
-from holdfast.embedded.effective import Effective, Origin
-from holdfast.embedded.knobs import FOREIGN, KNOBS, SECTIONS, Knob, variable
-from holdfast.embedded.settings_file import load_settings, read_settings
+from holdfast.config import toml as toml_lines
+from holdfast.config.knobs import FOREIGN, KNOBS, SECTIONS, Knob, variable
+from holdfast.config.settings_file import Effective, Origin, load_settings, read_settings
 from holdfast.env import real_world
-from holdfast.env.environ import environment
+from holdfast.env.process import environment
 from holdfast.errors import BadSettings
 from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, ServerSettings, TopicSettings
 

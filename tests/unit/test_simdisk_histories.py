@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from holdfast.env.disk import File
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from tests.unit.disks import PAGE, sim, simulated, synced
 
 

@@ -14,17 +14,15 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 import holdfast
-from holdfast.broker.queries import QueryLease, list_queries
+from holdfast.broker.streams.queries import QueryLease, list_queries
 from holdfast.env import SeededIds, World
 from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange, TailLost, UnknownTopic
 from holdfast.model import LogPosition
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.admission import Admission
-from holdfast.spark.folder import DataFolder
-from holdfast.spark.options import stream_options
-from holdfast.spark.plan import batch_ranges, splits
-from holdfast.spark.positions import Positions, TopicPositions, from_json, to_json
-from holdfast.spark.rows import Range
+from holdfast.spark.source.admission import Admission, Positions, TopicPositions, from_json, to_json
+from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.source.options import stream_options
+from holdfast.spark.source.rows import Range, batch_ranges, splits
 from holdfast.storage.segment import Segment
 from tests.unit.brokers import FOLDER, Place
 
@@ -277,7 +275,7 @@ def test_offsets_must_be_given_for_what_is_read_and_nothing_else() -> None:
 
 
 def ranges_of(place: Place, **options: str) -> list[Range]:
-    from holdfast.spark.options import batch_options
+    from holdfast.spark.source.options import batch_options
 
     given = CaseInsensitiveDict({"path": FOLDER, "topic": "orders", **options})
     return batch_ranges(DataFolder(FOLDER, place.world), batch_options(given, 0))
@@ -311,7 +309,7 @@ def test_tasks_follow_segments_and_more_are_cut_where_asked(monkeypatch: pytest.
     assert splits(folder, whole, 0) == whole
     parts = splits(folder, whole, 7)
     assert len(parts) == 7
-    monkeypatch.setattr("holdfast.spark.plan._TASK_BYTES", 1)
+    monkeypatch.setattr("holdfast.spark.source.rows._TASK_BYTES", 1)
     by_segment = splits(folder, whole, 0)
     bases = [segment.base_offset for segment in place.broker._engine.topic("orders").partition(0).log.segments()]
     assert [part.start for part in by_segment] == bases

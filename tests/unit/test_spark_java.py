@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import NotInstalled
-from holdfast.spark.java import OPTIONAL_MODULE, cache_folder, candidates, java_home, run_java, shim
+from holdfast.spark.session import OPTIONAL_MODULE, cache_folder, candidates, java_home, run_java, shim
 
 PRETENDER = """\
 #!/bin/sh

@@ -14,9 +14,9 @@ import pyarrow as pa
 import holdfast
 from holdfast.model import CodecName
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.folder import DataFolder
-from holdfast.spark.rows import _MOST_BYTES, Range, Reading, record_batches
-from holdfast.spark.schema import Maker, message_schema
+from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.source.rows import _MOST_BYTES, Range, Reading, record_batches
+from holdfast.spark.source.schema import Maker, message_schema
 
 MESSAGES, SIZE = 64_000, 1000
 

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from holdfast.errors import InvalidRequest
-from holdfast.spark.options import batch_options, check_options, stream_options
+from holdfast.spark.source.options import batch_options, check_options, stream_options
 
 NOW_MS = 1_800_000_000_000
 GIVEN = {"path": "/data/shop", "topic": "orders"}

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.broker.check import check_folder, plan_folder_repair, repair_folder
-from holdfast.broker.groups import GroupNote
+from holdfast.broker.folder.policy import GroupNote
 from holdfast.errors import Busy, CorruptData, DiskFull, InvalidRequest, UnknownGroup
 from tests.unit.commands import Run, runner
 
@@ -343,7 +343,7 @@ def test_a_stream_group_that_cannot_be_taken_off_the_list_goes_on(data, monkeypa
             raise OSError(errno.ENOSPC, "no space")
 
         with monkeypatch.context() as full:
-            full.setattr("holdfast.broker.contents.durable_replace", fail)
+            full.setattr("holdfast.broker.folder.contents.durable_replace", fail)
             with pytest.raises(DiskFull):
                 broker.delete_group("analytics")
         with broker.consumer("orders", group="analytics") as consumer:

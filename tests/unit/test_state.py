@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull
 from holdfast.storage.log import Log
 from holdfast.storage.reader import LogReader

@@ -12,10 +12,18 @@ import pytest
 
 from holdfast.env import real_world
 from holdfast.errors import BadSettings
-from holdfast.server import tokens as tokens_module
-from holdfast.server.patterns import Patterns
-from holdfast.server.tokens import ROLES, Entry, Tokens, digest_of, parse_tokens, read_tokens
-from holdfast.server.tokens_text import with_entry, without_entry
+from holdfast.server.access import tokens as tokens_module
+from holdfast.server.access.tokens import (
+    ROLES,
+    Entry,
+    Patterns,
+    Tokens,
+    digest_of,
+    parse_tokens,
+    read_tokens,
+    with_entry,
+    without_entry,
+)
 from tests.unit.commands import Run, runner
 
 SHOP = Entry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders.*",))

@@ -14,10 +14,10 @@ import holdfast
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.partition import Partition
 from holdfast.broker.quick import QuickDelivery
-from holdfast.broker.traces import TraceStep
-from holdfast.broker.tracing import _OF_DELIVERY, _OF_PARTITION
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.tracing import _OF_DELIVERY, _OF_PARTITION
 from holdfast.embedded.traces import AsyncTraceFace, TraceFace
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import InvalidRequest
 from tests.unit.queues import FOLDER, Place
 

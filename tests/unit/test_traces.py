@@ -11,11 +11,10 @@ import msgspec
 import pytest
 
 from holdfast.broker.delayed import Delayed
-from holdfast.broker.group_tracer import GroupTracer
-from holdfast.broker.marks import DEAD, DELAYED_ID, DeadNote, encode_note
-from holdfast.broker.trace_log import Search, TraceLog, newest, search, trace
-from holdfast.broker.trace_stats import stats
-from holdfast.broker.traces import STEPS, TRACE, PartitionTracer, Sampler, TraceStep, decode_step, encode_step
+from holdfast.broker.messages import DEAD, DELAYED_ID, DeadNote, encode_note
+from holdfast.broker.tracing.group import GroupTracer
+from holdfast.broker.tracing.log import Search, TraceLog, newest, search, stats, trace
+from holdfast.broker.tracing.steps import STEPS, TRACE, PartitionTracer, Sampler, TraceStep, decode_step, encode_step
 from holdfast.codec.tracecontext import (
     TraceContext,
     format_tracestate,
@@ -28,7 +27,7 @@ from holdfast.delivery.commands import Ack as AckCommand
 from holdfast.delivery.decide import EXPIRED, Moment, decide
 from holdfast.delivery.events import Event, Expired, Lost
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import InvalidRequest
 from holdfast.model import Record
 from holdfast.storage.reader import LogReader
@@ -615,7 +614,7 @@ def test_a_step_that_cannot_be_written_is_counted_and_said_once(caplog):
         traces.add("acked")
     assert traces.disk.faults.fired
     assert traces.log.lost == 2
-    said = [record.message for record in caplog.records if record.name == "holdfast.broker.trace_log"]
+    said = [record.message for record in caplog.records if record.name == "holdfast.broker.tracing.log"]
     assert said == ["trace steps lost; the messages are safe"]
     assert traces.trace("orders-0-1") == ["1 published"]
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.pool import Pool
-from holdfast.server.turns import CALLER, FairThreads, Turns, other_turns
+from holdfast.server.turns import CALLER, FairThreads, Pool, Turns, other_turns
 
 _PATIENCE_S = 60
 

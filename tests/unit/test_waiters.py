@@ -13,7 +13,7 @@ import holdfast
 from holdfast import Empty
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup
 from tests.unit.queues import Place
 

@@ -12,9 +12,8 @@ import pytest
 
 from holdfast import InvalidRequest
 from holdfast.env import ManualClock, SeededIds
-from holdfast.worker.backoff import Backoff
-from holdfast.worker.runs import Run, Runs
-from holdfast.worker.slots import Slots
+from holdfast.worker.handling import Run, Runs
+from holdfast.worker.options import Backoff, Slots
 from tests.unit.workers import PATIENCE_S, Place, eventually
 
 

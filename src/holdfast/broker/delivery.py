@@ -8,15 +8,12 @@ from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Final, Self
 
-from holdfast.broker.hands import Delivered, Dropped
+from holdfast.broker.choose import Supply, give_way, look_ahead
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.journal import Journal, Snapshot
-from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.lookahead import give_way, look_ahead
+from holdfast.broker.leases import Delivered, Dropped, Renewals
 from holdfast.broker.metrics import Metrics
-from holdfast.broker.renewals import Renewals
-from holdfast.broker.supply import Supply
 from holdfast.broker.waiters import Waiters
-from holdfast.delivery.claims import held, lost
 from holdfast.delivery.commands import (
     DROPPED,
     NO_SESSION,
@@ -32,7 +29,7 @@ from holdfast.delivery.commands import (
     Seek,
     Tick,
 )
-from holdfast.delivery.decide import EXPIRED, Moment, decide
+from holdfast.delivery.decide import EXPIRED, Moment, decide, held, lost
 from holdfast.delivery.events import (
     Acked,
     Buried,
@@ -52,7 +49,7 @@ from holdfast.env import World
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
-from holdfast.storage.finding import count_of
+from holdfast.storage.checks.finding import count_of
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.broker.hands import Delivered
-from holdfast.broker.keyed import KeyedGroup
-from holdfast.broker.layout import MessagePlace, parse_message_id, parse_receipt
+from holdfast.broker.choose import KeyedGroup, peek
+from holdfast.broker.folder.layout import MessagePlace, parse_message_id, parse_receipt
+from holdfast.broker.leases import Delivered
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
-from holdfast.broker.peeking import peek
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiter, Waiters
 from holdfast.delivery.commands import Receipt
 from holdfast.delivery.group import Lease
-from holdfast.delivery.limits import KeyPolicy
+from holdfast.delivery.keys import KeyPolicy
 from holdfast.errors import Closed, HoldfastError, LeaseLost
 from holdfast.model import Durability, Record, extra_bytes
 from holdfast.settings import TopicSettings

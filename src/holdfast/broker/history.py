@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-from holdfast.broker.dead import DeadLetter, note_of
-from holdfast.broker.layout import DEAD_SUFFIX, message_id
-from holdfast.broker.marks import REDRIVEN_FROM, DeadNote, mark, moved_records
-from holdfast.broker.past_events import Happened
+from holdfast.broker.dead_letters import DeadLetter, note_of
+from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
+from holdfast.broker.journal import Happened
+from holdfast.broker.messages import REDRIVEN_FROM, DeadNote, mark, moved_records
 from holdfast.broker.station import Station
-from holdfast.broker.traces import (
+from holdfast.broker.tracing.steps import (
     ACKED,
     BURIED,
     CANCELLED,

@@ -1,20 +1,427 @@
-"""The journal of one group on one partition: a log of delivery events, with snapshots that keep replay short."""
+"""Journals: logs of events with snapshots that keep replay short, and the state that they add up to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import re
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from struct import Struct
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.broker.past_events import PastEvents
-from holdfast.broker.snapshots import SnapshotFiles
-from holdfast.broker.state_journal import StateJournal, StateSnapshot
+from holdfast.checksum import crc32c
+from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
 from holdfast.delivery.events import Event, decode_event, encode_event
-from holdfast.delivery.group import FAR, Group
+from holdfast.delivery.group import FAR, Group, IllegalMove
 from holdfast.delivery.image import Image, group_of, image_of
 from holdfast.env import World
+from holdfast.errors import CorruptData, DamagedRange, DiskFull, HoldfastError, Unavailable
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
+from holdfast.storage.files import FULL_DISK, durable_replace, join, read_file, segment_name
+from holdfast.storage.log import Log
+from holdfast.storage.shortage import advice, with_space
+from holdfast.storage.walk import Wanted, first_log_id, walk
+
+# The snapshot of a journal and the one before it: should the newer be damaged, nothing is lost but time.
+#
+# at   size  field
+# 0    4     magic    "HFS" and the version, 1
+# 4    4     check    CRC32C of the rest
+# 8    n     payload  MessagePack of a position in the journal, and the state after all events below it
+
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT: Final = "snapshot"
+BEFORE: Final = "snapshot.before"
+
+_HEADER: Final = Struct("<4sI")
+_MAGIC: Final = b"HFS\x01"
+assert _HEADER.size == 8  # keeps the table above and the code in step
+
+_State = TypeVar("_State")
+
+
+def damaged_snapshot(folder: str, instead: str) -> CorruptData:
+    """The error of one who only looks, and finds the newest snapshot damaged; `instead` is the file that is whole."""
+    what = f"{join(folder, SNAPSHOT)} is damaged"
+    if instead:
+        return CorruptData(f"{what}; opening goes on from the one before, and loses nothing but time")
+    return CorruptData(
+        f"{what}, and there is no whole one before it: unless the events beside it reach back to the first, this part "
+        "cannot be opened. Restore the file from a backup"
+    )
+
+
+class SnapshotFiles:
+    """Both files of one folder."""
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._folder = folder
+        self._current_is_whole = True  # a damaged one must not take the place of the one before
+
+    def newest(self, decode: Callable[[bytes], _State]) -> tuple[_State | None, str]:
+        """The newest snapshot that is whole, and its file's name."""
+        for name in (SNAPSHOT, BEFORE):
+            content = read_file(self._world.disk, join(self._folder, name))
+            if content is None:
+                continue
+            try:
+                magic, crc = _HEADER.unpack_from(content)
+                payload = content[_HEADER.size :]
+                if magic == _MAGIC and crc == crc32c(payload):
+                    return decode(payload), name
+            except Exception as error:  # whatever its bytes are, the one before may be whole
+                logger.debug("snapshot unreadable", extra={"error": repr(error)})
+            self._current_is_whole = False
+            logger.error("snapshot damaged: going on from the one before", extra={"folder": self._folder, "file": name})
+        return None, ""
+
+    def keep(self, payload: bytes) -> None:
+        """Put a new one in place; the last one becomes the one before, if it is whole."""
+        path = join(self._folder, SNAPSHOT)
+        try:
+            if self._current_is_whole and self._world.disk.exists(path):
+                self._world.disk.rename(path, join(self._folder, BEFORE))
+            content = _HEADER.pack(_MAGIC, crc32c(payload)) + payload
+            with_space(
+                self._world,
+                len(content),
+                lambda: durable_replace(self._world.disk, self._folder, SNAPSHOT, content),
+            )
+        except OSError as error:
+            raise _not_written(self._folder, error) from error
+        self._current_is_whole = True
+
+
+def _not_written(folder: str, error: OSError) -> HoldfastError:
+    """Without a new snapshot the journal only grows; nothing is lost."""
+    kind = DiskFull if error.errno in FULL_DISK else Unavailable
+    return kind(f"no snapshot could be written in {folder}: {advice(error)}. The journal has everything")
+
+
+# The events of a group that its snapshots have made unnecessary, kept for those who ask what became of a message.
+#
+# A journal is trimmed behind its snapshots in whole segments. Each of them is packed into one file before it goes, and
+# that is kept for as long as the log holds a message that it may tell of. It is packed as it is, in one call that holds
+# up nobody: what it says is read only when somebody asks.
+#
+# The name of a file says what it is about, so that a look for one message opens few:
+#
+#     <base>-<lowest>-<end>.past     events from `base` on, of messages from `lowest` up to, not including, `end`
+#
+# at   size  field
+# 0    4     magic    "HFP" and the version, 1
+# 4    4     check    CRC32C of the rest
+# 8    n     payload  the segment's bytes, packed by zlib
+
+
+_NAME: Final = re.compile(r"(\d{20})-(\d{20})-(\d{20})\.past")
+
+_MAGIC_EVENTS: Final = b"HFP\x01"
+assert _HEADER.size == 8  # keeps the table above and the code in step
+_FAST: Final = 1  # the level of packing: a journal repeats itself, and more work would save little
+_MOST_RAW_BYTES: Final = LogSettings().max_raw_bytes
+
+
+class Happened(NamedTuple):
+    """An event, and when it was journaled."""
+
+    at_ns: int
+    event: Event
+
+
+class Past(NamedTuple):
+    """One file: events from `base` on, of messages from `lowest` up to `end`."""
+
+    base: int
+    lowest: int
+    end: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.base:020d}-{self.lowest:020d}-{self.end:020d}.past"
+
+
+def is_past(name: str) -> bool:
+    """Whether that is the name of such a file."""
+    return _NAME.fullmatch(name) is not None
+
+
+def damaged_pasts(world: World, folder: str) -> Iterator[str]:
+    """What is wrong with the files beside the journal in a folder, in words."""
+    for name in filter(is_past, world.disk.names(folder)):
+        path = join(folder, name)
+        try:
+            content = read_file(world.disk, path)
+            if content is not None:
+                _unpack(content)
+        except FileNotFoundError:
+            continue  # an owner has removed it meanwhile
+        except (CorruptData, OSError) as error:
+            yield f"{path} cannot be read: {error}; the history of some settled messages is lost, and nothing else"
+
+
+class PastEvents:
+    """The files beside one journal. Whoever keeps snapshots calls, one at a time."""
+
+    def __init__(self, world: World, log: Log) -> None:
+        self._world = world
+        self._log = log
+        self._lock = threading.Lock()
+        self._floors: list[tuple[int, int]] = []  # from which event on no message below a floor is touched
+
+    def note_floor(self, position: int, floor: int) -> None:
+        """All events from this one on are about messages from the floor on, unless a seek goes back behind it."""
+        with self._lock:
+            self._floors.append((position, floor))
+
+    def sought(self, to: int) -> None:
+        """A seek may bring back messages from there on."""
+        with self._lock:
+            self._floors[:] = [(position, min(floor, to)) for position, floor in self._floors]
+
+    def keep(self, before: int, *, end: int) -> None:
+        """Pack the segments that lie below `before`, where the log of the messages ends at `end`.
+
+        Where that cannot be done their history is lost, and nothing else: the journal must not grow for it.
+        """
+        segments = self._log.segments()
+        if not segments:
+            return  # a journal that was lost, and has no event yet
+        going = [facts.base_offset for facts in segments[:-1] if facts.next_offset <= before]
+        first_left = segments[len(going)].base_offset
+        try:
+            there = {past.base for past in self._files()} if going else set()
+            for base in going:
+                if base not in there:
+                    self._pack(Past(base, self._lowest(base), end))
+        except (OSError, HoldfastError) as error:
+            facts = {"folder": self._log.folder, "why": str(error)}
+            logger.warning("what became of settled messages is forgotten", extra=facts)
+        with self._lock:
+            passed = sum(position <= first_left for position, _ in self._floors)
+            del self._floors[: max(passed - 1, 0)]  # the last of them holds for what is packed next
+
+    def forget(self, start: int) -> None:
+        """Remove what tells of messages below `start` only: the log has dropped them."""
+        with suppress(OSError):  # the next one tries again
+            for past in self._files():
+                if past.end <= start:
+                    self._world.disk.remove(join(self._log.folder, past.name))
+
+    def of(self, offset: int) -> Iterator[Happened]:
+        """Events that may tell of the message at the offset, oldest first, those of the journal as it is included."""
+        journal_start = self._log.start
+        for past in self._files():
+            if past.base < journal_start and past.lowest <= offset < past.end:
+                yield from self._unpacked(past)
+        self._log.sync()  # an event that is held back could not be read
+        for record in self._log.records(self._log.start, on_damage="skip"):
+            yield Happened(record.timestamp_ns, decode_event(bytes(record.value)))
+
+    def _lowest(self, base: int) -> int:
+        with self._lock:
+            return max((floor for position, floor in self._floors if position <= base), default=0)
+
+    def _files(self) -> list[Past]:
+        found = map(_NAME.fullmatch, self._world.disk.names(self._log.folder))
+        return sorted(Past(*map(int, match.groups())) for match in found if match)
+
+    def _pack(self, past: Past) -> None:
+        content = read_file(self._world.disk, join(self._log.folder, segment_name(past.base)))
+        if content is not None:
+            payload = zlib.compress(content, _FAST)
+            durable_replace(
+                self._world.disk, self._log.folder, past.name, _HEADER.pack(_MAGIC_EVENTS, crc32c(payload)) + payload
+            )
+
+    def _unpacked(self, past: Past) -> Iterator[Happened]:
+        """The events of a file; one that is damaged tells nothing."""
+        try:
+            data = memoryview(_unpack(read_file(self._world.disk, join(self._log.folder, past.name)) or b""))
+        except (CorruptData, OSError) as error:
+            logger.warning("past events cannot be read", extra={"file": past.name, "why": str(error)})
+            return
+        for found in walk(data, Wanted(first_log_id(data) or 0, past.base)):
+            if isinstance(found, FrameHeader):
+                start = found.position + HEADER_BYTES
+                frame = Frame(found, data[start : start + found.body_bytes], max_raw_bytes=_MOST_RAW_BYTES)
+                for record in frame.records():
+                    yield Happened(record.timestamp_ns, decode_event(bytes(record.value)))
+
+
+def _unpack(content: bytes) -> bytes:
+    if len(content) < _HEADER.size:
+        raise CorruptData("the file has no header")
+    magic, crc = _HEADER.unpack_from(content)
+    payload = memoryview(content)[_HEADER.size :]
+    if magic != _MAGIC_EVENTS or crc != crc32c(payload):
+        raise CorruptData("its bytes are not those that were written")
+    try:
+        return zlib.decompress(payload)
+    except zlib.error as error:
+        raise CorruptData(str(error)) from None
+
+
+# A log of events with snapshots that keep replay short, and the state that they add up to, whatever it is of.
+#
+# A snapshot is the state after all events below its position. The one before it is kept, too, and the
+# journal is trimmed behind that one only: should the newer be damaged, nothing is lost but time.
+
+
+_Image = TypeVar("_Image")
+
+
+class StateSnapshot(msgspec.Struct, Generic[_Image], frozen=True, array_like=True):
+    """The state after all events below `position` of the journal."""
+
+    position: int
+    image: _Image
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class StateJournal(ABC, Generic[_State, _Image]):
+    """Events in, and the state that they add up to. What the state is, a subclass says."""
+
+    damage_means: ClassVar[str]  # what users will notice of events that cannot be read
+    without_it: ClassVar[str]  # what happens to whoever removes the folder
+
+    def __init__(self, world: World, folder: str, settings: LogSettings) -> None:
+        self._world = world
+        self._folder = folder
+        self._snapshot_at = 0
+        self._before_at = 0
+        self._keeping = threading.Lock()
+        self._files = SnapshotFiles(world, folder)
+        self.lost_events = 0  # how many of them could not be read at opening
+        self.log = Log.open(folder, log_settings(settings), world, kind=Kind.JOURNAL)
+
+    @abstractmethod
+    def _new(self) -> _State:
+        """The state before the first event."""
+
+    @abstractmethod
+    def _restored(self, image: _Image) -> _State:
+        """The state that an image was made of."""
+
+    @abstractmethod
+    def _image(self, state: _State) -> _Image:
+        """A copy of the state as one value."""
+
+    @abstractmethod
+    def _decoded(self, payload: bytes) -> StateSnapshot[_Image]:
+        """The snapshot that a file holds."""
+
+    @abstractmethod
+    def _apply_value(self, state: _State, value: bytes) -> None:
+        """Let the event of these bytes happen."""
+
+    def load(self) -> _State:
+        """The state as the journal left it; closes the journal where that cannot be found out."""
+        try:
+            snapshot, _ = self._files.newest(self._decoded)
+            state = self._new() if snapshot is None else self._restored(snapshot.image)
+            self._snapshot_at = 0 if snapshot is None else snapshot.position
+            if self._snapshot_at > self.log.written_end:
+                # Events were lost that the snapshot has: new ones would stand where replay does not look.
+                self._snapshot_at = self.log.written_end
+                self.snapshot(state)
+            self._replay(state, self._snapshot_at)
+        except BaseException:
+            self.log.close()
+            raise
+        return state
+
+    @property
+    def events_since_snapshot(self) -> int:
+        return self.log.written_end - self._snapshot_at
+
+    def snapshot(self, state: _State, position: int | None = None) -> int:
+        """Keep the state as it is after all events so far; answers how many bytes of old journal that freed."""
+        position = self.log.written_end if position is None else position
+        return self.keep(StateSnapshot(position, self._image(state)))
+
+    def keep(self, snapshot: StateSnapshot[_Image]) -> int:
+        """Write a snapshot that was taken earlier. The journal must not end before it after a power cut."""
+        with self._keeping:
+            return self._keep(snapshot)
+
+    def _keep(self, snapshot: StateSnapshot[_Image]) -> int:
+        if snapshot.position < self._snapshot_at:
+            return 0  # somebody else has kept a later one meanwhile
+        self.log.sync()
+        self._files.keep(_encode(snapshot))
+        self._before_at, self._snapshot_at = self._snapshot_at, snapshot.position
+        return self._trim(self._before_at)
+
+    def _trim(self, before: int) -> int:
+        """Let go of the events below `before`, in whole segments; answers how many bytes that freed."""
+        return self.log.trim(before).bytes
+
+    def close(self) -> None:
+        self.log.close()
+
+    def restore(self, state: _State) -> None:
+        """Make the state what the journal says it is: a call was interrupted, and nobody knows how far it came."""
+        self.log.sync()  # an event that is held back could not be read
+        with self._keeping:
+            snapshot, _ = self._files.newest(self._decoded)
+            fresh = self._new() if snapshot is None else self._restored(snapshot.image)
+            self._replay(fresh, 0 if snapshot is None else snapshot.position)
+        vars(state).update(vars(fresh))
+
+    def _replay(self, state: _State, at: int) -> None:
+        """Bring the state, as it was before the event `at`, up to the journal's end."""
+        damaged = False
+        if at < self.log.start:
+            raise CorruptData(
+                f"the journal in {self._folder} begins at event {self.log.start}, and no snapshot reaches "
+                f"there: it was damaged. Restore {SNAPSHOT} from a backup, or remove the folder: then {self.without_it}"
+            )
+        while at < self.log.end:
+            try:
+                for record in self.log.records(at):
+                    self._apply(state, bytes(record.value), lenient=damaged)
+                    at = record.offset + 1
+            except DamagedRange as damage:
+                damaged = True
+                at = damage.next_offset
+                self.lost_events += damage.next_offset - damage.first_offset
+                logger.error(
+                    "journal damaged: %s",
+                    self.damage_means,
+                    extra={"folder": self._folder, "first": damage.first_offset, "next": damage.next_offset},
+                )
+
+    def _apply(self, state: _State, value: bytes, *, lenient: bool) -> None:
+        try:
+            self._apply_value(state, value)
+        except IllegalMove as error:
+            if not lenient:
+                raise CorruptData(f"the journal in {self._folder} does not add up: {error}") from error
+            logger.warning("event passed over", extra={"folder": self._folder, "error": str(error)})
+        except msgspec.DecodeError as error:
+            raise CorruptData(f"the journal in {self._folder} holds an unknown event: {error}") from error
+
+
+def log_settings(settings: LogSettings) -> LogSettings:
+    """Acks go on when the disk has no room left for messages, and need no sync of their own."""
+    return LogSettings(
+        durability="interval",
+        sync_interval_ms=settings.sync_interval_ms,
+        segment_bytes=min(settings.segment_bytes, 16 * 1024 * 1024),
+        min_free_bytes=0,
+    )
 
 
 class Snapshot(StateSnapshot[Image], frozen=True, array_like=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from holdfast.broker.choose import Keyed, KeyedGroup
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.hands import Delivered
-from holdfast.broker.keyed import Keyed, KeyedGroup
+from holdfast.broker.leases import Delivered
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.events import Event
 from holdfast.errors import HoldfastError

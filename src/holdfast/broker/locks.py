@@ -15,10 +15,9 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.folder_key import FolderKey
-from holdfast.broker.layout import LOCKS, parse_lease
-from holdfast.broker.locks_journal import LocksJournal
-from holdfast.broker.proofs import Prover
+from holdfast.broker.folder.layout import LOCKS, parse_lease
+from holdfast.broker.journal import SnapshotFiles, StateJournal, StateSnapshot
+from holdfast.broker.receipts import FolderKey, Prover
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.decide import Moment
 from holdfast.delivery.group import FAR
@@ -33,16 +32,76 @@ from holdfast.errors import (
     TooManyWaiters,
     Unavailable,
 )
-from holdfast.locking.claims import lock_held
-from holdfast.locking.commands import Acquire, Open, Proof, Release, Remove, Renew, Tick, Write
-from holdfast.locking.decide import decide
-from holdfast.locking.events import Ended, Event
-from holdfast.locking.table import PROVEN, Content, Held
+from holdfast.locking.decide import Acquire, Open, Proof, Release, Remove, Renew, Tick, Write, decide, lock_held
+from holdfast.locking.events import Ended, Event, decode_event, encode_event
+from holdfast.locking.table import PROVEN, Content, Held, Image, Table, image_of, table_of
 from holdfast.model import Appended, Durability
 from holdfast.settings import LogSettings
 from holdfast.storage.files import join
 from holdfast.storage.keeper import soonest
 from holdfast.storage.opening import translated
+
+# The journal of the locks and documents of a data folder.
+
+
+# Replay must stay short, but a large state is written less often than a small one.
+_SNAPSHOT_BYTES: Final = 4 * 1024 * 1024
+_SNAPSHOT_EVENTS: Final = 20_000
+
+
+class LocksSnapshot(StateSnapshot[Image], frozen=True, array_like=True):
+    """The locks and documents after all events below `position` of their journal."""
+
+
+_decode = msgspec.msgpack.Decoder(LocksSnapshot).decode
+
+
+class LocksJournal(StateJournal[Table, Image]):
+    """Events in, and the locks and documents that they add up to."""
+
+    damage_means = "some locks may be held by nobody, and some documents be those of an earlier write"
+    without_it = "no lock is held, there is no document, and fencing numbers begin anew"
+
+    def __init__(self, world: World, folder: str, settings: LogSettings) -> None:
+        super().__init__(world, folder, settings)
+        self._grown_bytes = 0
+
+    def append(self, events: Sequence[Event], durability: Durability) -> Appended:
+        """Write the events as one; the answer tells what to wait for."""
+        values = [encode_event(event) for event in events]
+        appended = self.log.write(values, durability=durability)
+        self._grown_bytes += sum(map(len, values))
+        return appended
+
+    def snapshot_if_due(self, table: Table) -> LocksSnapshot | None:
+        """A copy of the state, if it is time to `keep` one."""
+        many = self.events_since_snapshot >= max(_SNAPSHOT_EVENTS, len(table.held))
+        if not many and self._grown_bytes < max(_SNAPSHOT_BYTES, table.document_bytes):
+            return None
+        self._grown_bytes = 0
+        return LocksSnapshot(self.log.written_end, image_of(table))
+
+    def _new(self) -> Table:
+        return Table()
+
+    def _restored(self, image: Image) -> Table:
+        return table_of(image)
+
+    def _image(self, state: Table) -> Image:
+        return image_of(state)
+
+    def _decoded(self, payload: bytes) -> LocksSnapshot:
+        return _decode(payload)
+
+    def _apply_value(self, state: Table, value: bytes) -> None:
+        self._grown_bytes += len(value)
+        state.apply(decode_event(value))
+
+
+def newest_locks(world: World, folder: str) -> tuple[LocksSnapshot | None, str]:
+    """The newest snapshot that is whole, and its file's name."""
+    return SnapshotFiles(world, folder).newest(_decode)
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,39 +17,37 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.dedup_runs import Covered
+from holdfast.broker.dedup.runs import Covered
 from holdfast.broker.delayed import Delayed, DelayStore
 from holdfast.broker.delivery import Delivery
-from holdfast.broker.drafts import (
+from holdfast.broker.messages import (
+    DELAYED_ID,
     Draft,
     Manner,
     Place,
     Publication,
     batch_of,
+    mark,
+    moved_records,
     released_batch,
 )
-from holdfast.broker.marks import DELAYED_ID, mark, moved_records
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.sequences import Known, Sequences
-from holdfast.broker.traces import PartitionTracer
+from holdfast.broker.tracing.steps import PartitionTracer
 from holdfast.broker.waiters import Waiters
+from holdfast.codec.columns import PRIORITIES
+from holdfast.codec.encode import Body, same_body
+from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
 from holdfast.errors import Closed
-from holdfast.model import (
-    NO_PRODUCER,
-    Appended,
-    Batch,
-    CodecName,
-    Durability,
-    LogPosition,
-    Producer,
-)
+from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
 __all__ = ["Draft", "Partition", "Place", "Publication"]
+
 
 _RELEASE_MOST: Final = 1_000
 _RELEASE_MOST_LATE: Final = 5_000  # one sync for more of them, where they are late
@@ -463,3 +461,35 @@ class Partition:
     @staticmethod
     def _position(log: Log) -> LogPosition:
         return LogPosition(log.epoch, log.written_end)
+
+
+# Whole frames into a partition: the way of bulk writes, whose messages were checked and encoded elsewhere.
+
+
+class BulkFrame(msgspec.Struct, frozen=True):
+    """A frame from elsewhere: its header, its bytes with their padding, and its priorities where it has any."""
+
+    header: FrameHeader
+    stored: memoryview
+    priorities: bytes | None = None
+
+    @staticmethod
+    def of(frame: Frame, stored: memoryview) -> BulkFrame:
+        found = frame.columns().priorities() if frame.header.columns & PRIORITIES else None
+        return BulkFrame(frame.header, stored, None if found is None else bytes(found))
+
+    def body(self, now_ns: int) -> Body:
+        """For its new place: the messages are as old as their stay there."""
+        return msgspec.structs.replace(same_body(self.header, self.stored), max_time_ns=now_ns)
+
+
+def append_frames(partition: Partition, frames: Sequence[BulkFrame], producer: Producer, now_ns: int) -> Appended:
+    """Append the frames' messages as one batch, all or none; nobody sees them before the log is synced."""
+    bodies = [frame.body(now_ns) for frame in frames]
+    if all(frame.priorities is None for frame in frames):
+        return partition.log.write_bodies(bodies, producer)
+    priorities = b"".join(frame.priorities or bytes(frame.header.count) for frame in frames)
+    with partition.telling_groups() as tell:
+        appended = partition.log.write_bodies(bodies, producer)
+        tell(appended.offset, priorities)
+    return appended

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.broker.layout import check_name
+from holdfast.broker.folder.layout import check_name
 from holdfast.checksum import crc32c
 from holdfast.env import World
 from holdfast.errors import ChecksumMismatch, CorruptData, Fenced, InvalidRequest, UnknownFormat

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.broker.hands import Delivered
-from holdfast.broker.keyed import KeyedGroup
+from holdfast.broker.choose import KeyedGroup
 from holdfast.broker.keyed_delivery import KeyedDelivery
-from holdfast.broker.marks import MOVED
-from holdfast.delivery.commands import Receipt
+from holdfast.broker.leases import Delivered
+from holdfast.broker.messages import MOVED
+from holdfast.delivery.commands import PROVEN, Receipt
 from holdfast.delivery.events import Acked, Leased, encode_event
-from holdfast.delivery.fences import PROVEN
 from holdfast.delivery.group import Lease
 from holdfast.errors import DamagedRange, LeaseLost, OffsetOutOfRange
 from holdfast.settings import TopicSettings

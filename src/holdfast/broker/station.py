@@ -10,14 +10,14 @@ from functools import cached_property
 
 import msgspec
 
-from holdfast.broker.dead import DeadLetter, DeadPartition, Graveyard
-from holdfast.broker.hands import Delivered
+from holdfast.broker.dead_letters import DeadLetter, DeadPartition, Graveyard
+from holdfast.broker.folder.layout import MessagePlace, ReceiptText, message_id
 from holdfast.broker.keyed_delivery import KeyedDelivery
-from holdfast.broker.layout import MessagePlace, ReceiptText, message_id
-from holdfast.broker.marks import id_of
+from holdfast.broker.leases import Delivered
+from holdfast.broker.messages import id_of
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
-from holdfast.broker.proofs import Prover
+from holdfast.broker.receipts import Prover
 from holdfast.delivery.commands import Cancel, Command, Receipt
 from holdfast.delivery.events import Buried, BuriedReady, Event, Interred
 from holdfast.delivery.group import Lease

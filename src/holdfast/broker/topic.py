@@ -13,7 +13,10 @@ from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.contents import (
+from holdfast.broker.dead_letters import DeadPartition
+from holdfast.broker.dedup.duplicates import Duplicates
+from holdfast.broker.delivery import Delivery
+from holdfast.broker.folder.contents import (
     TopicFacts,
     groups_of,
     is_dedup,
@@ -23,14 +26,7 @@ from holdfast.broker.contents import (
     renew_contents,
     strike_off,
 )
-from holdfast.broker.dead import DeadPartition
-from holdfast.broker.delivery import Delivery
-from holdfast.broker.duplicates import Duplicates
-from holdfast.broker.folder_key import FolderKey
-from holdfast.broker.group import QueueGroup
-from holdfast.broker.groups import GroupNote, GroupNotes
-from holdfast.broker.journal import newest_snapshot
-from holdfast.broker.layout import (
+from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
     GROUPS,
@@ -39,18 +35,20 @@ from holdfast.broker.layout import (
     partition_folder,
     topic_folder,
 )
-from holdfast.broker.marks import ONLY_FOR
+from holdfast.broker.folder.policy import NOT_KEPT, GroupNote, GroupNotes, dead_settings, log_settings
+from holdfast.broker.group import QueueGroup
+from holdfast.broker.journal import newest_snapshot
+from holdfast.broker.messages import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import Partition
-from holdfast.broker.policy import NOT_KEPT, dead_settings, log_settings
-from holdfast.broker.proofs import Prover
-from holdfast.broker.query_pins import Queries, query_gauges
 from holdfast.broker.quick import QuickDelivery
+from holdfast.broker.receipts import FolderKey, Prover
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
-from holdfast.broker.trace_log import TraceLog
-from holdfast.broker.tracing import TopicTracing
-from holdfast.delivery.fences import PROVEN
+from holdfast.broker.streams.query_pins import Queries, query_gauges
+from holdfast.broker.tracing.log import TraceLog
+from holdfast.broker.tracing.tracing import TopicTracing
+from holdfast.delivery.commands import PROVEN
 from holdfast.env import World
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup
 from holdfast.model import Retained

@@ -1,16 +1,15 @@
-"""A lock for each topic, by its name: opening, growing or deleting one topic holds up no other.
-
-The order of locks, from the outside in: that of a stream group, that of one topic's name, the engine's, which guards
-its map and is held for moments only, those inside the topic. Whoever has the lock of one name never waits for that of
-another: what is to be done to another topic on the way is done if its lock is free, and otherwise left.
-"""
+"""Topics in use: a lock for each, so that opening one holds up no other, and a hold while one is used."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from holdfast.broker.folder.layout import DEAD_SUFFIX, check_readable_name
+from holdfast.broker.partition import Partition
+from holdfast.broker.topic import Topic
 
 # What is opened in the same way, and is no topic: no topic can have such a name.
 PRODUCERS: Final = ".producers"
@@ -83,3 +82,48 @@ class TopicLocks:
             if not self._threads[thread]:
                 del self._threads[thread]
                 self._changed.notify_all()
+
+
+# Topics that are used for a moment, and stay open meanwhile.
+
+
+class Using:
+    """Somebody who uses a topic: around every call, and so no generator."""
+
+    __slots__ = ("__weakref__", "_hold", "_name", "_topic")
+
+    def __init__(self, hold: Callable[[str, object], Topic], name: str) -> None:
+        self._hold = hold
+        self._name = name
+
+    def __enter__(self) -> Topic:
+        self._topic = topic = self._hold(self._name, self)
+        return topic
+
+    def __exit__(self, *exc: object) -> None:
+        self._topic.holders.discard(self)
+
+
+class Readable:
+    """The partitions of a topic, or of its dead letters, which are read like those of any other."""
+
+    def __init__(self, topic: Topic, *, dead: bool) -> None:
+        self.topic = topic
+        self.dead = dead
+
+    def partition(self, number: object) -> Partition:
+        """One of them, by its number; of dead letters it is made when first needed, as when the first one dies."""
+        own = self.topic.partition(number)
+        return self.topic.dead_partition(self.topic.partitions.index(own)).target if self.dead else own
+
+    def partitions(self) -> list[Partition]:
+        """All of them."""
+        return [self.partition(number) for number in range(len(self.topic.partitions))]
+
+
+@contextmanager
+def reading(using: Callable[[str], Using], name: str) -> Iterator[Readable]:
+    """A topic to read, or (`jobs.dlq`) the dead letters of one, which stays open meanwhile."""
+    dead = check_readable_name(name).endswith(DEAD_SUFFIX)
+    with using(name.removesuffix(DEAD_SUFFIX)) as topic:
+        yield Readable(topic, dead=dead)

@@ -10,13 +10,11 @@ from typing import Annotated, Final, Literal, TypeAlias
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-from holdfast.broker.catalog import Catalog
-from holdfast.broker.groups import GroupNotes
-from holdfast.broker.layout import GROUPS, names_in, topic_folder, topics
-from holdfast.cli.output import OK, command
-from holdfast.cli.placed import AT, PROFILE
-from holdfast.cli.places import place_of, said_or_usual, usual_place
-from holdfast.cli.section import Section
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import GROUPS, names_in, topic_folder, topics
+from holdfast.broker.folder.policy import GroupNotes
+from holdfast.cli.output import OK, Section, command
+from holdfast.cli.places import AT, PROFILE, place_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError
@@ -63,7 +61,7 @@ def _topics(context: typer.Context) -> Iterator[str]:
 
 def _told(place: str) -> Iterator[tuple[str, list[str]]]:
     """The topics of a server, each with its groups."""
-    from holdfast.cli.standing import standing_of
+    from holdfast.cli.look.topics import standing_of
 
     for topic in standing_of(place).topics():
         yield topic.name, [group.name for group in topic.groups]

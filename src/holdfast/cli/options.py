@@ -7,7 +7,7 @@ from typing import Annotated, Final, TypeAlias
 import typer
 
 from holdfast.cli.completion import group_names, topic_names
-from holdfast.cli.placed import PLACE
+from holdfast.cli.places import PLACE
 
 # Long enough for another command to be through with the folder, short enough to be told of an owner that stays.
 WAIT: Final = "1s"

@@ -20,12 +20,56 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import typer
 
-from holdfast.cli.placed import AT, PROFILE, with_place
+from holdfast.cli.places import AT, PROFILE, App, with_place
 from holdfast.cli.text import safe, safe_lines
-from holdfast.errors import BadSettings, HoldfastError
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# Asking before something is changed for good.
+
+
+def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
+    """Whether it may be done. Where nobody can answer and nobody said yes beforehand, that is an error."""
+    if yes:
+        return True
+    if as_json or not somebody_answers():
+        raise InvalidRequest(
+            f"{what} asks before it changes anything, and nobody is there to answer: "
+            "look at it with --dry-run, then run it again with --yes. Nothing was changed"
+        )
+    # Not by way of `input`, which would put a part of the question on stdout.
+    sys.stdout.flush()
+    sys.stderr.write(f"{question} [y/N]: ")
+    sys.stderr.flush()
+    answer = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not answer:
+        stderr().print("Nothing was changed.")
+    return answer
+
+
+def somebody_answers() -> bool:
+    return sys.stdin.isatty()
+
+
+# Commands behind one word, such as `holdfast topic`.
+
+
+class Section(App):
+    """Commands that belong together; their word alone shows which there are."""
+
+    def __init__(self, about: str) -> None:
+        super().__init__(help=about, rich_markup_mode=None)
+        self.callback(invoke_without_command=True)(_show_commands)
+
+
+def _show_commands(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        stdout().print(context.get_help(), soft_wrap=True)
+        raise typer.Exit(NOT_DONE)
+
 
 OK: Final = 0
 DAMAGED: Final = 1

@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import msgspec
 import typer
 
-from holdfast.cli.ask import confirmed
+from holdfast.cli.look.log import owner_of
 from holdfast.cli.options import AsJson, Yes
-from holdfast.cli.output import DAMAGED, INTERRUPTED, NOT_DONE, OK, command, print_error, print_json, stderr, stdout
-from holdfast.cli.owner import owner_of
+from holdfast.cli.output import (
+    DAMAGED,
+    INTERRUPTED,
+    NOT_DONE,
+    OK,
+    Section,
+    command,
+    confirmed,
+    print_error,
+    print_json,
+    stderr,
+    stdout,
+)
 from holdfast.cli.pipeline_view import (
     bars,
     ending_in_order,
@@ -22,9 +33,7 @@ from holdfast.cli.pipeline_view import (
     show_outcomes,
     standing_table,
 )
-from holdfast.cli.section import Section
-from holdfast.cli.tables import show_table, table
-from holdfast.cli.text import safe
+from holdfast.cli.text import safe, show_table, table
 from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
@@ -129,7 +138,7 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
     """Show how far pipelines are: batches, rows, lag, and who runs them. Needs neither Spark's JVM nor a lock."""
     project = _project(declared)
-    from holdfast.spark.pipelines.status import standing_of
+    from holdfast.spark.pipelines.checkpoint import standing_of
 
     specs = project.in_order(names or project.pipelines)
     standings = [standing_of(real_world(), project, spec) for spec in specs]
@@ -155,9 +164,9 @@ def new_command(
 ) -> int:
     """Write a commented file to begin with; where it is there already, print the entry to add to it."""
     _need_spark()
-    from holdfast.broker.layout import check_name
-    from holdfast.spark.pipelines.kinds import kind_named
-    from holdfast.spark.pipelines.templates import entry, python_template, yaml_template
+    from holdfast.broker.folder.layout import check_name
+    from holdfast.spark.pipelines.context import kind_named
+    from holdfast.spark.pipelines.project import entry, python_template, yaml_template
 
     check_name(name, "pipeline")
     kind_named(kind)
@@ -199,7 +208,7 @@ def export_command(
 
 def _project(declared: str) -> Project:
     _need_spark()
-    from holdfast.spark.pipelines.reading import read_project
+    from holdfast.spark.pipelines.project import read_project
 
     return read_project(declared)
 

@@ -12,18 +12,17 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from holdfast.cli.output import stderr, stdout
-from holdfast.cli.tables import show_table, table
-from holdfast.cli.text import safe, short_time, size
+from holdfast.cli.text import safe, short_time, show_table, size, table
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.spark.pipelines import results
+    from holdfast.spark.pipelines import context
+    from holdfast.spark.pipelines.checkpoint import Standing
     from holdfast.spark.pipelines.runner import Runner
-    from holdfast.spark.pipelines.status import Standing
 
 
 @contextmanager
-def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[results.Progress], None]]:
+def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Progress], None]]:
     """A line for each pipeline, on stderr, where somebody is looking."""
     console = stderr()
     if not shown or not console.is_terminal:
@@ -39,7 +38,7 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[results.Pro
     with Progress(*columns, console=console, transient=True) as progress:
         tasks = {name: progress.add_task("waiting", pipeline=safe(name), total=None) for name in names}
 
-        def tell(news: results.Progress) -> None:
+        def tell(news: context.Progress) -> None:
             if news.pipeline not in tasks:
                 return
             total = None if news.lag is None else news.rows_in + news.lag
@@ -73,7 +72,7 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def outcomes_document(outcomes: Sequence[results.Outcome]) -> dict[str, Any]:
+def outcomes_document(outcomes: Sequence[context.Outcome]) -> dict[str, Any]:
     """The one document of a run."""
     documents = []
     for outcome in outcomes:
@@ -86,7 +85,7 @@ def outcomes_document(outcomes: Sequence[results.Outcome]) -> dict[str, Any]:
     return {"pipelines": documents}
 
 
-def show_outcomes(outcomes: Sequence[results.Outcome]) -> None:
+def show_outcomes(outcomes: Sequence[context.Outcome]) -> None:
     """What was done, as a table, then what is worth a sentence."""
     summaries = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     if not summaries:
@@ -115,7 +114,7 @@ def show_outcomes(outcomes: Sequence[results.Outcome]) -> None:
             stdout().print(f"{safe(each.pipeline)}: {safe(note)}", soft_wrap=True)
 
 
-def plan_lines(plan: results.Plan) -> Iterator[str]:
+def plan_lines(plan: context.Plan) -> Iterator[str]:
     """A plan for people."""
     rows = "" if plan.rows is None else f", about {plan.rows:,} rows"
     content = "" if plan.bytes is None else f", {size(plan.bytes)}"

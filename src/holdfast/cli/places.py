@@ -2,21 +2,174 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
+import sys
 import time
+import tomllib
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
 
-from holdfast.cli import profiles
+import msgspec
+import typer
+from typer.core import TyperCommand, TyperGroup
+
 from holdfast.client import trust
-from holdfast.client.address import Address, is_address, parse_address
+from holdfast.client.address import Address, is_address, parse_address, refuse_almost
 from holdfast.client.strangers import distrust, has_hung_up, strictness
-from holdfast.env.environ import environment, set_variable
+from holdfast.env.process import environment, set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
-from holdfast.errors import InvalidRequest, Unauthenticated, Unavailable
+from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
     from holdfast.embedded.broker import Broker
+
+
+# Profiles: places with a name, and what it takes to get in there, kept in a small file of the user's.
+
+
+FILE: Final = "HOLDFAST_PROFILES"
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A place: a folder or an address, and what it takes to get in there.
+
+    `token` says who calls, or a certificate and its key do; `tls_ca` is a file of certificates to trust.
+    """
+
+    place: str
+    token: str | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    queue: str | None = None
+
+
+class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """All of them, and which is meant where nobody names one."""
+
+    use: str | None = None
+    profiles: dict[str, Profile] = {}
+
+    def named(self, name: str) -> Profile:
+        """One of them; InvalidRequest where there is none."""
+        found = self.profiles.get(name)
+        if found is None:
+            there = f"there are {', '.join(sorted(self.profiles))}" if self.profiles else "there is none yet"
+            raise InvalidRequest(
+                f"there is no profile {name} in {path()}; {there}. Make it with `holdfast profile add {name} URL`"
+            )
+        return found
+
+
+def path() -> Path:
+    """Where the profiles are: `HOLDFAST_PROFILES`, or the usual place for the settings of programs."""
+    named = os.environ.get(FILE)
+    if named:
+        return Path(named)
+    home = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
+    return Path(home) / "holdfast" / "profiles.toml"
+
+
+def read() -> Profiles:
+    """What the file says; nothing where there is none."""
+    try:
+        content = path().read_text("utf-8")
+    except FileNotFoundError:
+        return Profiles()
+    try:
+        return msgspec.convert(tomllib.loads(content), Profiles)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{path()} cannot be used: {error}") from None
+
+
+def write(profiles: Profiles) -> None:
+    """Replace the file; it may hold tokens, so that nobody else may read it."""
+    place = path()
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = place.with_name(f"{place.name}.{os.getpid()}.new")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(_toml(profiles))
+        new.replace(place)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _toml(profiles: Profiles) -> str:
+    lines = [] if profiles.use is None else [_line("use", profiles.use), ""]
+    for name, profile in sorted(profiles.profiles.items()):
+        lines.append(f"[profiles.{_text(name)}]")
+        lines += [_line(key, value) for key, value in msgspec.to_builtins(profile).items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _line(key: str, value: str) -> str:
+    return f"{key} = {_text(value)}"
+
+
+def _text(value: Any) -> str:
+    # A JSON text of ASCII is a TOML one, but for the halves of characters, which no place has.
+    return json.dumps(value, ensure_ascii=False) if str(value).isprintable() else json.dumps(value)
+
+
+# Arguments that are plainly right are taken as they are.
+#
+# The library that typer holds arguments to takes longer to load than most commands take to run. It is left to those
+# that are wrong, or of a rarer kind: it has the words to say what is wrong with them.
+
+
+_MOST_DIGITS: Final = 18
+_UNSURE: Final = object()
+
+_Process: TypeAlias = Callable[[Any, Any], Any]
+
+
+class TakesPlain:
+    """For a command of typer's: its parameters take by themselves what is plainly right."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            described = getattr(parameter, "type_descriptor", None)  # an older typer has none, and no such library
+            if described is not None and "process_value" not in vars(parameter):
+                parameter.process_value = _quick(parameter, described, parameter.process_value)
+        return found
+
+
+def _quick(parameter: Any, described: Any, thorough: _Process) -> _Process:
+    def process_value(ctx: Any, value: Any) -> Any:
+        taken = _taken(parameter, described, value)
+        if taken is _UNSURE:
+            return thorough(ctx, value)
+        return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
+
+    return process_value
+
+
+def _taken(parameter: Any, described: Any, value: Any) -> Any:
+    """The value as its kind, where there is no doubt about it."""
+    kind, limits = described.annotation, described.parameter_info
+    if limits.parser is not None:
+        return _UNSURE
+    if value is None and not parameter.required:
+        return () if parameter.multiple or parameter.nargs == -1 else None
+    if kind is str and isinstance(value, str):
+        return value
+    if kind == list[str] and isinstance(value, list | tuple) and value and all(isinstance(each, str) for each in value):
+        return list(value)
+    if kind is int and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    return value if kind is int and type(value) is int and _within(value, limits) else _UNSURE
+
+
+def _within(value: int, limits: Any) -> bool:
+    return (limits.min is None or value >= limits.min) and (limits.max is None or value <= limits.max)
+
 
 # What stands for the usual place among the arguments.
 USUAL: Final = "@"
@@ -29,12 +182,12 @@ _PAUSE_S: Final = 0.05
 
 
 # Of the places that came from a profile: a command is told only where it works.
-_entries: Final[dict[str, profiles.Profile]] = {}
+_entries: Final[dict[str, Profile]] = {}
 
 
 def place_of(name: str) -> str:
     """The place of a profile."""
-    profile = profiles.read().named(name)
+    profile = read().named(name)
     _entries[profile.place] = profile
     return profile.place
 
@@ -44,7 +197,7 @@ def usual_place() -> str | None:
     named = os.environ.get(URL)
     if named:
         return named
-    use = profiles.read().use
+    use = read().use
     return None if use is None else place_of(use)
 
 
@@ -67,8 +220,8 @@ def queue_of(place: str) -> str | None:
     return named or _entry(place).queue
 
 
-def _entry(place: str) -> profiles.Profile:
-    return _entries.get(place) or profiles.Profile(place=place)
+def _entry(place: str) -> Profile:
+    return _entries.get(place) or Profile(place=place)
 
 
 def enter(place: str) -> None:
@@ -153,3 +306,173 @@ def _unreachable(address: Address, error: Exception) -> Unavailable:
     else:
         advice = "See whether it runs (`holdfast serve DIR` says where it listens), and whether the address is right"
     return Unavailable(f"no server can be reached at {address.text}: {why}. {advice}")
+
+
+# Commands that work somewhere: DIR may be an address, and may be said in other ways or be left out.
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+PLACE: Final = "DIR|URL"
+FOLDER: Final = "folder"
+TOPIC: Final = "topic"
+AT: Final = "at_place"
+DUE: Final = "due"
+PROFILE: Final = "profile_name"
+
+AtPlace: TypeAlias = Annotated[
+    str | None, typer.Option("--at", metavar=PLACE, help="Where, instead of the first argument.")
+]
+ProfileName: TypeAlias = Annotated[
+    str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
+]
+
+
+def with_place(function: Callable[..., Any]) -> inspect.Signature:
+    """What a command takes; one that works somewhere can be told where by two options as well."""
+    signature = inspect.signature(function, eval_str=True)
+    folder = signature.parameters.get(FOLDER)
+    if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
+        return signature
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in ((AT, AtPlace), (PROFILE, ProfileName))
+    ]
+    return signature.replace(parameters=[*signature.parameters.values(), *added])
+
+
+def _notes(parameter: inspect.Parameter) -> tuple[Any, ...]:
+    return getattr(parameter.annotation, "__metadata__", ())
+
+
+class PlacedCommand(TakesPlain, TyperCommand):
+    """Puts the place where the command expects it: before all other arguments."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {each.name for each in self.params}
+        if ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        if FOLDER not in names:
+            return super().parse_args(ctx, self._by_option(ctx, args, names))
+        given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+        if PROFILE not in names:
+            return self._in_a_folder(ctx, args, given)
+        place = self._said(ctx, given)
+        if place is not None and given.get(FOLDER) == USUAL:
+            raise InvalidRequest(f"an option says where already: leave out {USUAL}, which stands for the usual place")
+        if place is None and self._needs_place() and self._lacks_place(given):
+            place = self._left_out(given)
+        rest = super().parse_args(ctx, args if place is None else [place, *args])
+        if isinstance(ctx.params.get(FOLDER), str):
+            if place is None:
+                self._name_is_queue(ctx)
+            ctx.params[FOLDER] = said_or_usual(ctx.params[FOLDER])
+            refuse_almost(ctx.params[FOLDER])
+        return rest
+
+    def _name_is_queue(self, ctx: Any) -> None:
+        """Where a place is usual, a plain name is a queue there: were it a folder here, it would be made in silence."""
+        name = ctx.params[FOLDER]
+        usual = None if not _is_plain(name) else usual_place()
+        if usual is None:
+            return
+        folder = f"for a folder here write ./{name}"
+        if not any(each.name == TOPIC and each.param_type_name == "option" for each in self.params):
+            raise InvalidRequest(
+                f"{name} would be a queue at {usual}, the usual place, and `{ctx.command_path}` is for a whole place: "
+                f"leave it out, or write {USUAL}; {folder}"
+            )
+        if ctx.params.get(TOPIC) not in (None, name):
+            raise InvalidRequest(
+                f"{name} is a queue at {usual}, the usual place, and --topic says {ctx.params[TOPIC]}: give one of "
+                f"them; {folder}"
+            )
+        ctx.params[FOLDER], ctx.params[TOPIC] = usual, name
+        if os.path.isdir(name) and not ctx.params.get("as_json"):
+            sys.stderr.write(f"note: {name} is the queue at {usual}, the usual place; {folder}\n")
+
+    def _in_a_folder(self, ctx: Any, args: list[str], given: dict[str, Any]) -> list[str]:
+        if self._root(ctx, "at") or self._root(ctx, PROFILE) or is_address(given.get(FOLDER)):
+            raise InvalidRequest(
+                f"`{ctx.command_path}` works on files: name the data folder, on the machine that has it"
+            )
+        return super().parse_args(ctx, args)
+
+    def _by_option(self, ctx: Any, args: list[str], names: set[str]) -> list[str]:
+        """For a command that is told by --at alone, or works nowhere."""
+        place = self._said(ctx, {})
+        if place is None:
+            return args
+        if "at" not in names:
+            raise InvalidRequest(f"`{ctx.command_path}` works at no place: leave out --at and --profile")
+        return ["--at", place, *args]
+
+    def _said(self, ctx: Any, given: dict[str, Any]) -> str | None:
+        """The place that an option names, before the command or behind it."""
+        if DUE in {each.name for each in self.params}:
+            _refuse_time(given.get(AT))
+        places = [given.get(AT), self._root(ctx, "at")]
+        names = [given.get(PROFILE), self._root(ctx, PROFILE)]
+        said = [each for each in places if isinstance(each, str)]
+        named = [each for each in names if isinstance(each, str)]
+        if len(said) + len(named) > 1:
+            raise InvalidRequest("--at and --profile both say where; give one of them, once")
+        if said:
+            return said_or_usual(said[0])
+        return place_of(named[0]) if named else None
+
+    def _root(self, ctx: Any, name: str) -> str | None:
+        found = ctx.find_root().params.get(name)
+        return found if isinstance(found, str) else None
+
+    def _needs_place(self) -> bool:
+        return any(each.name == FOLDER and each.required for each in self.params)
+
+    def _lacks_place(self, given: dict[str, Any]) -> bool:
+        """Whether no argument can be the place: there is none, or all of them are needed for something else."""
+        first = given.get(FOLDER)
+        if not isinstance(first, str):
+            return True
+        if first == USUAL or is_address(first) or os.sep in first:
+            return False
+        others = [each for each in self.params if each.param_type_name == "argument" and each.name != FOLDER]
+        return any(each.required and not isinstance(given.get(each.name or ""), str | list | tuple) for each in others)
+
+    def _left_out(self, given: dict[str, Any]) -> str | None:
+        """The usual place, or for what settles a message the one that it was taken from."""
+        if "receipts" in given and os.environ.get(EXPORTED_PLACE):
+            return os.environ[EXPORTED_PLACE]
+        return usual_place()
+
+
+def _is_plain(name: str) -> bool:
+    """Whether it can be a queue's name: a folder with such a name is written ./name."""
+    return name not in (USUAL, ".", "..") and not is_address(name) and os.sep not in name and ":" not in name
+
+
+def _refuse_time(place: object) -> None:
+    """`put --at` was a time once; taken for a folder, it would be made, and the messages would be ready at once."""
+    if not isinstance(place, str) or is_address(place) or os.path.isdir(place):
+        return
+    from holdfast.embedded.times import parse_instant
+
+    try:
+        parse_instant(place, 0)
+    except InvalidRequest:
+        return
+    raise InvalidRequest(f"--at says where, and {place} is a time: write --due {place}. Nothing was stored")
+
+
+class PlacedGroup(TakesPlain, TyperGroup):
+    """What is said before the command."""
+
+
+class App(typer.Typer):
+    """Commands that belong together; each may work somewhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=PlacedGroup, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
+        options.setdefault("cls", PlacedCommand)
+        return super().command(name, **options)

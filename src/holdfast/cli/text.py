@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.cells import cell_len
+if TYPE_CHECKING:  # it takes a while to load: only what prints for people does
+    from rich.console import Console
+    from rich.table import Table
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -24,6 +26,8 @@ def safe_lines(text: str) -> str:
     lines = text.split("\n")
     if not any(line.strip(" ") == "^" for line in lines):
         return safe(text)  # whatever else has lines has them from outside
+    from rich.cells import cell_len
+
     shown: list[str] = []
     for i, line in enumerate(lines):
         if i and line.strip(" ") == "^":
@@ -88,3 +92,35 @@ def duration(microseconds: float) -> str:
     if microseconds < 1000:
         return f"{microseconds:,.0f} µs"
     return f"{microseconds / 1000:,.1f} ms" if microseconds < 1_000_000 else f"{microseconds / 1e6:,.1f} s"
+
+
+# Plain tables: numbers to the right, names never cut.
+
+
+def table(*titles: str, wide: str = "") -> Table:
+    """A table with these titles; one that ends in `>` is of numbers, and the `wide` one may take several lines."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for title in titles:
+        name = title.removesuffix(">")
+        if name == wide:
+            made.add_column(name, overflow="fold", min_width=len(name))
+        else:
+            made.add_column(name, justify="right" if title.endswith(">") else "left", no_wrap=True)
+    return made
+
+
+def show_table(console: Console, shown: Table) -> None:
+    """Print it; where a terminal is too narrow for the names, they go over its edge and are not cut."""
+    from rich.cells import cell_len
+    from rich.measure import Measurement
+
+    for column in shown.columns:
+        if column.no_wrap:  # otherwise rich thinks that it may be broken at a space
+            column.min_width = max(cell_len(str(text)) for text in (column.header, *column.cells))
+    needed = Measurement.get(console, console.options.update(max_width=10_000), shown).minimum
+    width = console.width
+    console.width = max(width, needed)
+    console.print(shown)
+    console.width = width

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from holdfast.broker.positions import Reset
-from holdfast.broker.trace_stats import TraceStats
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.streams.positions import Reset
+from holdfast.broker.tracing.log import TraceStats
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.aio_group import AsyncRemoteGroup, AsyncRemoteQueue
 from holdfast.client.broker_face import RemoteBrokerFace
 from holdfast.client.consumer import AsyncRemoteConsumer

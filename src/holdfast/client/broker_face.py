@@ -9,10 +9,10 @@ from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.layout import DEFAULT_GROUP, check_name, check_readable_name, check_topic_name
-from holdfast.broker.positions import Reset
-from holdfast.broker.trace_stats import TraceStats
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name, check_readable_name, check_topic_name
+from holdfast.broker.streams.positions import Reset
+from holdfast.broker.tracing.log import TraceStats
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.group_face import GroupFace

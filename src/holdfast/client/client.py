@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from holdfast.broker.layout import DEFAULT_TOPIC
+from holdfast.broker.folder.layout import DEFAULT_TOPIC
 from holdfast.client.address import Address
 from holdfast.client.calling import Caller
 from holdfast.client.publishing import Publishing

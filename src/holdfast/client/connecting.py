@@ -11,7 +11,7 @@ from holdfast.client.trust import context_of
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.times import duration_ms
 from holdfast.env import World, real_world
-from holdfast.env.environ import environment
+from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest
 from holdfast.model import Durability
 

@@ -15,9 +15,9 @@ from typing import Any, Final, Generic, TypeAlias
 
 import msgspec
 
-from holdfast.broker.layout import check_name, check_topic_name
-from holdfast.broker.positions import PartitionLag
+from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.routing import check_partition
+from holdfast.broker.streams.positions import PartitionLag
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
@@ -31,7 +31,7 @@ from holdfast.embedded.message import Body
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
 from holdfast.protocol.messages import Said

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic
 
-from holdfast.broker.layout import check_topic_name
+from holdfast.broker.folder.layout import check_topic_name
 from holdfast.client.group_face import GroupFace
 from holdfast.client.messages import RemoteDeadLetter
 from holdfast.client.ways import run

@@ -17,7 +17,7 @@ from holdfast.env.sockets import absolute
 from holdfast.errors import Closed
 
 if TYPE_CHECKING:
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
     from holdfast.client.client import Client
 
 # What becomes of which.

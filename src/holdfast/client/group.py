@@ -10,7 +10,7 @@ from typing import Any, Generic, Self
 
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.dead import RemoteDeadLetters
 from holdfast.client.group_face import GroupFace, StateOf
 from holdfast.client.messages import RemoteContents, RemoteHandle, RemoteListed

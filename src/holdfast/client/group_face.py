@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic, NoReturn, TypeVar, get_args
 
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
-from holdfast.broker.layout import parse_lease
+from holdfast.broker.folder.layout import parse_lease
 from holdfast.client.calling import Caller, packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of

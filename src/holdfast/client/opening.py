@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
-from holdfast.broker.policy import check_settings
+from holdfast.broker.folder.policy import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared import open_shared
 from holdfast.embedded.broker import open_broker as open_broker_here

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.layout import check_name, check_topic_name
+from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin
 from holdfast.client.calling import Caller
@@ -24,7 +24,7 @@ from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.publisher import Stored
 from holdfast.env import Clock, close_in_children, end_at_exit
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 from holdfast.protocol import messages as wire
 from holdfast.settings import ProducerSettings
 

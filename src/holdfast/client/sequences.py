@@ -9,7 +9,7 @@ from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
 from holdfast.embedded.publisher import Stored
 from holdfast.errors import OutOfSequence
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol.messages import NewMessage, batch_of
 from holdfast.protocol.topics import BeginProducer, NextSequence, ProducerBegun, Written

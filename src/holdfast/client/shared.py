@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.broker.broker import folder_path
-from holdfast.broker.layout import topic_for
+from holdfast.broker.engine import folder_path
+from holdfast.broker.folder.layout import topic_for
 from holdfast.client.sharing import share, socket_of
 from holdfast.env import real_world
 from holdfast.env.sockets import absolute, answers_at

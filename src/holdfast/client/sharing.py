@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.broker.layout import OWNER_SOCKET
+from holdfast.broker.folder.layout import OWNER_SOCKET
 from holdfast.client.forked import stand_in
 from holdfast.env import close_in_children, end_at_exit
 from holdfast.env.sockets import absolute, close_in_child, hang_up, listen_unix, remove_socket, someone_calls
@@ -19,7 +19,7 @@ from holdfast.env.sockets import absolute, close_in_child, hang_up, listen_unix,
 if TYPE_CHECKING:
     import asyncio
 
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
     from holdfast.server.audit import Audit
     from holdfast.server.server import Server
 
@@ -132,11 +132,11 @@ class _Serving:
 
         from holdfast.client.staged import routes
         from holdfast.embedded.aio_broker import AsyncBroker
-        from holdfast.env.descriptors import descriptor_limit
-        from holdfast.server.auditing import CallAuditor
+        from holdfast.env.process import descriptor_limit
+        from holdfast.server.audit import CallAuditor
         from holdfast.server.console.pages import console_routes
         from holdfast.server.console.rendering import error_page
-        from holdfast.server.descriptors import owner_connections
+        from holdfast.server.limits import owner_connections
         from holdfast.server.server import Server
         from holdfast.settings import ServerSettings
 

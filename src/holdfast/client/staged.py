@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.client.address import Address
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
@@ -18,7 +18,7 @@ from holdfast.env import World
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
-from holdfast.spark.commits import Write, commit
+from holdfast.spark.sink.commits import Write, commit
 
 _LONGEST_S: Final = 24 * 3600.0
 

@@ -11,7 +11,7 @@ from holdfast.env import close_in_children, real_world
 from holdfast.errors import Busy, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
     from holdfast.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Successor:
             self._lock.release()
 
     def _own(self) -> BrokerEngine | None:
-        from holdfast.broker.broker import BrokerEngine
+        from holdfast.broker.engine import BrokerEngine
 
         try:
             # There may be nothing in it yet; but a folder that somebody removed is not made anew.

@@ -6,8 +6,8 @@ from typing import Any
 
 from pyroaring import BitMap64
 
+from holdfast.delivery.commands import SESSION_BITS
 from holdfast.delivery.events import Phase
-from holdfast.delivery.fences import SESSION_BITS
 from holdfast.delivery.group import Group
 
 

@@ -13,8 +13,7 @@ from itertools import islice
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.delivery.group import Group
-from holdfast.delivery.lanes import LEVELS
+from holdfast.delivery.group import LEVELS, Group
 
 
 class Chosen(msgspec.Struct, frozen=True, gc=False):

@@ -10,7 +10,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, Generic, Protocol, TypeVar
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.embedded.aio_group import AsyncGroup

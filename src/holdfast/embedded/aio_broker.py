@@ -10,11 +10,10 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
-from holdfast.broker.altering import grow_topic
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.layout import DEAD_SUFFIX, check_readable_name, check_topic_name
+from holdfast.broker.engine import BrokerEngine, grow_topic
+from holdfast.broker.folder.layout import DEAD_SUFFIX, check_readable_name, check_topic_name
 from holdfast.broker.metrics import Observer
-from holdfast.broker.positions import Reset
+from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic
 from holdfast.embedded.aio import AsyncQueue, Opening
 from holdfast.embedded.aio_consumer import AsyncConsumer

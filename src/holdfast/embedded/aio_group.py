@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.hands import Delivered
+from holdfast.broker.leases import Delivered
 from holdfast.broker.station import Pending, Station
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.embedded.dead import DeadGroup, DeadLetters, Redriven
 from holdfast.embedded.drafts import Seconds

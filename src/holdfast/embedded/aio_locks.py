@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.locking import (

@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.partition import Publication
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span

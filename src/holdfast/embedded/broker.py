@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from holdfast.broker.metrics import Observer
-from holdfast.broker.positions import Reset
+from holdfast.broker.streams.positions import Reset
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.consumer import Consumer
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of

@@ -10,14 +10,13 @@ from weakref import WeakSet
 
 import msgspec
 
-from holdfast.broker.altering import change_topic, grow_topic
-from holdfast.broker.broker import BrokerEngine, folder_path
+from holdfast.broker.engine import BrokerEngine, change_topic, folder_path, grow_topic
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.metrics import Observer
-from holdfast.broker.positions import Reset
+from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic
-from holdfast.broker.using import reading
+from holdfast.broker.topic_locks import reading
 from holdfast.embedded.bodies import Bodies, kind_of
 from holdfast.embedded.face import keep_bodies, switch
 from holdfast.embedded.message import Contents, Place
@@ -33,7 +32,7 @@ from holdfast.embedded.topics import (
     to_of,
 )
 from holdfast.env import World, close_in_children, real_world, refuse_to_pickle
-from holdfast.env.environ import environment
+from holdfast.env.process import environment
 from holdfast.errors import BadSettings, DamagedRange, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
 from holdfast.model import Durability, Retained, extra_bytes
 from holdfast.settings import BrokerSettings, QueueSettings
@@ -326,7 +325,7 @@ def open_broker_face(
     if settings is not None and settings_file is not None:
         raise InvalidRequest("give settings or settings_file, not both")
     if settings is None:
-        from holdfast.embedded.settings_file import read_settings
+        from holdfast.config.settings_file import read_settings
 
         path = None if settings_file is None else folder_path(settings_file, "the settings file")
         effective = read_settings(world or real_world(), environment() if world is None else {}, path)

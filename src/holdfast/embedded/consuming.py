@@ -10,9 +10,9 @@ from weakref import WeakMethod
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.coordinator import StreamGroup
-from holdfast.broker.layout import check_topic_name
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import check_topic_name
+from holdfast.broker.streams.group import StreamGroup
 from holdfast.broker.waiters import Waiters
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import Seconds
@@ -22,7 +22,7 @@ from holdfast.embedded.standing import Standing
 from holdfast.embedded.times import duration_ms
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest, UnknownTopic
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Appended, Durability, extra_bytes
 from holdfast.settings import ConsumerSettings, load
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self
 
 import msgspec
 
-from holdfast.broker.dead import DeadLetter as StoredLetter
-from holdfast.broker.dead import LetterPlace
-from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.broker.dead_letters import DeadLetter as StoredLetter
+from holdfast.broker.dead_letters import LetterPlace
+from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.station import Station
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.drafts import NewMessage

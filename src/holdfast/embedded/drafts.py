@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.marks import (
+from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,
     DEDUP_ID,

@@ -13,12 +13,12 @@ from typing import Any, Final, Generic, NoReturn, TypeVar
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.folder.policy import check_settings
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats
-from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.leases import Delivered
 from holdfast.broker.metrics import Observer
-from holdfast.broker.policy import check_settings
 from holdfast.broker.station import Pending, Station
 from holdfast.broker.topic import Topic
 from holdfast.broker.waiters import Waiter
@@ -29,7 +29,7 @@ from holdfast.embedded.handle import Handle
 from holdfast.embedded.message import Body, Contents
 from holdfast.embedded.times import duration_ms, instant_ns, lease_of
 from holdfast.env import World, close_in_children, refuse_to_pickle
-from holdfast.env.environ import environment
+from holdfast.env.process import environment
 from holdfast.errors import Closed, DiskFull, Empty, HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
@@ -393,7 +393,7 @@ def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as
     said = environment().get(TRUST) if world is None else None
     if said is None:
         return False
-    from holdfast.embedded.settings_file import load_settings
+    from holdfast.config.settings_file import load_settings
 
     return load_settings(None, {TRUST: said}).broker.trust_folder
 

@@ -7,14 +7,14 @@ from typing import Generic
 
 import msgspec
 
-from holdfast.broker.marks import MOVED, is_for
+from holdfast.broker.messages import MOVED, is_for
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic import Topic
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.message import Body, Home, Place, Said
 from holdfast.env import Clock
 from holdfast.errors import DamagedRange, HoldfastError, OffsetOutOfRange
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Record
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self
 
+from holdfast.broker.choose import give_way
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.hands import Delivered
-from holdfast.broker.lookahead import give_way
+from holdfast.broker.leases import Delivered
 from holdfast.broker.station import Pending, Station
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.drafts import Seconds

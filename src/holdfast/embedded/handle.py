@@ -8,7 +8,7 @@ from typing import Any, Final, Generic
 
 import msgspec
 
-from holdfast.broker.hands import Delivered
+from holdfast.broker.leases import Delivered
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import Save

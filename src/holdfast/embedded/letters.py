@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.broker.catalog import Catalog
-from holdfast.broker.dead import DeadLetter as StoredLetter
-from holdfast.broker.groups import GroupNotes
-from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id, topic_folder
-from holdfast.broker.letters import letters_of
+from holdfast.broker.dead_letters import DeadLetter as StoredLetter
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_folder
+from holdfast.broker.folder.policy import GroupNotes
+from holdfast.broker.inspect.dead_letters import letters_of
 from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.dead import DeadGroup, grouped, no_letter
 from holdfast.embedded.listed import DeadLetter

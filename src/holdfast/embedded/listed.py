@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from holdfast.broker.dead import DeadLetter as StoredLetter
+from holdfast.broker.dead_letters import DeadLetter as StoredLetter
 from holdfast.broker.delayed import Delayed
-from holdfast.broker.layout import DEAD_SUFFIX, message_id
-from holdfast.broker.marks import CORRELATION_ID, mark
+from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
+from holdfast.broker.messages import CORRELATION_ID, mark
 from holdfast.broker.station import Station
 from holdfast.delivery.group import Failure
 from holdfast.embedded.message import Body, Contents, Home

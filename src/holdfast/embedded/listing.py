@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, ge
 
 from pyroaring import BitMap64
 
-from holdfast.broker.marks import is_for
+from holdfast.broker.messages import is_for
 from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
 from holdfast.delivery.where import compile_where

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.layout import check_name
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES, Decided, Locks, Standing, Ticket
 from holdfast.delivery.decide import Moment
 from holdfast.embedded.drafts import Seconds
@@ -16,7 +16,7 @@ from holdfast.embedded.face import switch
 from holdfast.embedded.times import duration_ms, to_datetime
 from holdfast.env import Clock
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, MessageTooLarge
-from holdfast.locking.commands import Acquire, Proof, Remove, Renew, Write
+from holdfast.locking.decide import Acquire, Proof, Remove, Renew, Write
 from holdfast.locking.table import Content, Held
 
 LEASE_S: Final = 30.0

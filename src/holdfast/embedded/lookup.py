@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.history import history, history_of_letter
-from holdfast.broker.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.station import Station
-from holdfast.broker.traces import DELAYED, LEASED, PUBLISHED, TraceStep
+from holdfast.broker.tracing.steps import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.group import Failure, Lease
 from holdfast.embedded.listed import DeadLetter, Listed, Waiting
 from holdfast.errors import NotFound

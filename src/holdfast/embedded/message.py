@@ -7,7 +7,7 @@ from datetime import datetime
 from io import BytesIO
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
-from holdfast.broker.marks import (
+from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,
     TEXT_HEADERS,

@@ -10,8 +10,8 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.marks import TEXT_KEY
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.partition import Publication
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span

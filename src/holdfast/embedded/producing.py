@@ -8,9 +8,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.layout import check_topic_name
-from holdfast.broker.marks import TEXT_KEY
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import check_topic_name
+from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, check_partition
 from holdfast.embedded.accumulator import Accumulator

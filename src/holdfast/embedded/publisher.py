@@ -8,8 +8,8 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from holdfast.broker.drafts import batch_of
-from holdfast.broker.layout import message_id
+from holdfast.broker.folder.layout import message_id
+from holdfast.broker.messages import batch_of
 from holdfast.broker.partition import Draft, Partition, Place, Publication
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.broker.topic import Topic

@@ -7,7 +7,7 @@ from datetime import datetime
 from os import PathLike
 from typing import Any, Generic
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.broker.layout import check_name
-from holdfast.broker.marks import DEDUP_ID
+from holdfast.broker.folder.layout import check_name
+from holdfast.broker.messages import DEDUP_ID
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.producers import ProducerId, Producers
 from holdfast.embedded.parcels import Lane, Parcel
@@ -17,7 +17,7 @@ from holdfast.model import NO_PRODUCER, Appended, Durability, Producer
 from holdfast.settings import ProducerSettings
 
 if TYPE_CHECKING:
-    from holdfast.broker.broker import BrokerEngine
+    from holdfast.broker.engine import BrokerEngine
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ from collections import deque
 from datetime import datetime
 from typing import Generic, Literal
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.coordinator import StreamGroup
-from holdfast.broker.positions import PartitionLag, check_offset, lag_of
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.streams.group import StreamGroup
+from holdfast.broker.streams.positions import PartitionLag, check_offset, lag_of
 from holdfast.embedded.feeds import Feed, StreamMessage
 from holdfast.embedded.message import Body
 from holdfast.embedded.times import instant_ns
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 
 
 class Standing(Generic[Body]):

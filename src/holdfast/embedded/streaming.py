@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, Iterable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias
 
-from holdfast.broker.drafts import head_bytes
+from holdfast.broker.messages import head_bytes
 from holdfast.embedded.drafts import NewMessage
 from holdfast.embedded.publisher import Part, Publisher, Stored
 from holdfast.env import World

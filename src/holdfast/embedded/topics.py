@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.policy import check_settings, differing_settings
 from holdfast.broker.partition import Partition
-from holdfast.broker.policy import check_settings, differing_settings
-from holdfast.broker.positions import To, lag_of
+from holdfast.broker.streams.positions import To, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.embedded.times import instant_ns, to_datetime
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest

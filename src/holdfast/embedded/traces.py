@@ -9,10 +9,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.trace_log import Search
-from holdfast.broker.trace_stats import TraceStats
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.tracing.log import Search, TraceStats
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.errors import InvalidRequest
 

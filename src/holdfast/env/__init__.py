@@ -2,10 +2,9 @@
 
 from holdfast.env.clock import Clock, ManualClock, SystemClock
 from holdfast.env.disk import Disk, File, FolderLock, FolderLocked, OpenFolder, RealDisk
-from holdfast.env.exits import end_at_exit
-from holdfast.env.forks import close_in_children, refuse_to_pickle
 from holdfast.env.ids import Ids, SeededIds, SystemIds
 from holdfast.env.open_files import OpenFiles
+from holdfast.env.process import close_in_children, end_at_exit, refuse_to_pickle
 from holdfast.env.watch import FolderWatch, InotifyWatch, WatchRefused, is_remote
 from holdfast.env.world import World, real_world
 

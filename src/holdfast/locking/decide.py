@@ -3,14 +3,140 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import singledispatch
+from typing import TypeAlias
+
+import msgspec
 
 from holdfast.delivery.decide import Moment
-from holdfast.errors import Conflict
-from holdfast.locking.claims import claim, lock_held
-from holdfast.locking.commands import Acquire, Command, Open, Proof, Release, Remove, Renew, Tick, Write
+from holdfast.errors import Conflict, LeaseLost, LockHeld
 from holdfast.locking.events import EXPIRED, RELEASED, Acquired, Begun, Ended, Event, Removed, Renewed, Written
-from holdfast.locking.table import PROVEN, SESSION_BITS, Table
+from holdfast.locking.table import PROVEN, SESSION_BITS, Held, Table
+
+# What may be asked of locks and documents.
+
+
+class Proof(msgspec.Struct, frozen=True, gc=False):
+    """The proof of a lease: which lock, and which of all the times that it was taken."""
+
+    name: str
+    fence: int
+
+
+class Acquire(msgspec.Struct, frozen=True, gc=False):
+    """Take a lock for a time; with `if_not_exists` only where neither lock nor document of the name is there."""
+
+    name: str
+    owner: str
+    lease_ms: int
+    if_not_exists: bool = False
+
+
+class Renew(msgspec.Struct, frozen=True, gc=False):
+    """So much time from now on; None for as much as it was given before."""
+
+    proof: Proof
+    lease_ms: int | None = None
+
+
+class Release(msgspec.Struct, frozen=True, gc=False):
+    """The holder is through."""
+
+    proof: Proof
+
+
+class Write(msgspec.Struct, frozen=True, gc=False):
+    """Replace a document: if its version is the expected one (0: there is none), and if the lease is still good."""
+
+    name: str
+    content: bytes
+    expected: int | None = None
+    proof: Proof | None = None
+
+
+class Remove(msgspec.Struct, frozen=True, gc=False):
+    """Take a document away, on the same conditions."""
+
+    name: str
+    expected: int | None = None
+    proof: Proof | None = None
+
+
+class Tick(msgspec.Struct, frozen=True, gc=False):
+    """Time has passed: for one lock, or for all."""
+
+    name: str | None = None
+
+
+class Open(msgspec.Struct, frozen=True, gc=False):
+    """An owner of the folder begins; so many events of the journal could not be read."""
+
+    boot_id: int
+    lost_events: int = 0
+
+
+Command: TypeAlias = Acquire | Renew | Release | Write | Remove | Tick | Open
+
+
+# Is a lease still good? And if not: who has the lock now, since when, and why.
+
+
+def claim(table: Table, proof: Proof, now: Moment) -> Held:
+    """The lock as it is held by the proof; LeaseLost where it is not, or no longer."""
+    held = table.held.get(proof.name)
+    if held is None or held.fence != proof.fence or held.until_ms <= now.mono_ms:
+        raise lost(table, proof, now)
+    return held
+
+
+def lost(table: Table, proof: Proof, now: Moment) -> LeaseLost:
+    """The error that tells a holder what became of its lock."""
+    name = proof.name
+    held = table.held.get(name)
+    if held is not None and held.until_ms <= now.mono_ms and held.fence == proof.fence:
+        over_ms = now.wall_ms - (now.mono_ms - held.until_ms)
+        return LeaseLost(
+            f"lock {name} is no longer yours: {EXPIRED} at {_time(over_ms)}, and nobody has it now. {_NOTHING}",
+            since_ms=over_ms,
+            why=EXPIRED,
+        )
+    if held is not None and held.until_ms > now.mono_ms:
+        return LeaseLost(
+            f"lock {name} is no longer yours: {held.owner or 'somebody else'} has it since {_time(held.at_ms)}, with "
+            f"the higher fence {held.fence}. {_NOTHING}",
+            holder=held.owner,
+            since_ms=held.at_ms,
+            why="somebody else has it",
+        )
+    ending = table.endings.get(name)
+    if ending is not None and ending.fence == proof.fence:
+        return LeaseLost(
+            f"lock {name} is no longer yours: {ending.why} at {_time(ending.at_ms)}, and nobody has it now. {_NOTHING}",
+            since_ms=ending.at_ms,
+            why=ending.why,
+        )
+    return LeaseLost(f"lock {name} is not yours, and nobody has it now. {_NOTHING}", why="nobody has it")
+
+
+def lock_held(table: Table, name: str, now: Moment) -> LockHeld:
+    """What to say to somebody who wants a lock that is taken."""
+    held = table.held[name]
+    until_ms = now.wall_ms + held.until_ms - now.mono_ms
+    return LockHeld(
+        f"lock {name} is held by {held.owner or 'somebody'} since {_time(held.at_ms)}, until {_time(until_ms)} unless "
+        "it is renewed. Try again later, or wait for it",
+        holder=held.owner,
+        since_ms=held.at_ms,
+        until_ms=until_ms,
+    )
+
+
+_NOTHING = "Nothing was changed by this call; stop what the lock was to protect"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def decide(table: Table, command: Command, now: Moment) -> list[Event]:

@@ -10,11 +10,217 @@ order in which they come.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Literal, TypeAlias
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from heapq import heapify, heapreplace
+from typing import Final, Literal, TypeAlias
 
-from holdfast.membership.sticky import sticky
-from holdfast.membership.wishes import Target, TopicPartition, Wishes
+# What the members of a group want, in one fixed order.
+
+
+TopicPartition: TypeAlias = tuple[str, int]
+Target: TypeAlias = dict[str, tuple[TopicPartition, ...]]
+
+
+class Wishes:
+    """Members and topics in order of their names; a topic without partitions or without takers is no topic."""
+
+    def __init__(self, wants: Mapping[str, Collection[str]], counts: Mapping[str, int]) -> None:
+        self.members = sorted(wants)
+        self.counts = {topic: counts[topic] for topic in sorted(counts) if counts[topic] > 0}
+        self.topics = {m: frozenset(topic for topic in wants[m] if topic in self.counts) for m in self.members}
+        self.takers = {
+            topic: takers for topic in self.counts if (takers := [m for m in self.members if topic in self.topics[m]])
+        }
+
+    def partitions(self) -> Iterator[TopicPartition]:
+        """Every partition that somebody wants."""
+        for topic in self.takers:
+            for partition in range(self.counts[topic]):
+                yield topic, partition
+
+    def kept(self, current: Mapping[str, Collection[TopicPartition]]) -> dict[TopicPartition, str]:
+        """Who has each partition now and still wants it; of two who claim it the first by name."""
+        owners: dict[TopicPartition, str] = {}
+        for member in self.members:
+            for topic, partition in current.get(member, ()):
+                if topic in self.topics[member] and 0 <= partition < self.counts[topic]:
+                    owners.setdefault((topic, partition), member)
+        return owners
+
+
+# Sticky assignment: the best balance there is, and among those the one that moves the fewest partitions.
+#
+# Where all members want the same, quotas tell. Where they do not, a chain may be needed: ann gives one to bob, so
+# that bob can give another to eve, who does not want ann's. Such chains are paths in a graph:
+#
+#     member -> topic   gives up one of that topic's partitions: costs 1 move if it has only its own ones, else 0
+#     topic -> member   takes it
+#     member -> member  gives a partition back to the one who had it: wins a move
+#     pool -> member, member -> pool   the ends of a chain: what one partition fewer wins and one more costs in balance
+#
+# A cycle whose costs add up to less than nothing is an improvement; when there is none left, there is no better
+# assignment (the optimality criterion of minimum cost flows). Balance counts for more than any number of moves.
+
+
+# Members, topics and the pool are nodes of one graph; a name may be both a member's and a topic's.
+_Node: TypeAlias = tuple[str, str]
+_Edge: TypeAlias = tuple[_Node, _Node, int]
+_MEMBER: Final = "member"
+_TOPIC: Final = "topic"
+_POOL: Final[_Node] = ("pool", "")
+
+
+def sticky(wishes: Wishes, current: Mapping[str, Collection[TopicPartition]]) -> Target:
+    """As even as can be, and as much as can be stays where it is."""
+    owners = wishes.kept(current)
+    if len(set(wishes.topics.values())) <= 1:
+        held = _by_quota(wishes, owners)
+    else:
+        held = _by_chains(wishes, owners)
+    return {member: tuple(sorted(held[member])) for member in wishes.members}
+
+
+def _by_quota(wishes: Wishes, owners: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:
+    """All want the same: whoever has most may keep one more."""
+    held: dict[str, list[TopicPartition]] = {member: [] for member in wishes.members}
+    for place in wishes.partitions():
+        if place in owners:
+            held[owners[place]].append(place)
+    share, more = divmod(sum(wishes.counts[topic] for topic in wishes.takers), max(len(held), 1))
+    for i, member in enumerate(sorted(held, key=lambda name: (-len(held[name]), name))):
+        del held[member][share + (i < more) :]
+    _deal(wishes, held)
+    return held
+
+
+def _deal(wishes: Wishes, held: dict[str, list[TopicPartition]]) -> None:
+    """Give what nobody has to the one who has least; all members want the same."""
+    taken = {place for places in held.values() for place in places}
+    line = [(len(places), member) for member, places in held.items()]
+    heapify(line)
+    for place in wishes.partitions():
+        if place not in taken:
+            load, member = line[0]
+            held[member].append(place)
+            heapreplace(line, (load + 1, member))
+
+
+def _by_chains(wishes: Wishes, owners: Mapping[TopicPartition, str]) -> dict[str, list[TopicPartition]]:
+    """Members want different topics: begin with what each has, then improve while that can be done."""
+    holdings = _Holdings(wishes, owners)
+    for place in sorted(wishes.partitions(), key=lambda place: (place[1], place[0])):  # loads rise evenly: few chains
+        if place not in owners:
+            least = min(wishes.takers[place[0]], key=lambda member: (holdings.load[member], member))
+            holdings.give(least, place)
+    while cycle := _improvement(holdings):
+        holdings.turn(cycle)
+    return {member: holdings.of(member) for member in wishes.members}
+
+
+class _Holdings:
+    """What each member would get, and what a change would cost."""
+
+    def __init__(self, wishes: Wishes, owners: Mapping[TopicPartition, str]) -> None:
+        self._wishes = wishes
+        self._owners = owners
+        self.load = dict.fromkeys(wishes.members, 0)
+        self._own: dict[tuple[str, str], list[TopicPartition]] = defaultdict(list)  # by member and topic
+        self._foreign: dict[tuple[str, str], list[TopicPartition]] = defaultdict(list)
+        self._balance = len(wishes.members) + 1  # no chain has more moves than members
+        for place in sorted(owners):
+            self.give(owners[place], place)
+
+    def give(self, member: str, place: TopicPartition) -> None:
+        kind = self._own if self._owners.get(place) == member else self._foreign
+        kind[member, place[0]].append(place)
+        self.load[member] += 1
+
+    def of(self, member: str) -> list[TopicPartition]:
+        found: list[TopicPartition] = []
+        for topic in self._wishes.takers:
+            found += self._own.get((member, topic), []) + self._foreign.get((member, topic), [])
+        return found
+
+    def edges(self) -> Iterator[_Edge]:
+        for member in self._wishes.members:
+            node = (_MEMBER, member)
+            load = self.load[member]
+            yield node, _POOL, (2 * load + 1) * self._balance
+            if load:
+                yield _POOL, node, -(2 * load - 1) * self._balance
+        for topic, takers in self._wishes.takers.items():
+            middle = (_TOPIC, topic)
+            for member in takers:
+                node = (_MEMBER, member)
+                yield middle, node, 0
+                foreign = self._foreign.get((member, topic))
+                if foreign or self._own.get((member, topic)):
+                    yield node, middle, 0 if foreign else 1
+                for owner in sorted({self._owners[place] for place in foreign or () if place in self._owners}):
+                    yield node, (_MEMBER, owner), -1
+
+    def turn(self, cycle: list[_Node]) -> None:
+        """Make the moves of a cycle; what moves is chosen before anything moves."""
+        after = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
+        moves: list[tuple[str, TopicPartition]] = []
+        for node in cycle:
+            following = after[node]
+            if node[0] != _MEMBER or following == _POOL:
+                continue
+            taker = after[following] if following[0] == _TOPIC else following
+            moves.append((taker[1], self._take(node[1], following)))
+        for member, place in moves:
+            self.give(member, place)
+
+    def _take(self, giver: str, following: _Node) -> TopicPartition:
+        self.load[giver] -= 1
+        kind, name = following
+        if kind == _TOPIC:
+            return (self._foreign.get((giver, name)) or self._own[giver, name]).pop()
+        for topic in self._wishes.takers:
+            foreign = self._foreign.get((giver, topic), [])
+            for place in foreign:
+                if self._owners.get(place) == name:
+                    foreign.remove(place)
+                    return place
+        raise AssertionError(f"{giver} has nothing that was {name}'s")
+
+
+def _improvement(holdings: _Holdings) -> list[_Node]:
+    """A cycle that costs less than nothing, or nothing (Bellman and Ford)."""
+    edges = list(holdings.edges())
+    cost: dict[_Node, int] = defaultdict(int)
+    before: dict[_Node, _Node] = {}
+    changed = True
+    while changed:
+        changed = False
+        for start, stop, price in edges:
+            if cost[start] + price < cost[stop]:
+                cost[stop] = cost[start] + price
+                before[stop] = start
+                changed = True
+        if cycle := _cycle(before):
+            return cycle
+    return []
+
+
+def _cycle(before: Mapping[_Node, _Node]) -> list[_Node]:
+    """A cycle among steps back, in the order of going forward."""
+    done: set[_Node] = set()
+    for first in before:
+        path: list[_Node] = []
+        on_path: set[_Node] = set()
+        node: _Node | None = first
+        while node is not None and node not in done and node not in on_path:
+            path.append(node)
+            on_path.add(node)
+            node = before.get(node)
+        if node is not None and node in on_path:
+            return path[path.index(node) :][::-1]
+        done |= on_path
+    return []
+
 
 Assignor: TypeAlias = Literal["range", "round_robin", "sticky"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from holdfast.membership.assignment import TopicPartition, Wishes
 from holdfast.membership.members import Members
-from holdfast.membership.wishes import TopicPartition, Wishes
 
 
 def check(members: Members) -> list[str]:

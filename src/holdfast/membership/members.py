@@ -7,16 +7,83 @@ one that shows an older one has missed something, or is an earlier incarnation: 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import singledispatchmethod
 from typing import Final, Literal, NoReturn, TypeAlias
 
 import msgspec
 
 from holdfast.errors import Fenced
-from holdfast.membership.assignment import Assignor
-from holdfast.membership.events import Counted, Event, GaveBack, Granted, Heard, Joined, Left, Targeted
-from holdfast.membership.wishes import Target, TopicPartition
+from holdfast.membership.assignment import Assignor, Target, TopicPartition, assign
+
+# What happens to the membership of a group.
+#
+# The way of one partition from ann to bob, when bob joins (cooperative):
+#
+#     Joined bob  ->  Targeted: it shall be bob's  ->  ann is told, gives it back: GaveBack  ->  bob asks: Granted
+#
+# What ann keeps she works on all the time. Whoever does not give back in time has Left.
+
+
+class Joined(msgspec.Struct, frozen=True, kw_only=True):
+    """A member began, with this epoch; or the next incarnation of the member `replaces`, whose share it takes over."""
+
+    member: str
+    topics: tuple[str, ...]
+    instance_id: str
+    session_ms: int
+    rebalance_ms: int
+    holder: str
+    epoch: int
+    at_ms: int
+    replaces: str = ""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """A member showed that it is alive; it knows all up to this epoch now."""
+
+    member: str
+    epoch: int
+    at_ms: int
+
+
+class Left(msgspec.Struct, frozen=True):
+    """A member ended, of itself or not; what it had is free."""
+
+    member: str
+    why: str
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """The topics have so many partitions."""
+
+    counts: dict[str, int]
+
+
+class Targeted(msgspec.Struct, frozen=True):
+    """Who shall have what from now on."""
+
+    epoch: int
+    target: Target
+    at_ms: int
+
+
+class GaveBack(msgspec.Struct, frozen=True):
+    """A member has stopped working on these."""
+
+    member: str
+    partitions: tuple[TopicPartition, ...]
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A member may work on these."""
+
+    member: str
+    partitions: tuple[TopicPartition, ...]
+
+
+Event: TypeAlias = Joined | Heard | Left | Counted | Targeted | GaveBack | Granted
+
 
 Rebalance: TypeAlias = Literal["cooperative", "eager"]
 
@@ -213,3 +280,63 @@ class Members:
         raise Fenced(
             f"member {member} {why}. What it did since then counts for nothing: join again and go on from there"
         )
+
+
+# Static members, as they are remembered beyond a restart: whoever comes back in time finds its share untouched.
+
+
+class StaticMember(msgspec.Struct, frozen=True, array_like=True):
+    """One static member, and what it had."""
+
+    id: str
+    instance_id: str
+    topics: tuple[str, ...]
+    session_ms: int
+    rebalance_ms: int
+    holder: str
+    owned: tuple[TopicPartition, ...]
+
+
+def statics_of(members: Members) -> tuple[StaticMember, ...]:
+    """The static members, and what each keeps."""
+    return tuple(
+        StaticMember(
+            m.id,
+            m.instance_id,
+            m.topics,
+            m.session_ms,
+            m.rebalance_ms,
+            m.holder,
+            members.share(m.id).partitions,
+        )
+        for m in members.members.values()
+        if m.instance_id
+    )
+
+
+def remembered(statics: Sequence[StaticMember], counts: Mapping[str, int], epoch: int, now_ms: int) -> Iterator[Event]:
+    """What brings a new group, at this epoch, to where its static members left it; sessions begin anew.
+
+    What the other members had is meant for the static ones now, until others join again.
+    """
+    yield Counted(dict(counts))
+    if not statics:
+        return
+    for number, static in enumerate(statics, epoch + 1):
+        yield Joined(
+            member=static.id,
+            topics=static.topics,
+            instance_id=static.instance_id,
+            session_ms=static.session_ms,
+            rebalance_ms=static.rebalance_ms,
+            holder=static.holder,
+            epoch=number,
+            at_ms=now_ms,
+        )
+    current = {static.id: static.owned for static in statics}
+    target = assign("sticky", {static.id: static.topics for static in statics}, counts, current)
+    yield Targeted(epoch + len(statics), target, now_ms)
+    for static in statics:
+        kept = tuple(place for place in static.owned if place in target[static.id])
+        if kept:
+            yield Granted(static.id, kept)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.broker.positions import GroupFacts, PartitionLag
+from holdfast.broker.streams.positions import GroupFacts, PartitionLag
 from holdfast.embedded.topics import GroupInfo
 from holdfast.protocol.messages import Durability, Instant, Name, Number, Owner, PartitionNumber, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit

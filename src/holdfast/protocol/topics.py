@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from holdfast.broker.inspect.standing import TopicStanding
 from holdfast.embedded.topics import TopicInfo
+from holdfast.protocol.groups import OnTopic
 from holdfast.protocol.messages import MOST_MESSAGES, Codec, Durability, Name, Number, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit, Settings
 
@@ -161,3 +163,24 @@ class SettingsTold(Told, kw_only=True):
 
     settings: list[SettingTold]
     path: str | UnsetType = UNSET
+
+
+# How topics stand, on the wire.
+
+
+class StandingQuery(OnTopic, kw_only=True):
+    """Which topic is meant; or so many of all, behind that name."""
+
+    limit: Limit = 1_000
+    after: Name | None = None
+
+
+class Standings(Told, kw_only=True):
+    """Topics with their partitions and groups; `delayed` are the messages that no group has got yet, by topic.
+
+    `next` is what `after` goes on from, if there are more topics.
+    """
+
+    topics: list[TopicStanding]
+    delayed: dict[str, int] = msgspec.field(default_factory=dict)
+    next: str = ""

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Final, Protocol, TypeAlias
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.codec.tracecontext import TraceContext, parse_traceparent
 from holdfast.errors import (
     Closed,
@@ -23,19 +23,16 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
-from holdfast.protocol.media import JSON, MSGPACK, encode
-from holdfast.protocol.values import SMALL_BYTES
-from holdfast.server.access import CHALLENGES, Access
+from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, encode
+from holdfast.server.access.callers import CHALLENGES, Access
+from holdfast.server.access.origins import check_fetch
+from holdfast.server.access.revocation import Revocation
 from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
+from holdfast.server.http.head import Refused, header_text, no_room
 from holdfast.server.http.messages import Request, Response, StreamResponse
-from holdfast.server.http.refused import Refused, no_room
-from holdfast.server.http.wire import header_text
-from holdfast.server.origins import check_fetch
-from holdfast.server.revocation import Revocation
-from holdfast.server.routing import Route, Router, Routes
+from holdfast.server.routing import Route, Router, Routes, retry_after_of, status_of
 from holdfast.server.service import Service
-from holdfast.server.statuses import retry_after_of, status_of
 from holdfast.server.turns import CALLER, Turns
 from holdfast.storage.shortage import ran_out, shortage
 

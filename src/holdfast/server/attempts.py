@@ -16,14 +16,14 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
-from holdfast.broker.hands import Delivered
+from holdfast.broker.leases import Delivered
 from holdfast.broker.station import Station
 from holdfast.delivery.commands import Extend, Receipt
 from holdfast.errors import InvalidRequest, LeaseLost
 from holdfast.protocol.messages import Take
-from holdfast.server.flow import caller_of
-from holdfast.server.principals import Principal
+from holdfast.server.access.principals import Principal
 from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken
+from holdfast.server.waiting import caller_of
 
 MOST_IDS: Final = 10_000  # takes that are remembered for one caller, and
 MOST_MESSAGES: Final = 20_000  # messages of all of them together; the oldest are forgotten first

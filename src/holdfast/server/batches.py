@@ -17,11 +17,20 @@ from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestat
 from holdfast.embedded.drafts import NewMessage as Draft
 from holdfast.embedded.drafts import has_only_a_body
 from holdfast.errors import InvalidRequest
-from holdfast.protocol.media import JSON, LINES, MSGPACK, UNSAID, Unframer, decode
+from holdfast.protocol.media import (
+    JSON,
+    LINES,
+    MSGPACK,
+    SMALL_BYTES,
+    UNSAID,
+    Unframer,
+    check_batch,
+    check_values,
+    decode,
+)
 from holdfast.protocol.messages import MOST_MESSAGES, Batch, Header, NewMessage, Options, Wire, headers_of
-from holdfast.protocol.values import SMALL_BYTES, check_batch, check_values
 from holdfast.server.calls import Call, not_understood
-from holdfast.server.pool import Job
+from holdfast.server.turns import Job
 
 # curl -d takes the line ends out; and of a file it says that it is a form.
 _LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"

@@ -11,15 +11,14 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.protocol.media import JSON, MSGPACK, UNSAID, decode, encode
-from holdfast.protocol.values import SMALL_BYTES, check_values
+from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decode, encode
+from holdfast.server.access.principals import Principal
+from holdfast.server.http.head import Refused
 from holdfast.server.http.messages import Request, Response
-from holdfast.server.http.refused import Refused
 from holdfast.server.payload import ANSWER_BYTES
-from holdfast.server.pool import Job
-from holdfast.server.principals import Principal
 from holdfast.server.routing import Route
 from holdfast.server.service import Service
+from holdfast.server.turns import Job
 
 if TYPE_CHECKING:
     from holdfast.codec.tracecontext import TraceContext

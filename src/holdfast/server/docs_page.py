@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from holdfast.protocol.errors import KINDS
 from holdfast.protocol.media import JSON, RAW
-from holdfast.server.statuses import status_of_code
+from holdfast.server.routing import status_of_code
 
 _CODE: Final = re.compile(r"`([^`]+)`")
 _STRONG: Final = re.compile(r"\*\*([^*]+)\*\*")

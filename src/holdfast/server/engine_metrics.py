@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Counter, Histogram, Metrics, Times
-from holdfast.broker.positions import lag_of
-from holdfast.broker.query_pins import query_gauges
+from holdfast.broker.streams.positions import lag_of
+from holdfast.broker.streams.query_pins import query_gauges
 from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError
 from holdfast.server.families import FAST, SLOW, Buckets, counter, gauge, times

@@ -13,7 +13,7 @@ from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.feeds import Feed, StreamMessage
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
-from holdfast.membership.wishes import TopicPartition
+from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, extra_bytes
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
 from holdfast.server.payload import ANSWER_BYTES

@@ -3,21 +3,112 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import holdfast
-from holdfast.broker.broker import BrokerEngine
-from holdfast.embedded.trace_export import TraceExport
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.metrics import Histogram
 from holdfast.errors import NotInstalled
 from holdfast.server.engine_metrics import EngineMetrics
-from holdfast.server.families import counter, gauge
-from holdfast.server.http_metrics import HttpMetrics
+from holdfast.server.families import FAST, Buckets, counter, gauge, times
+from holdfast.telemetry.export import TraceExport
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
+
+
+# What is counted and timed of HTTP: plain numbers while calls are served, families when somebody asks.
+#
+# They are changed by the loop that serves, with no lock; a look from another thread meanwhile may miss the last call.
+
+
+# Any other word is a client's invention, and would be one more label each time.
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+OTHER: Final = "other"
+UNKNOWN_ROUTE: Final = "unknown"
+
+_BUCKETS: Final = Buckets(FAST)
+
+
+class HttpMetrics:
+    """The numbers of one server's calls and connections."""
+
+    def __init__(self) -> None:
+        self._requests: Counter[tuple[str, str, str]] = Counter()
+        self._seconds: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
+        self._received: Counter[str] = Counter()
+        self._sent: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._opened = self._closed = 0
+        self._streams: Counter[str] = Counter()
+
+    def request_done(
+        self, route: str | None, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None:
+        """A call was answered; `route` is its pattern, never its path, and None where no route fits."""
+        route = route or UNKNOWN_ROUTE
+        if method not in _METHODS:
+            method = OTHER
+        self._requests[route, method, str(status)] += 1
+        self._seconds[route, method].observe_ns(int(seconds * 1e9))
+        self._received[route] += bytes_in
+        self._sent[route] += bytes_out
+
+    def connection_opened(self) -> None:
+        self._opened += 1
+
+    def connection_closed(self) -> None:
+        self._closed += 1
+
+    def connection_refused(self, reason: str) -> None:
+        """A connection was not let in, or cut off; `reason` is one of a few fixed words."""
+        self._refused[reason] += 1
+
+    async def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """An answer that lasts, or is large, as it goes out; its bytes are counted as they do."""
+        self._streams[route] += 1
+        try:
+            async for chunk in chunks:
+                self._sent[route] += len(chunk)
+                yield chunk
+        finally:
+            self._streams[route] -= 1
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them, as Prometheus knows them."""
+        requests = counter("http_requests", "Calls answered.", "route", "method", "status")
+        for labels, count in list(self._requests.items()):
+            requests.add_metric(labels, count)
+        seconds = times(
+            "http_request_seconds", "From a call to its answer; of a stream: to its beginning.", "route", "method"
+        )
+        for of, histogram in list(self._seconds.items()):
+            _BUCKETS.add(seconds, of, histogram)
+        received = counter("http_received_bytes", "Bytes of the bodies of calls.", "route")
+        sent = counter("http_sent_bytes", "Bytes of the bodies of answers.", "route")
+        for route, size in list(self._received.items()):
+            received.add_metric([route], size)
+        for route, size in list(self._sent.items()):
+            sent.add_metric([route], size)
+        opened = counter("http_connections", "Connections accepted.")
+        opened.add_metric([], self._opened)
+        still = gauge("http_open_connections", "Connections that are open now.")
+        still.add_metric([], self._opened - self._closed)
+        refused = counter("http_refused_connections", "Connections refused or cut off.", "reason")
+        for reason, count in list(self._refused.items()):
+            refused.add_metric([reason], count)
+        streams = gauge("http_streams", "Answers that are going out in pieces now.", "route")
+        for route, count in list(self._streams.items()):
+            streams.add_metric([route], count)
+        yield from (requests, seconds, received, sent, opened, still, refused, streams)
+
 
 MOST_GROUPS: Final = 200
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
+from holdfast.config.settings_file import Effective
 from holdfast.embedded.aio_broker import AsyncBroker, open_broker
-from holdfast.embedded.effective import Effective
 from holdfast.env import World
-from holdfast.env.environ import environment
-from holdfast.server.access import check_listening
-from holdfast.server.api.audit import audit_routes
-from holdfast.server.api.health import metrics_routes
-from holdfast.server.audit import Audit, open_audit
-from holdfast.server.auditing import CallAuditor
+from holdfast.env.process import environment
+from holdfast.errors import BadSettings
+from holdfast.server.access.callers import check_listening
+from holdfast.server.access.tls import tls_context
+from holdfast.server.api.admin import audit_routes, metrics_routes
+from holdfast.server.audit import Audit, CallAuditor, open_audit
 from holdfast.server.console.pages import console_routes
 from holdfast.server.console.rendering import error_page
 from holdfast.server.metrics import ServerMetrics
-from holdfast.server.otel import start_export
 from holdfast.server.server import Server
-from holdfast.server.tls import tls_context
 from holdfast.server.turns import FairThreads
 from holdfast.settings import BrokerSettings, ServerSettings
+from holdfast.telemetry.export import TraceExport
+from holdfast.telemetry.otel import ENDPOINT, TRACES_ENDPOINT, export
 
 logger = logging.getLogger(__name__)
 
@@ -101,3 +102,23 @@ def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, 
         lambda: float(bool(server.access.tokens_problem())),
     )
     return server
+
+
+_DISABLED: Final = "OTEL_SDK_DISABLED"
+
+
+def start_export(engine: BrokerEngine, endpoint: str | None, environment: Mapping[str, str]) -> TraceExport | None:
+    """Export to the endpoint of the settings, or of OpenTelemetry's variables; None where nobody asked for it.
+
+    A setting that cannot be followed is an error. A variable may be meant for another program of the same machine.
+    """
+    if endpoint is not None:
+        return export(engine, endpoint=endpoint)
+    asked = environment.get(ENDPOINT) or environment.get(TRACES_ENDPOINT)
+    if not asked or environment.get(_DISABLED, "").strip().lower() == "true":
+        return None
+    try:
+        return export(engine)
+    except BadSettings as error:
+        logger.warning("traces are not exported", extra={"error": str(error)})
+        return None

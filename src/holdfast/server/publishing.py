@@ -17,7 +17,7 @@ from holdfast.broker.sequences import Known
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.publisher import Publisher, Stored
 from holdfast.model import Appended, CodecName, Durability, Producer
-from holdfast.server.pool import Job, Pool
+from holdfast.server.turns import Job, Pool
 
 _MANY: Final = 1_000
 _LARGE_BYTES: Final = 256 * 1024

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.broker.hands import Delivered
-from holdfast.broker.layout import message_id
-from holdfast.broker.marks import MOVED, TEXT_KEY, TOMBSTONE, original_of
+from holdfast.broker.folder.layout import message_id
+from holdfast.broker.leases import Delivered
+from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
 from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save

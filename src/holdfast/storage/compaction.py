@@ -17,24 +17,285 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
 
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.codec.compression import Codec
-from holdfast.codec.encode import Packing
-from holdfast.codec.frame import Frame, Kind
-from holdfast.codec.rewrite import hole_body, same_body, without
-from holdfast.env import World
-from holdfast.errors import CorruptData, DiskFull, HoldfastError, Unavailable
+from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
+from holdfast.codec.compression import MOST_RAW_BYTES, Codec
+from holdfast.codec.encode import Body, Packing, Place, header_for, hole_body, same_body, without
+from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
+from holdfast.env import File, World
+from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
+from holdfast.model import Producer
 from holdfast.settings import LogSettings
-from holdfast.storage.files import FULL_DISK, index_name, join, opened_folder, rewritten_name
+from holdfast.storage.epochs import Epochs
+from holdfast.storage.files import FULL_DISK, index_name, join, opened_folder, rewritten_name, write_fully
 from holdfast.storage.index import SegmentIndex
-from holdfast.storage.keys import MOST_KEYS, KeyFacts, Source, look_at_keys
-from holdfast.storage.rewriting import Output, messages_in
 from holdfast.storage.segment import Segment
 from holdfast.storage.shortage import advice, room
+from holdfast.storage.walk import Wanted, walk
 from holdfast.storage.writer import Writer
+
+# Which messages key compaction may remove: found by one pass over the keys of a log, in bounded memory.
+#
+# A key is held as it is, or as a digest of 16 bytes where it is longer, with the offset of its last message: about
+# 150 bytes for each. Where there are more keys than may be held, the pass is made several times, each for a part of
+# the keys. What was found is kept as bitmaps of offsets, a few bytes for each.
+
+
+MOST_KEYS: Final = 500_000
+_DIGEST_BYTES: Final = 16
+
+
+class Source:
+    """One segment as far as an offset: what a pass looks at."""
+
+    def __init__(self, segment: Segment, upto: int, epochs: Epochs, go_on: Callable[[], None]) -> None:
+        self.segment = segment
+        self.upto = upto
+        self._epochs = epochs
+        self._go_on = go_on  # raises where nobody wants it any more
+
+    def frames(self) -> Iterator[tuple[Frame, memoryview] | None]:
+        """Its frames, each with its stored bytes behind the header; None where something is not as it was written."""
+        segment = self.segment
+        try:
+            _, data, _ = segment.opened(self.upto)
+        except FileNotFoundError:  # trimmed away meanwhile, or taken: readers will be told
+            yield None
+            return
+        for found in self.frames_in(data):
+            self._go_on()
+            yield found
+
+    def frames_in(self, data: memoryview) -> Iterator[tuple[Frame, memoryview] | None]:
+        """The same from bytes that are to be the segment's."""
+        reached = self.segment.base_offset
+        for found in walk(data, Wanted(self.segment.log_id, reached, epochs=self._epochs)):
+            if not isinstance(found, FrameHeader):
+                if found.first_offset < self.upto:
+                    yield None
+                continue
+            if found.base_offset >= self.upto:
+                break
+            reached = found.next_offset
+            start = found.position + HEADER_BYTES
+            body = data[start : start + found.body_bytes]
+            yield Frame(found, body, max_raw_bytes=MOST_RAW_BYTES), data[start : found.end]
+        if reached < self.upto:
+            yield None
+
+
+class KeyFacts:
+    """What a pass found."""
+
+    def __init__(self) -> None:
+        self.superseded = BitMap64()  # a later message has the same key
+        self.alone = BitMap64()  # tombstones with no other message of their key before or behind them
+        self.young = BitMap64()  # those of them that are not old enough to go
+        self.damaged: set[int] = set()  # bases of segments of which not all could be read
+
+    def removable(self) -> BitMap64:
+        return self.superseded | (self.alone - self.young)
+
+
+class _TooManyKeys(Exception):
+    """More keys than may be held at once."""
+
+
+def look_at_keys(
+    sources: Sequence[Source], *, old_ns: int, apart_header: str | None = None, most_keys: int = MOST_KEYS
+) -> KeyFacts:
+    """Go over the log, oldest first. A tombstone of `old_ns` or before is old enough to go.
+
+    Messages with the header `apart_header` stay and take no other's place, as if they had no key.
+    """
+    parts = 1
+    while True:
+        facts = KeyFacts()
+        try:
+            for part in range(parts):
+                _Pass(facts, parts, part, old_ns, apart_header, most_keys).run(sources)
+        except _TooManyKeys:
+            parts *= 2
+        else:
+            return facts
+
+
+class _Pass:
+    """One pass, for one part of the keys."""
+
+    def __init__(
+        self, facts: KeyFacts, parts: int, part: int, old_ns: int, apart_header: str | None, most_keys: int
+    ) -> None:
+        self._facts = facts
+        self._parts = parts
+        self._part = part
+        self._old_ns = old_ns
+        self._apart_header = apart_header
+        self._most_keys = most_keys
+        self._last: dict[bytes, int] = {}
+        self._blind = False  # messages came by whose keys are not known
+
+    def run(self, sources: Sequence[Source]) -> None:
+        for source in sources:
+            for found in source.frames():
+                if found is None or not self._look_at(found[0]):
+                    self._facts.damaged.add(source.segment.base_offset)
+                    self._blind = True
+                if len(self._last) > self._most_keys:
+                    raise _TooManyKeys
+
+    def _look_at(self, frame: Frame) -> bool:
+        """Note the frame's keys; False where they cannot be read."""
+        header = frame.header
+        if header.kind != Kind.DATA or not header.columns & KEYS:
+            return True
+        try:
+            columns = frame.columns()
+            keys, flags = columns.keys() or [], columns.flags()
+            if self._apart_header is not None and header.columns & HEADERS:
+                _forget_apart(keys, columns, self._apart_header)
+        except UnknownFormat:
+            raise
+        except (CorruptData, MessageTooLarge):
+            return False
+        superseded, alone = self._note(header.base_offset, keys, flags)
+        facts = self._facts
+        facts.superseded.update(superseded)
+        if alone and not self._blind:
+            times_ns = columns.times_ns() or [header.max_time_ns] * header.count
+            facts.alone.update(alone)
+            facts.young.update([at for at in alone if times_ns[at - header.base_offset] > self._old_ns])
+        if facts.alone:
+            facts.alone.difference_update(BitMap64(superseded))
+        return True
+
+    def _note(
+        self, offset: int, keys: Sequence[bytes | None], flags: Sequence[int] | None
+    ) -> tuple[list[int], list[int]]:
+        """Which offsets have a later message of their key now, and which are tombstones of a key not seen before."""
+        last, parts = self._last, self._parts
+        superseded, alone = [], []
+        for at, key in enumerate(keys, offset):
+            if key is None:
+                continue
+            name = key if len(key) < _DIGEST_BYTES else blake2b(key, digest_size=_DIGEST_BYTES).digest()
+            if parts > 1 and hash(name) % parts != self._part:
+                continue
+            if name in last:
+                superseded.append(last[name])
+            elif flags is not None and flags[at - offset] & TOMBSTONE:
+                alone.append(at)
+            last[name] = at
+        return superseded, alone
+
+
+def _forget_apart(keys: list[bytes | None], columns: Columns, name: str) -> None:
+    """Take the keys of messages with this header for none."""
+    span = columns.span(HEADERS)
+    if span is None or name.encode() not in bytes(span):
+        return
+    for i, pairs in enumerate(columns.headers() or ()):
+        if any(header == name for header, _ in pairs):
+            keys[i] = None
+
+
+# A segment's file written anew: frames put one behind the other, each with its offsets, its epoch and its producer.
+
+
+_CHUNK: Final = 1 << 20
+_MOST_U32: Final = 2**32 - 1
+_MOST_TIMES: Final = 255  # what the first frame of a segment can say; then it begins again with 1
+
+
+def messages_in(frame: Frame) -> int:
+    """How many messages a frame holds."""
+    return 0 if frame.header.kind == Kind.GAP else len(frame.offsets())
+
+
+class _Placed(msgspec.Struct, frozen=True, gc=False):
+    """A body and what its header says, but for its position."""
+
+    body: Body
+    offset: int
+    epoch: int
+    synced_offset: int
+    producer: Producer
+
+    def joined(self, other: _Placed) -> _Placed | None:
+        """One hole for two that touch, if nothing is lost by it of who wrote the messages; else None."""
+        body, behind = self.body, other.body
+        count = body.count + behind.count
+        if (
+            body.kind != Kind.HOLE
+            or behind.kind != Kind.HOLE
+            or self.epoch != other.epoch
+            or self.producer.after(body.count) != other.producer
+            or count > _MOST_U32
+        ):
+            return None
+        hole = hole_body(count, max(body.max_time_ns, behind.max_time_ns))
+        return _Placed(hole, self.offset, self.epoch, self.synced_offset, self.producer)
+
+
+class Output:
+    """Frames put one behind the other into a new file; holes that touch become one. Every frame is its own batch."""
+
+    def __init__(self, file: File, log_id: int) -> None:
+        self._file = file
+        self._log_id = log_id
+        self._rewritten: int | None = None
+        self._last: _Placed | None = None
+        self._parts: list[bytes | memoryview] = []
+        self._parts_bytes = 0
+        self._position = 0
+        self.messages = 0
+
+    def put(self, body: Body, origin: FrameHeader, row: int = 0) -> None:
+        """The next body, made of a frame from this row on."""
+        if self._rewritten is None:
+            self._rewritten = origin.flags % _MOST_TIMES + 1
+        producer = Producer(origin.producer_id, origin.producer_epoch, origin.first_sequence).after(row)
+        placed = _Placed(body, origin.base_offset + row, origin.epoch, origin.synced_offset, producer)
+        if self._last is not None:
+            joined = self._last.joined(placed)
+            if joined is not None:
+                self._last = joined
+                return
+            self._seal(self._last)
+        self._last = placed
+
+    def finish(self) -> None:
+        if self._last is not None:
+            self._seal(self._last)
+        self._store()
+
+    def _seal(self, placed: _Placed) -> None:
+        at = self._position + self._parts_bytes
+        if at > _MOST_U32:
+            raise Unavailable("the new file would be larger than a segment may be; it stays as it was")
+        place = Place(self._log_id, placed.epoch, at, placed.offset, placed.synced_offset)
+        flags = 0 if at else self._rewritten or 0
+        header = header_for(placed.body, place, batch_remaining=0, producer=placed.producer, flags=flags)
+        if placed.body.frame_bytes >= _CHUNK:  # not copied into memory
+            self._store()
+            write_fully(self._file, self._position, [header, *placed.body.parts])
+            self._position += placed.body.frame_bytes
+            return
+        self._parts += [header, *placed.body.parts]
+        self._parts_bytes += placed.body.frame_bytes
+        if self._parts_bytes >= _CHUNK:
+            self._store()
+
+    def _store(self) -> None:
+        write_fully(self._file, self._position, [b"".join(self._parts)])
+        self._position += self._parts_bytes
+        self._parts, self._parts_bytes = [], 0
+
 
 logger = logging.getLogger(__name__)
 

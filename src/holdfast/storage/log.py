@@ -27,17 +27,15 @@ from holdfast.settings import LogSettings
 from holdfast.storage.batches import Encoder, check_origin, most_plain_bytes
 from holdfast.storage.compaction import CompactionLimits, KeysCompacted, Progress, compact_keys
 from holdfast.storage.files import FULL_DISK
-from holdfast.storage.follower import Follower
 from holdfast.storage.gate import SyncGate
-from holdfast.storage.lock import take_lock
 from holdfast.storage.log_files import LogFiles
-from holdfast.storage.opening import is_log, open_error, require_log
+from holdfast.storage.opening import is_log, open_error, require_log, take_lock
 from holdfast.storage.pruning import remove_head, truncate_tail
 from holdfast.storage.recovery import OpenReport, Recovered, SegmentLimits, recover
 from holdfast.storage.retention import SegmentFacts, done_segments, expired, seal_after_ms
 from holdfast.storage.shortage import with_space
 from holdfast.storage.state import Identity
-from holdfast.storage.view import LogView, OnDamage
+from holdfast.storage.view import Follower, LogView, OnDamage
 from holdfast.storage.writer import Writer
 
 if TYPE_CHECKING:

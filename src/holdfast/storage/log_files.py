@@ -20,11 +20,9 @@ from weakref import WeakSet
 
 from holdfast.env import FolderLock, World
 from holdfast.errors import HoldfastError
-from holdfast.storage.follower import Follower
-from holdfast.storage.lock import take_lock
-from holdfast.storage.opening import translated
+from holdfast.storage.opening import take_lock, translated
 from holdfast.storage.state import Identity, State
-from holdfast.storage.view import LogView
+from holdfast.storage.view import Follower, LogView
 from holdfast.storage.writer import Writer
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from holdfast.embedded.aio import AsyncQueue
 from holdfast.embedded.group import Message
 from holdfast.embedded.queue import Queue
 from holdfast.env import SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Empty
 from holdfast.testing.clock import VirtualClock
 

@@ -11,7 +11,7 @@
 """
 
 from holdfast.worker.health import WorkerHealth
-from holdfast.worker.outcomes import Reject, Retry
+from holdfast.worker.sources import Reject, Retry
 from holdfast.worker.worker import Worker
 
 __all__ = ["Reject", "Retry", "Worker", "WorkerHealth"]

@@ -2,17 +2,216 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Awaitable, Callable, Hashable
+from queue import SimpleQueue
+from typing import Any, Final, Literal, Protocol
 
+from holdfast.env import Clock
 from holdfast.errors import LeaseLost
-from holdfast.worker.bridge import Bridge
 from holdfast.worker.health import Counts
-from holdfast.worker.hooks import Hooks
-from holdfast.worker.outcomes import DEFER, Reject, Retry, Settlement, is_wish, settlement_after
-from holdfast.worker.runs import Run, Runs
+from holdfast.worker.sources import DEFER, Bridge, Reject, Retry, Settlement, Source, is_wish, settlement_after
+
+# Messages that a worker has in hand, and until when their handlers may run.
+
+
+Claimant = Literal["handler", "control"]
+
+# An async handler that was cancelled may tidy up for so long.
+_TIDY_NS: Final = 5_000_000_000
+
+
+class Run:
+    """One message on its way through the handler. Whoever claims it first settles it: the handler's end, or control."""
+
+    def __init__(self, message: Any, source: Source, lane: Hashable) -> None:
+        self.message = message
+        self.source = source
+        self.lane = lane
+        self.began_ns: int | None = None
+        self.deadline_ns: int | None = None
+        self.overtime = False
+        self.task: asyncio.Task[None] | None = None
+        self._claimed_by: Claimant | None = None
+        self._lock = threading.Lock()
+
+    def claim(self, by: Claimant) -> bool:
+        """Whether it is for the caller to settle the message."""
+        with self._lock:
+            if self._claimed_by is None:
+                self._claimed_by = by
+                return True
+            return False
+
+    @property
+    def claimed(self) -> bool:
+        return self._claimed_by is not None
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether control has given up on the handler."""
+        return self._claimed_by == "control"
+
+
+class Runs:
+    """All of them."""
+
+    def __init__(self, clock: Clock, time_limit_ms: int | None, wake: Callable[[], None]) -> None:
+        self._clock = clock
+        self._limit_ns = None if time_limit_ms is None else time_limit_ms * 1_000_000
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._runs: set[Run] = set()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def running(self) -> int:
+        """How many handlers run."""
+        return sum(run.began_ns is not None for run in self.all())
+
+    def all(self) -> list[Run]:
+        with self._lock:
+            return list(self._runs)
+
+    def add(self, run: Run) -> None:
+        """It was taken."""
+        with self._lock:
+            self._runs.add(run)
+
+    def begin(self, run: Run) -> bool:
+        """Its handler begins; False where it is too late for that."""
+        with self._lock:
+            if self._closed:
+                return False
+            run.began_ns = now_ns = self._clock.monotonic_ns()
+            if self._limit_ns is not None:
+                run.deadline_ns = now_ns + self._limit_ns
+            return True
+
+    def remove(self, run: Run) -> bool:
+        """It is over; False where it was before."""
+        with self._lock:
+            if run not in self._runs:
+                return False
+            self._runs.remove(run)
+            last = self._closed and not self._runs
+        if last:
+            self._wake()
+        return True
+
+    def close(self) -> None:
+        """No handler begins from now on."""
+        with self._lock:
+            self._closed = True
+
+    def overdue(self) -> list[Run]:
+        """Those whose handlers had their time; each is given a last moment to tidy up."""
+        now_ns = self._clock.monotonic_ns()
+        found = []
+        for run in self.all():
+            if run.deadline_ns is not None and run.deadline_ns <= now_ns:
+                run.deadline_ns = now_ns + _TIDY_NS if run.task is not None and not run.overtime else None
+                found.append(run)
+        return found
+
+    def next_s(self) -> float | None:
+        """In how many seconds one may have had its time: those that begin meanwhile have theirs later than that."""
+        if self._limit_ns is None:
+            return None
+        now_ns = self._clock.monotonic_ns()
+        deadlines = [run.deadline_ns for run in self.all() if run.deadline_ns is not None]
+        return max(0, min(deadlines, default=now_ns + self._limit_ns) - now_ns) / 1e9
+
+
+# Those who run handlers: threads for plain functions, tasks for async ones. Both begin what they are given at once.
+
+
+class Crew(Protocol):
+    """Who runs handlers."""
+
+    def start(self, run: Run) -> None:
+        """Run the handler soon."""
+
+    def stop(self, run: Run) -> None:
+        """Stop the handler, if it can be stopped."""
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+
+class Threads:
+    """As many threads as were ever needed at once. They do not keep the process alive: a handler may hang for ever."""
+
+    def __init__(self, work: Callable[[Run], None], through: Callable[[Run], None]) -> None:
+        self._work = work
+        self._through = through
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+        self._given: SimpleQueue[Run | None] = SimpleQueue()
+
+    def start(self, run: Run) -> None:
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+            else:
+                self._count += 1
+                threading.Thread(target=self._live, name=f"holdfast-handler-{self._count}", daemon=True).start()
+        self._given.put(run)
+
+    def stop(self, run: Run) -> None:
+        """A thread cannot be stopped: it is left behind, and ends with its handler."""
+
+    def end(self) -> None:
+        for _ in range(self._count):
+            self._given.put(None)
+
+    def _live(self) -> None:
+        while (run := self._given.get()) is not None:
+            self._work(run)
+            if run.abandoned:
+                return  # another one is in its place
+            with self._lock:
+                self._idle += 1  # first: whoever takes the free slot finds this thread
+            self._through(run)
+            del run  # not while waiting for the next one: the message may have to be dropped
+
+
+class Tasks:
+    """A task for each handler that runs."""
+
+    def __init__(self, work: Callable[[Run], Awaitable[None]], through: Callable[[Run], None], bridge: Bridge) -> None:
+        self._work = work
+        self._through = through
+        self._bridge = bridge
+
+    def start(self, run: Run) -> None:
+        self._bridge.loop.call_soon_threadsafe(self._begin, run)
+
+    def stop(self, run: Run) -> None:
+        self._bridge.loop.call_soon_threadsafe(self._cancel, run)
+
+    def end(self) -> None:
+        """There is nobody who waits."""
+
+    def _begin(self, run: Run) -> None:
+        run.task = self._bridge.loop.create_task(self._live(run))
+
+    def _cancel(self, run: Run) -> None:
+        # On the loop: between the handler's end and its claim nothing else happens there.
+        if run.task is not None and (not run.claimed or run.abandoned):
+            run.task.cancel()
+
+    async def _live(self, run: Run) -> None:
+        await self._work(run)
+        self._through(run)
+
 
 logger = logging.getLogger(__name__)
 
@@ -138,3 +337,64 @@ def facts(run: Run) -> dict[str, Any]:
     """Which message, for the log."""
     message = run.message
     return {"queue": str(run.lane), "id": message.id, "attempt": message.attempt}
+
+
+# What the user wants to be told of. An error in a hook is told of, too, and never ends the worker.
+
+
+class Hooks:
+    """The functions of the user, plain or async."""
+
+    def __init__(
+        self,
+        counts: Counts,
+        on_start: Callable[[], Any] | None,
+        on_stop: Callable[[], Any] | None,
+        on_error: Callable[[BaseException, Any], Any] | None,
+    ) -> None:
+        self._counts = counts
+        self._on_start = on_start
+        self._on_stop = on_stop
+        self._on_error = on_error
+
+    def start(self, bridge: Bridge) -> None:
+        """Raises what the hook raises: nothing may be taken before it went well."""
+        try:
+            if self._on_start is not None:
+                bridge.wait(self._on_start())
+        except Exception as error:
+            self._failed("on_start", error)
+            raise
+
+    def stop(self, bridge: Bridge) -> bool:
+        """Answers whether it went well."""
+        try:
+            if self._on_stop is not None:
+                bridge.wait(self._on_stop())
+        except Exception as error:
+            self._failed("on_stop", error)
+            self.report(error, None, bridge)
+            return False
+        return True
+
+    def report(self, error: BaseException, message: Any, bridge: Bridge) -> None:
+        """Tell of an error, from a thread."""
+        try:
+            if self._on_error is not None:
+                bridge.wait(self._on_error(error, message))
+        except Exception as failure:
+            self._failed("on_error", failure)
+
+    async def report_async(self, error: BaseException, message: Any) -> None:
+        """The same from a task."""
+        try:
+            if self._on_error is not None:
+                answer = self._on_error(error, message)
+                if inspect.isawaitable(answer):
+                    await answer
+        except (Exception, asyncio.CancelledError) as failure:
+            self._failed("on_error", failure)
+
+    def _failed(self, name: str, error: BaseException) -> None:
+        self._counts.add("hook_errors")
+        logger.error("hook %s failed", name, exc_info=error)

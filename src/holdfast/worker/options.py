@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -11,9 +13,75 @@ import msgspec
 
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.times import duration_ms
-from holdfast.env import World
+from holdfast.env import Ids, World
 from holdfast.errors import InvalidRequest
 from holdfast.worker.sources import Origin
+
+# How long to wait before something that failed is tried again.
+
+
+_FIRST_S: Final = 0.1
+_MOST_S: Final = 30.0
+
+
+class Backoff:
+    """Twice as long each time, up to a limit; up to a half of it by chance, so that many do not come back at once."""
+
+    def __init__(self, ids: Ids, most_s: float = _MOST_S) -> None:
+        self._ids = ids
+        self._most_s = most_s
+        self._tries = 0
+
+    def next_s(self) -> float:
+        """How long to wait this time."""
+        full_s = min(math.ldexp(_FIRST_S, min(self._tries, 20)), self._most_s)
+        self._tries += 1
+        return full_s * (1 - self._ids.random_u32() / 2**33)
+
+    def reset(self) -> None:
+        """It went well."""
+        self._tries = 0
+
+
+# How many handlers may run at once, shared by the queues of a worker.
+
+
+class Slots:
+    """Each lane has one slot of its own, so that a busy queue cannot keep the others waiting; the rest is shared."""
+
+    def __init__(self, total: int, lanes: Iterable[Hashable]) -> None:
+        self.total = total
+        self._used = dict.fromkeys(lanes, 0)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def take(self, lane: Hashable, most: int) -> int:
+        """Hold up to so many slots; waits for the first one. None where nothing is taken any more."""
+        with self._changed:
+            while not self._closed:
+                count = min(most, self._free(lane))
+                if count:
+                    self._used[lane] += count
+                    return count
+                self._changed.wait()
+            return 0
+
+    def give(self, lane: Hashable, count: int = 1) -> None:
+        """They are free again."""
+        with self._changed:
+            self._used[lane] -= count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Nobody takes one from now on."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _free(self, lane: Hashable) -> int:
+        shared = self.total - sum(max(used, 1) for used in self._used.values())
+        return shared if self._used[lane] else shared + 1
+
 
 _MOST_AT_ONCE: Final = 10_000
 

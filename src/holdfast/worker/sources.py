@@ -9,16 +9,134 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from os import PathLike, fspath
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+import msgspec
 
 from holdfast.embedded.bodies import type_of
 from holdfast.embedded.drafts import Seconds
+from holdfast.embedded.times import duration_ms
 from holdfast.errors import InvalidRequest
-from holdfast.worker.bridge import Bridge
-from holdfast.worker.outcomes import Settlement
+
+# From the threads of a worker to an event loop: its own, or the one that `run_async` was called in.
+
+
+_PATIENCE_S: Final = 1.0
+
+
+class Bridge:
+    """An event loop, and how threads have something awaited there."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._own = loop is None
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop; one of our own is made when it is first needed."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-worker-loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def wait(self, answer: Any) -> Any:
+        """The answer of a call that may be for tasks; not to be called on the loop's own thread."""
+        if not inspect.isawaitable(answer):
+            return answer
+        return asyncio.run_coroutine_threadsafe(_awaited(answer), self.loop).result()
+
+    def end(self) -> None:
+        """Stop a loop of our own; one that a handler blocks is left behind."""
+        loop, thread = self._loop, self._thread
+        if not self._own or loop is None or thread is None:
+            return
+        ending = asyncio.run_coroutine_threadsafe(_end_tasks(), loop)
+        ending.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+        thread.join(_PATIENCE_S)
+        if not thread.is_alive():
+            loop.close()
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+async def _end_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    # Threads of the loop that hang would keep the process: those that are idle end with it.
+
+
+# How a handler can end, and what is done with its message then.
+
+
+class Reject(Exception):
+    """Raise it in a handler: the message can never be handled, and goes straight to the dead letters."""
+
+    def __init__(self, reason: object = "") -> None:
+        super().__init__(reason)
+
+
+class Retry(Exception):
+    """Raise it in a handler: try again after `delay`, or after the queue's backoff. It counts as an attempt."""
+
+    def __init__(self, reason: object = "", *, delay: Seconds | None = None) -> None:
+        super().__init__(reason)
+        if delay is not None:
+            duration_ms(delay, "delay")  # refused where it is written
+        self.delay = delay
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """The last thing to do with a message."""
+
+    verb: Literal["ack", "nack", "defer", "reject"]
+    error: Any = None
+    delay: Seconds | None = None
+
+    def on(self, message: Any) -> Any:
+        """Do it; a message of a face for tasks answers with something to be awaited."""
+        if self.verb == "nack":
+            return message.nack(delay=self.delay, error=self.error)
+        if self.verb == "reject":
+            return message.reject(self.error)
+        return message.ack() if self.verb == "ack" else message.defer()
+
+
+ACK: Final = Settlement("ack")
+DEFER: Final = Settlement("defer")
+
+
+def settlement_after(error: BaseException | None) -> Settlement:
+    """What to do with a message whose handler ended so."""
+    if error is None:
+        return ACK
+    if isinstance(error, Reject):
+        return Settlement("reject", _reason(error))
+    if isinstance(error, Retry):
+        return Settlement("nack", _reason(error), error.delay)
+    return Settlement("nack", error)
+
+
+def is_wish(error: BaseException | None) -> bool:
+    """Whether the handler asked for what happens, so that nobody needs to be told of an error."""
+    return isinstance(error, (Reject, Retry))
+
+
+def _reason(error: BaseException) -> object:
+    """What led to the wish says more than the wish."""
+    return error.__cause__ or str(error)
+
 
 _DEFAULT_GROUP: Final = "default"
 

@@ -12,14 +12,12 @@ from typing import Any, Self
 from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.times import duration_ms
 from holdfast.env import World, real_world
-from holdfast.env.signals import first_signal
+from holdfast.env.process import first_signal
 from holdfast.errors import Closed, InvalidRequest
-from holdfast.worker.bridge import Bridge
 from holdfast.worker.control import Control
-from holdfast.worker.health import WorkerHealth
-from holdfast.worker.health_page import HealthPage
+from holdfast.worker.health import HealthPage, WorkerHealth
 from holdfast.worker.options import Options, checked_concurrency, checked_hook, is_async, optional_seconds, seconds
-from holdfast.worker.sources import origins_of
+from holdfast.worker.sources import Bridge, origins_of
 
 
 class Worker:

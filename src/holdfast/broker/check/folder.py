@@ -8,26 +8,29 @@ from os import PathLike, fspath
 
 import msgspec
 
-from holdfast.broker.catalog import Catalog
-from holdfast.broker.check.missing import may_be_forced, missing_folders, missing_start, unread_start
 from holdfast.broker.check.parts import (
     GroupState,
     LocksState,
     Part,
+    damaged_notes,
     damaged_runs,
     is_of_journal,
     locks_state,
+    may_be_forced,
+    missing_folders,
+    missing_start,
     parts_of,
     state_of,
+    unread_start,
 )
-from holdfast.broker.check.small_files import damaged_notes
-from holdfast.broker.commits import CommitState, commits_of
-from holdfast.broker.layout import TOPICS
-from holdfast.broker.past_events import damaged_pasts
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import TOPICS
+from holdfast.broker.inspect.standing import CommitState, commits_of
+from holdfast.broker.journal import damaged_pasts
 from holdfast.env import World, real_world
 from holdfast.errors import HoldfastError
-from holdfast.storage.check import Progress, check
-from holdfast.storage.finding import CheckReport
+from holdfast.storage.checks.check import Progress, check
+from holdfast.storage.checks.finding import CheckReport
 
 
 class PartReport(msgspec.Struct, frozen=True):

@@ -13,11 +13,9 @@ from threading import Lock
 
 from pyroaring import BitMap64
 
-from holdfast.broker.delayed.intake import Intake
-from holdfast.broker.delayed.manifest import Manifest, RunEntry
-from holdfast.broker.delayed.opening import Loaded
+from holdfast.broker.delayed.intake import Intake, Timers
+from holdfast.broker.delayed.manifest import Loaded, Manifest, RunEntry
 from holdfast.broker.delayed.run import NEVER_MS, Entry, Run
-from holdfast.broker.delayed.timers import Timers
 from holdfast.errors import Closed
 
 _MOST = 2**64 - 1

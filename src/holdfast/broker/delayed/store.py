@@ -17,12 +17,11 @@ import msgspec
 from pyroaring import BitMap64
 
 from holdfast.broker.delayed.intake import Intake
-from holdfast.broker.delayed.opening import load
+from holdfast.broker.delayed.manifest import DelaySettings, load
 from holdfast.broker.delayed.run import NEVER_MS, Entry, Run
-from holdfast.broker.delayed.settings import DelaySettings
 from holdfast.broker.delayed.state import State
 from holdfast.broker.delayed.upkeep import Upkeep
-from holdfast.broker.portions import portions
+from holdfast.broker.moving import portions
 from holdfast.env import World
 from holdfast.errors import CorruptData, InvalidRequest
 from holdfast.model import Appended, Batch, CodecName, Durability, Record

@@ -1,15 +1,97 @@
-"""The server itself: how it does, who waits, and everything on disk now."""
+"""The server itself: whether it lives, how it does, its settings and its audit log."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 import holdfast
-from holdfast.env.descriptors import descriptor_limit, open_descriptors
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder
+from holdfast.broker.folder.policy import kept_settings
+from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
+from holdfast.env.process import descriptor_limit, open_descriptors
+from holdfast.errors import Unavailable
 from holdfast.protocol.admin import LimitQuery, Status, WaitersAt, WaitersTold
+from holdfast.protocol.messages import Told, Wire
+from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
+from holdfast.server.api.topics import changes_of
+from holdfast.server.audit import Act, Audit
 from holdfast.server.calls import Call
+from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
+from holdfast.server.service import Service
+
+# Whether the server lives, whether it is ready, and what it counts.
+
+
+health_routes = Routes("health")
+
+
+class Health(Told, kw_only=True):
+    """That the server lives."""
+
+    status: str
+
+
+class MetricsQuery(msgspec.Struct):
+    """What Prometheus may add to its address is nothing to us."""
+
+
+@health_routes.add("GET", "/healthz", action="open", answers=Health)
+async def healthz(call: Call) -> Health:
+    """The process is alive and answers."""
+    return Health(status="alive")
+
+
+@health_routes.add("GET", "/readyz", action="open", answers=Health, errors=("unavailable",))
+async def readyz(call: Call) -> Health:
+    """The server takes calls: its folder is open, no disk has failed, and it is not about to go."""
+    if call.service.leaving:
+        raise Unavailable("the server is about to go; call another one, or try again when it is back")
+    if call.service.broker.closed:
+        raise Unavailable("the data folder is closed; see the server's log")
+    stopped = _stopped(call.service.broker._engine)
+    if stopped is not None:
+        raise Unavailable(
+            f"the disk failed under {stopped}, which takes nothing more; look at the disk, then start the server anew"
+        )
+    return Health(status="ready")
+
+
+def _stopped(engine: BrokerEngine) -> str | None:
+    """What a failed sync has stopped for good, if anything."""
+    for topic in engine.open_topics():
+        logs = [partition.log for partition in topic.partitions]
+        logs += [station.delivery.journal.log for group in topic.groups.values() for station in group.stations]
+        if not all(log.usable for log in logs) and not topic.closed:
+            return f"the topic {topic.name}"
+    return None
+
+
+def metrics_routes(render: Callable[[str], tuple[bytes, str]], *, asks: bool) -> Routes:
+    """The page for Prometheus; whoever asks for it must be known, or need not."""
+    found = Routes("health")
+
+    @found.add(
+        "GET",
+        "/metrics",
+        action="read" if asks else "open",
+        query=MetricsQuery,
+        gives=("text/plain",),
+    )
+    async def metrics(call: Call) -> Response:
+        """What is counted and timed, for Prometheus."""
+        body, media = await asyncio.to_thread(render, call.request.header("accept"))
+        return Response(200, body, media, headers=[("cache-control", "no-store")])
+
+    return found
+
 
 routes = Routes("admin")
 
@@ -64,3 +146,114 @@ async def waiters(call: Call) -> WaitersTold:
     ]
     busy = sorted((line for line in lines if line.waiters or line.streams), key=lambda line: -line.waiters)
     return WaitersTold(waiting=service.waits.waiting, max_waiters=service.waits.most, lines=busy[: query.limit])
+
+
+# The settings in force, each with where it comes from, and those of topics changed.
+
+
+settings_routes = Routes("settings")
+
+
+def effective_of(service: Service) -> Effective:
+    """What the server follows, with where each comes from, as far as it was told."""
+    return service.effective or Effective(
+        broker=service.broker.settings, server=service.settings, data_dir=service.folder
+    )
+
+
+@settings_routes.add("GET", "/v1/settings", action="read", answers=SettingsTold)
+async def settings(call: Call) -> SettingsTold:
+    """Every setting of server and broker that is in force, and where it comes from."""
+    return _told(effective_of(call.service).settings())
+
+
+@settings_routes.add(
+    "GET",
+    "/v1/topics/{topic}/settings",
+    action="read",
+    query=TopicSettingsQuery,
+    answers=SettingsTold,
+    errors=("unknown_topic",),
+)
+async def topic_settings(call: Call) -> SettingsTold:
+    """The settings that a topic follows, and where each comes from."""
+    query: TopicSettingsQuery = call.query
+    return _told(await asyncio.to_thread(_topic_settings, call, every=query.all))
+
+
+@settings_routes.add(
+    "PATCH",
+    "/v1/topics/{topic}/settings",
+    action="admin",
+    body=AlterTopic,
+    answers=SettingsTold,
+    act=True,
+    errors=("unknown_topic", "bad_settings"),
+)
+async def alter_settings(call: Call) -> SettingsTold:
+    """Change settings of a topic; they count at once, and are kept."""
+    given: AlterTopic = call.body
+    await call.service.broker.alter_topic(call.path["topic"], **changes_of(given.settings))
+    return _told(await asyncio.to_thread(_topic_settings, call, every=True))
+
+
+def _topic_settings(call: Call, *, every: bool) -> list[Setting]:
+    service, name = call.service, call.path["topic"]
+    with service.broker._engine.using(name) as topic:
+        place = f"{TOPICS}/{name}/{SETTINGS}"
+        kept = kept_settings(service.world, f"{topic_folder(service.folder, name)}/{SETTINGS}")
+        own = {each.name: each for each in effective_of(service).topic_settings(name, kept, place)}
+        own["partitions"] = Setting("partitions", len(topic.partitions), Origin("folder", place))
+        if not every:
+            return list(own.values())
+        return list(_all(own, msgspec.structs.asdict(topic.settings)))
+
+
+def _all(own: dict[str, Setting], followed: dict[str, object]) -> Iterator[Setting]:
+    for name, value in followed.items():
+        yield own.get(name) or Setting(name, value, DEFAULT)
+
+
+def _told(found: Iterable[Setting]) -> SettingsTold:
+    return SettingsTold(
+        settings=[
+            SettingTold(name=each.name, value=each.value, origin=str(each.origin), kind=each.origin.kind)
+            for each in found
+        ]
+    )
+
+
+# The audit log over HTTP.
+
+
+class AuditQuery(Wire, kw_only=True):
+    """How many of the newest acts, and of the newest refusals."""
+
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
+
+
+class Acts(Told, kw_only=True):
+    """Administrative acts, the newest first; one whose outcome is "begun" runs, or was cut short by a crash.
+
+    `refused` are calls that nobody was allowed to make; they stand apart, so that they cannot push out what was done.
+    Of each caller some are written down in a minute; a line with a `count` stands for so many more.
+    """
+
+    acts: list[Act]
+    refused: list[Act] = msgspec.field(default_factory=list)
+
+
+def audit_routes(audit: Audit) -> Routes:
+    """What administrators did, for administrators."""
+    routes = Routes("admin")
+
+    @routes.add("GET", "/v1/admin/audit", action="admin", query=AuditQuery, answers=Acts)
+    async def acts(call: Call) -> Acts:
+        """The last administrative acts: who did what to which topic, when, and what became of it; and refusals."""
+        query: AuditQuery = call.query
+        return Acts(
+            acts=await asyncio.to_thread(audit.last, query.limit),
+            refused=await asyncio.to_thread(audit.refusals.last, query.limit),
+        )
+
+    return routes

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from holdfast.broker.layout import parse_lease
+from holdfast.broker.folder.layout import parse_lease
 from holdfast.embedded.locking import Document, Lock, LockInfo, written
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
 from holdfast.protocol.locks import (
@@ -22,7 +22,7 @@ from holdfast.protocol.locks import (
     ReleaseLock,
     WriteDocument,
 )
-from holdfast.protocol.values import SMALL_BYTES
+from holdfast.protocol.media import SMALL_BYTES
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes

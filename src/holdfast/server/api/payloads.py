@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from holdfast.broker.using import reading
+from holdfast.broker.topic_locks import reading
 from holdfast.embedded.lookup import find_message
 from holdfast.errors import NotFound
 from holdfast.model import Record

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueStats
-from holdfast.broker.layout import DEFAULT_GROUP
 from holdfast.embedded.listed import Listed as Found
 from holdfast.embedded.listing import listed, mark_of, parse_mark
-from holdfast.embedded.lookup import find_message, until_ms
+from holdfast.embedded.lookup import find_message, look_up, no_message, until_ms
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.protocol.dead import DeadQuery
-from holdfast.protocol.media import RAW
+from holdfast.protocol.media import RAW, SMALL_BYTES
 from holdfast.protocol.messages import (
     Ack,
     Deliveries,
@@ -43,18 +43,19 @@ from holdfast.protocol.queues import (
     Listed,
     ListedMessages,
     ListQuery,
+    LookupQuery,
     Messages,
     PeekQuery,
     Purged,
     Seek,
     Sought,
+    Whole,
 )
-from holdfast.protocol.values import SMALL_BYTES
 from holdfast.server.api.topics import altered, changes_of, told_topic
 from holdfast.server.attempts import Attempt
 from holdfast.server.calls import Call
-from holdfast.server.caps import check_partitions
 from holdfast.server.http.messages import Response, StreamResponse, Undelivered
+from holdfast.server.limits import check_partitions
 from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
 from holdfast.server.scans import Full, Scan
@@ -514,3 +515,66 @@ def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
     if found is None or found.phase == "done" or found.message.id != message_id:
         return None
     return told(found.message)
+
+
+# A message that somebody has in hand, by its receipt: for one who goes on where another process left off.
+
+
+class InHandQuery(InGroup, kw_only=True):
+    """The message in hand that is meant."""
+
+    receipt: Receipt
+
+
+@routes.add(
+    "GET",
+    "/v1/queues/{queue}/inHand",
+    action="consume",
+    query=InHandQuery,
+    answers=Delivery,
+    errors=("lease_lost", "unknown_topic", "unknown_group"),
+)
+async def in_hand(call: Call) -> Delivery:
+    """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
+    query: InHandQuery = call.query
+    group = await existing_group(call, query.group)
+    station, delivered = await group._aside(group._group.resume, query.receipt)
+    return group.delivery(station, delivered, state=True)
+
+
+# Everything that is known of one message, for one who asks by its id.
+
+
+@routes.add(
+    "GET",
+    "/v1/queues/{queue}/lookup",
+    action="read",
+    query=LookupQuery,
+    answers=Whole,
+    errors=("not_found", "unknown_topic", "unknown_group"),
+)
+async def lookup(call: Call) -> Whole:
+    """One message, living, done or dead, with its lease, its document, and all that became of it step by step."""
+    query: LookupQuery = call.query
+    group = await existing_group(call, query.group)
+    found = await call.scan(_whole, group, query.id)
+    if found is None:
+        raise no_message(query.id, group.topic)
+    return found
+
+
+def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
+    found = look_up(group, message_id)
+    if found is None:
+        return None
+    message, phase, *_ = found
+    facts = msgspec.structs.asdict(told(message)) | {"phase": phase}
+    return Whole(
+        **{**facts, "lease_until_ms": found.lease_until_ms},
+        leased_at_ms=found.leased_at_ms,
+        first_delivery_ms=found.first_delivery_ms,
+        last_delivery_ms=found.last_delivery_ms,
+        failures=list(found.failures),
+        state=found.state,
+        history=list(found.history),
+    )

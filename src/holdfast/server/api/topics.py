@@ -10,9 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.broker.folder.layout import partition_folder
+from holdfast.broker.folder.policy import differing_settings
+from holdfast.broker.inspect.delayed import count_beside
+from holdfast.broker.inspect.standing import Standing, TopicStanding
 from holdfast.broker.partition import Partition
-from holdfast.broker.policy import differing_settings
-from holdfast.broker.using import reading
+from holdfast.broker.topic_locks import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
 from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.message import Contents
@@ -29,16 +32,19 @@ from holdfast.protocol.topics import (
     GroupSettings,
     ReadMessages,
     ReadQuery,
+    StandingQuery,
+    Standings,
     Topics,
     TopicsQuery,
 )
 from holdfast.server.api.enqueue import Placing, publish, stored_batch
 from holdfast.server.batches import drafts
 from holdfast.server.calls import Call
-from holdfast.server.caps import check_partitions
 from holdfast.server.http.messages import Response
+from holdfast.server.limits import check_partitions
 from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.routing import Routes
+from holdfast.server.scans import Scan
 from holdfast.server.served import said
 from holdfast.settings import TopicSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -320,3 +326,50 @@ def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name in _NO_SETTINGS & settings.keys():
         raise BadSettings(f"there is no setting {name}")
     return dict(settings)
+
+
+# How topics and all their groups stand, partition by partition: what `holdfast topic`, `group` and `top` show.
+
+
+@routes.add(
+    "GET", "/v1/standing", action="read", scope="any", query=StandingQuery, answers=Standings, errors=("unknown_topic",)
+)
+async def standing(call: Call) -> Standings:
+    """Topics with their partitions and groups, each with what it has in hand and how far behind it is."""
+    query: StandingQuery = call.query
+    if query.topic is not None:
+        call.principal.check("read", query.topic)
+    return await call.scan(_look, call)
+
+
+def _look(scan: Scan, call: Call) -> Standings:
+    """Read from the files, as one beside would: nobody waits for it."""
+    query: StandingQuery = call.query
+    found = Standing(call.service.world, call.service.folder)
+    if query.topic is not None:
+        return _told_standing(call, [found.topic(query.topic)])
+    names = [name for name in found.names() if name > (query.after or "") and call.principal.sees(name)]
+    topics: list[TopicStanding] = []
+    for name in names[: query.limit]:
+        scan.step()
+        topics += found.if_there(name)
+    return _told_standing(call, topics, names[query.limit - 1] if len(names) > query.limit > 0 else "")
+
+
+def _told_standing(call: Call, topics: list[TopicStanding], following: str = "") -> Standings:
+    seen = [_shown(call, topic) for topic in topics]
+    return Standings(topics=seen, delayed={topic.name: _delayed(call, topic) for topic in seen}, next=following)
+
+
+def _shown(call: Call, topic: TopicStanding) -> TopicStanding:
+    """The topic with those of its groups that the caller may use."""
+    groups = [group for group in topic.groups if call.principal.may_use(group.mode, group.name)]
+    return msgspec.structs.replace(topic, groups=groups)
+
+
+def _delayed(call: Call, topic: TopicStanding) -> int:
+    service = call.service
+    return sum(
+        count_beside(service.world, partition_folder(service.folder, topic.name, each.number))
+        for each in topic.partitions
+    )

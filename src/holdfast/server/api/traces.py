@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.broker.layout import topic_of_id
-from holdfast.broker.trace_stats import TraceStats
-from holdfast.broker.traces import TraceStep
+from holdfast.broker.folder.layout import topic_of_id
+from holdfast.broker.tracing.log import TraceStats
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.embedded.traces import Question, search_in, stats_in, steps_in
 from holdfast.errors import InvalidRequest
 from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery

@@ -13,10 +13,10 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.dead import each_letter
 from holdfast.server.calls import Call
-from holdfast.server.console.finding import group_for
+from holdfast.server.console.overview import Rates
 from holdfast.server.console.queues import head_of
-from holdfast.server.console.rates import Rates
 from holdfast.server.console.rendering import render
+from holdfast.server.console.search import group_for
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from holdfast.broker.positions import GroupFacts
+from holdfast.broker.streams.positions import GroupFacts
 from holdfast.embedded.topics import GroupInfo
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.groups import _facts, _offsets, is_shown

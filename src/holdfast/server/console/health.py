@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from holdfast.embedded.effective import DEFAULT, Effective, Origin, Setting
-from holdfast.env.descriptors import descriptor_limit, open_descriptors
+from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
+from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.protocol.messages import Wire
-from holdfast.server.api.settings import effective_of
+from holdfast.server.api.admin import effective_of
 from holdfast.server.audit import Audit
 from holdfast.server.calls import Call
 from holdfast.server.console.rendering import render

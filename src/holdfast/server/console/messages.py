@@ -2,31 +2,143 @@
 
 from __future__ import annotations
 
+import base64
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 import msgspec
 
-from holdfast.broker.traces import LEASED, TraceStep
+from holdfast.broker.tracing import steps
+from holdfast.broker.tracing.steps import LEASED, TraceStep
 from holdfast.embedded.listed import DeadLetter, Listed
 from holdfast.embedded.lookup import history_of
+from holdfast.embedded.times import to_datetime
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.traces import is_shown
 from holdfast.server.calls import Call
-from holdfast.server.console import recipes
-from holdfast.server.console.finding import MessageRow, find, group_for, letter_of, row_of
-from holdfast.server.console.lifeline import Step, life_of
+from holdfast.server.console.formatting import Payload, View, as_text, beginning, payload, plain
+from holdfast.server.console.overview import Rates
 from holdfast.server.console.queues import head_of
-from holdfast.server.console.rates import Rates
 from holdfast.server.console.rendering import SAFE, render
-from holdfast.server.console.shown import Payload, View, payload, plain
+from holdfast.server.console.search import MessageRow, find, group_for, letter_of, row_of
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.routing import Routes
 from holdfast.server.scans import Scan
 from holdfast.server.served import ServedGroup
+
+# A message as something to type: the call that would send it again, for a shell and for Python.
+
+
+_MOST: Final = 4_096  # bytes of a body that are written out
+
+
+def curl(found: Listed[Any], base: str) -> str:
+    """The call as a shell types it."""
+    pairs: list[tuple[str, str]] = []
+    if isinstance(found.key, str):
+        pairs.append(("key", found.key))
+    pairs += [("header", f"{name}:{value}") for name, value in found.headers.pairs if isinstance(value, str)]
+    if found.priority:
+        pairs.append(("priority", str(found.priority)))
+    url = f"{base}/v1/queues/{quote(found.topic, safe='')}/enqueue" + (f"?{urlencode(pairs)}" if pairs else "")
+    start, text = _start(found)
+    if start is None:
+        return f"curl -X POST --data-binary @body.bin {shlex.quote(url)}  # download the body as body.bin first"
+    if text is not None and not text.startswith("@"):
+        return f"curl -X POST --data-binary {shlex.quote(text)} {shlex.quote(url)}"
+    packed = base64.b64encode(start).decode()
+    return f"echo {packed} | base64 -d | curl -X POST --data-binary @- {shlex.quote(url)}"
+
+
+def python(found: Listed[Any], base: str) -> str:
+    """The call as a program makes it."""
+    start, text = _start(found)
+    if start is None:
+        body = 'Path("body.bin").read_bytes()'
+    elif text is None:
+        body = repr(start)
+    else:
+        body = f"{text!r}.encode()" if not text.isascii() else repr(start)
+    options = []
+    if found.key is not None:
+        options.append(f"key={found.key!r}")
+    if found.headers:
+        options.append(f"headers={dict(found.headers)!r}")
+    if found.priority:
+        options.append(f"priority={found.priority}")
+    lines = ["from pathlib import Path", ""] if start is None else []
+    lines += [
+        "import holdfast",
+        "",
+        f"with holdfast.connect({base!r}) as broker:",
+        f"    broker.publish({', '.join([repr(found.topic), body, *options])})",
+    ]
+    return "\n".join(lines)
+
+
+def _start(found: Listed[Any]) -> tuple[bytes | None, str | None]:
+    value = found._record.value
+    if len(value) > _MOST:
+        return None, None
+    start = beginning(value, _MOST)
+    return start, as_text(start)
+
+
+# The life of a message, from its trace where it has one, else from the journals: as a page shows it.
+
+
+_GOOD: Final = frozenset({steps.ACKED})
+_BAD: Final = frozenset({steps.NACKED, steps.BURIED, steps.LOST, steps.EXPIRED})
+_MS: Final = 1_000_000
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. `tone` is good, bad or empty; `related` is the message that it became, or was."""
+
+    at_ns: int
+    name: str
+    says: str = ""
+    error: str = ""
+    tone: str = ""
+    related: str = ""
+    message: str = ""
+
+
+def life_of(steps: Sequence[TraceStep]) -> list[Step]:
+    """All steps that are known, as they are shown."""
+    shown = [_shown_lifeline(step) for step in steps]
+    if len({step.message for step in shown}) <= 1:
+        return [msgspec.structs.replace(step, message="") for step in shown]
+    return shown
+
+
+def _shown_lifeline(step: TraceStep) -> Step:
+    facts = [
+        f"group {step.group}" if step.group and step.group != "default" else "",
+        f"to {step.holder}" if step.step == steps.LEASED else f"by {step.holder}" if step.holder else "",
+        f"attempt {step.attempt}" if step.attempt else "",
+        step.why if step.why not in ("", step.step) else "",
+        f"due {_time(step.due_ms)}" if step.due_ms else "",
+        f"lease until {_time(step.until_ms)}" if step.until_ms else "",
+    ]
+    return Step(
+        at_ns=step.at_ns,
+        name=step.step,
+        says=", ".join(filter(None, facts)),
+        error=step.error,
+        tone="good" if step.step in _GOOD else "bad" if step.step in _BAD else "",
+        related=step.related,
+        message=step.id,
+    )
+
+
+def _time(ms: int) -> str:
+    return f"{to_datetime(ms * _MS):%H:%M:%S}Z"
 
 
 class MessageQuery(InGroup, kw_only=True):
@@ -110,8 +222,8 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         state=_state(found),
         letter=letter,
         original=found.original_id if found.original_id != found.id else "",
-        curl=recipes.curl(found, base),
-        python=recipes.python(found, base),
+        curl=curl(found, base),
+        python=python(found, base),
     )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.broker.broker import BrokerEngine
+from holdfast.broker.engine import BrokerEngine
 from holdfast.server.audit import Audit
-from holdfast.server.console import files, groups, health, locks, workers
+from holdfast.server.console import groups, health, rendering, workers
 from holdfast.server.console.dead import dead_routes
 from holdfast.server.console.messages import message_routes
-from holdfast.server.console.overview import overview_routes
+from holdfast.server.console.overview import Rates, overview_routes
 from holdfast.server.console.queues import queue_routes
-from holdfast.server.console.rates import Rates
 from holdfast.server.routing import Routes
 
 
@@ -21,7 +20,7 @@ def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once:
     if at_once:
         rates.begin()
     return (
-        files.routes,
+        rendering.routes,
         overview_routes(rates),
         queue_routes(rates),
         message_routes(rates),
@@ -30,5 +29,4 @@ def console_routes(engine: BrokerEngine, audit: Audit | None = None, *, at_once:
         workers.routes,
         health.health_routes,
         health.audit_page_routes(audit),
-        locks.routes,
     )

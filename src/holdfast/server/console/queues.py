@@ -8,18 +8,17 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from holdfast.broker.layout import DEFAULT_GROUP
-from holdfast.broker.policy import differing_settings
+from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.folder.policy import differing_settings
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.messages import Name
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.topics import told_topic
 from holdfast.server.calls import Call
-from holdfast.server.console.finding import DONE_PLACES, MessageRow, Tab, group_for, rows
-from holdfast.server.console.overview import OLD_S, QueueRow, row_of, spark_of
-from holdfast.server.console.rates import Rates
+from holdfast.server.console.overview import OLD_S, QueueRow, Rates, row_of, spark_of
 from holdfast.server.console.rendering import render
+from holdfast.server.console.search import DONE_PLACES, MessageRow, Tab, group_for, rows
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 from holdfast.server.served import ServedGroup

@@ -16,16 +16,14 @@ from holdfast.env.sockets import check_listener, short_name
 from holdfast.errors import Forbidden, HoldfastError, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, fault_of
 from holdfast.protocol.media import JSON, encode
+from holdfast.server.access.origins import check_host, check_origin
 from holdfast.server.console.rendering import ONLY_LOOKS
 from holdfast.server.http.connection import Answer
+from holdfast.server.http.head import ALWAYS_SAID, Refused
 from holdfast.server.http.messages import Request, Response, StreamResponse
-from holdfast.server.http.refused import Refused
 from holdfast.server.http.server import HttpServer
-from holdfast.server.http.wire import ALWAYS_SAID
-from holdfast.server.meters import NoMeter
-from holdfast.server.origins import check_host, check_origin
-from holdfast.server.server import limits_of
-from holdfast.server.statuses import status_of
+from holdfast.server.routing import status_of
+from holdfast.server.server import NoMeter, limits_of
 from holdfast.settings import ServerSettings
 
 _HOST: Final = "127.0.0.1"

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import cache
+from hashlib import blake2b
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 import msgspec
 
 import holdfast
-from holdfast.errors import NotInstalled
+from holdfast.errors import NotFound, NotInstalled
 from holdfast.protocol.errors import Fault
+from holdfast.server.access.principals import Principal
 from holdfast.server.calls import Call
-from holdfast.server.console import shown
+from holdfast.server.console import formatting
 from holdfast.server.http.messages import Request, Response
-from holdfast.server.principals import Principal
+from holdfast.server.routing import Routes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 # With this header a caller wants pages without acts: one that relays them, and would refuse the acts.
 ONLY_LOOKS: Final = "holdfast-only-looks"
@@ -51,12 +55,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "age": shown.age,
-        "count": shown.count,
-        "size": shown.size,
-        "rate": shown.rate,
-        "moment": shown.moment,
-        "told": shown.told,
+        "age": formatting.age,
+        "count": formatting.count,
+        "size": formatting.size,
+        "rate": formatting.rate,
+        "moment": formatting.moment,
+        "told": formatting.told,
         "part": lambda text: quote(str(text), safe=""),
         "query": lambda facts: urlencode({name: value for name, value in facts.items() if value not in (None, "")}),
     }
@@ -106,3 +110,46 @@ def error_page(request: Request, status: int, fault: Fault) -> Response | None:
     facts = {"number": status, "code": fault.code, "message": fault.message}
     text = page_text(None, 0, request.path, "error.html", facts)
     return Response(status, text.encode("utf-8", "replace"), HTML, headers=list(_PAGE_HEADERS))
+
+
+# The files that go with the pages: styles, scripts, the icon.
+
+
+routes = Routes("console")
+
+_MEDIA: Final = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@cache
+def _found() -> dict[str, tuple[bytes, str, str]]:
+    """All of them, once read: content, media type, and a mark that changes with the content."""
+    made = {}
+    for each in files("holdfast.server.console").joinpath("static").iterdir():
+        media = _MEDIA.get(each.name.rpartition(".")[2])
+        if media is not None:
+            content = each.read_bytes()
+            made[each.name] = content, media, f'"{blake2b(content, digest_size=8).hexdigest()}"'
+    return made
+
+
+@routes.add("GET", "/", action="read", scope="any", hidden=True)
+async def start(call: Call) -> Response:
+    """Whoever types in nothing but the server's address wants the pages."""
+    return Response(303, headers=[*SAFE, ("location", "/ui")])
+
+
+@routes.add("GET", "/ui/static/{file}", action="open", hidden=True)
+async def static(call: Call) -> Response:
+    """A file of the console; they hold nothing of anybody's messages."""
+    found = _found().get(call.path["file"])
+    if found is None:
+        raise NotFound(f"the console has no file {call.path['file']}")
+    content, media, mark = found
+    headers = [*SAFE, ("cache-control", "no-cache"), ("etag", mark)]
+    if call.request.header("if-none-match") == mark:
+        return Response(304, headers=headers)
+    return Response(200, content, media, headers=headers)

@@ -12,12 +12,22 @@ import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
-from holdfast.server.http.admission import Admitted
-from holdfast.server.http.head import NAMES, check_head, large_head, unquoted
-from holdfast.server.http.limits import Limits
+from holdfast.server.http.admission import Admitted, Limits
+from holdfast.server.http.head import (
+    CONTINUE,
+    LAST_CHUNK,
+    NAMES,
+    NotTheSameUser,
+    Refused,
+    TooLarge,
+    check_head,
+    chunk,
+    head,
+    large_head,
+    no_room,
+    unquoted,
+)
 from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
-from holdfast.server.http.refused import NotTheSameUser, Refused, TooLarge, no_room
-from holdfast.server.http.wire import CONTINUE, LAST_CHUNK, chunk, head
 
 logger = logging.getLogger(__name__)
 

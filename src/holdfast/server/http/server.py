@@ -9,11 +9,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from holdfast.server.http.admission import Admission
+from holdfast.server.http.admission import Admission, Limits
 from holdfast.server.http.connection import Answer, Connection
-from holdfast.server.http.limits import Limits
+from holdfast.server.http.head import Refused
 from holdfast.server.http.messages import Request, Response
-from holdfast.server.http.refused import Refused
 
 _LOOK_EVERY_S: Final = 0.5
 _BACKLOG: Final = 1024

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import BadSettings
+from holdfast.spark.pipelines.context import Kind, Plan, Summary
 from holdfast.spark.pipelines.expectations import Sorted, check_columns
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
+from holdfast.spark.pipelines.lake import BATCH, DATE, commit, quoted, read_table, replacements, stage
 from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.results import Plan, Summary
 from holdfast.spark.pipelines.spec import interval_ms, no_expectation_named
 from holdfast.spark.pipelines.steps import (
     ADDED_TO,
@@ -28,7 +27,6 @@ from holdfast.spark.pipelines.steps import (
     run_steps,
     source_of,
 )
-from holdfast.spark.pipelines.writing import commit, replacements, stage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

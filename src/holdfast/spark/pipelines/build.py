@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.errors import InvalidRequest
+from holdfast.spark.pipelines.context import Plan, Summary, kind_named
 from holdfast.spark.pipelines.custom import marked
-from holdfast.spark.pipelines.kinds import kind_named
-from holdfast.spark.pipelines.reading import read_project
-from holdfast.spark.pipelines.results import Plan, Summary
+from holdfast.spark.pipelines.project import read_project
 from holdfast.spark.pipelines.runner import Runner, raise_first
 from holdfast.spark.pipelines.spec import Expectation, OnFail, Project, Spec, check_project, read_options
 

@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import BadSettings, InvalidRequest, OffsetOutOfRange
-from holdfast.spark.folder import DataFolder
-from holdfast.spark.options import Subscription
-from holdfast.spark.pipelines.batches import write_batch
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import DATE
-from holdfast.spark.pipelines.ledger import Batch, Ledger
-from holdfast.spark.pipelines.merging import merge_small_files
-from holdfast.spark.pipelines.results import Plan, Read, Summary
+from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
+from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, replacements, stage, write_batch
+from holdfast.spark.pipelines.ledger import Batch, Ledger, Tally
 from holdfast.spark.pipelines.spec import Options
-from holdfast.spark.pipelines.tally import Tally
-from holdfast.spark.pipelines.writing import finish_pending, replacements, stage
+from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.source.options import Subscription
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:

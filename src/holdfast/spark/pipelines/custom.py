@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.context import Kind, Plan, Summary
 from holdfast.spark.pipelines.expectations import OURS, check_columns
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import BATCH, DATE
+from holdfast.spark.pipelines.lake import BATCH, DATE, write_batch
 from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.results import Plan, Summary
 from holdfast.spark.pipelines.spec import Spec, read_options
 from holdfast.spark.pipelines.steps import ADDED_TO, Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
 

@@ -5,29 +5,110 @@ The tables and the report are made anew by each run and take the place of the ol
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.config.settings_file import read_settings
 from holdfast.embedded.broker import open_broker
-from holdfast.embedded.settings_file import read_settings
-from holdfast.env.environ import environment
+from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines import plots
-from holdfast.spark.pipelines.fingerprints import fingerprint_column
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.report import Report, Section, Table, write_report
-from holdfast.spark.pipelines.results import Plan, Read, Summary
+from holdfast.spark.pipelines import report
+from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
+from holdfast.spark.pipelines.lake import replaced_as_a_whole
+from holdfast.spark.pipelines.report import (
+    OTHERS,
+    Report,
+    Section,
+    Table,
+    in_steps,
+    spread,
+    step_for,
+    steps_between,
+    utc,
+    write_report,
+)
 from holdfast.spark.pipelines.spec import Options
-from holdfast.spark.pipelines.timeline import OTHERS, in_steps, spread, step_for, steps_between, utc
-from holdfast.spark.pipelines.wholes import replaced_as_a_whole
-from holdfast.storage.finding import count_of
+from holdfast.storage.checks.finding import count_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import Column, DataFrame, Row
 
     from holdfast.spark.pipelines.context import Context
+
+
+# Errors without their details, so that a thousand failures of one kind count as one.
+#
+# The rules are one table that Python and Spark read alike: `fingerprint` is the plain form, `fingerprint_column`
+# the same for a column without a Python worker. They keep to what both dialects of regular expressions share.
+
+
+MOST_CHARACTERS: Final = 300
+
+_TRACEBACK: Final = "Traceback (most recent call last)"
+_BLANKS: Final = " \t\r\n"
+
+# `\b` means other things in other Java versions; these mean the same everywhere.
+_BEGIN: Final = r"(?<![A-Za-z0-9_])"
+_END: Final = r"(?![A-Za-z0-9_])"
+_HEX: Final = r"[0-9a-fA-F]"
+_OCTET: Final = r"[0-9]{1,3}"
+
+# In this order: what looks like several things is taken for the most telling one.
+RULES: Final = (
+    (rf"{_BEGIN}{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}{_END}", "<uuid>"),
+    (
+        rf"{_BEGIN}[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}"
+        r"(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?" + _END,
+        "<time>",
+    ),
+    (rf"{_BEGIN}[a-zA-Z][a-zA-Z0-9+.-]*://[^ \t'\"<>()]*[^ \t'\"<>(),.;:!?]", "<url>"),
+    (rf"{_BEGIN}[A-Za-z0-9_.+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+", "<email>"),
+    # An apostrophe inside a word opens no quotation.
+    (rf"{_BEGIN}[bBrRuUfF]?'(?:[^'\\]|\\.)*'{_END}", "<text>"),
+    (rf"{_BEGIN}[bBrRuUfF]?\"(?:[^\"\\]|\\.)*\"{_END}", "<text>"),
+    (r"`[^`]*`", "<text>"),
+    (rf"{_BEGIN}{_OCTET}(?:\.{_OCTET}){{3}}(?::[0-9]+)?{_END}", "<address>"),
+    (rf"\[{_HEX}*:[0-9a-fA-F:]+\](?::[0-9]+)?", "<address>"),
+    (rf"{_BEGIN}{_HEX}{{1,4}}(?::{_HEX}{{1,4}}){{7}}{_END}", "<address>"),
+    (rf"{_BEGIN}localhost:[0-9]+{_END}", "<address>"),
+    (rf"{_BEGIN}[A-Za-z]:\\[^ \t'\":*?<>|]+", "<path>"),
+    (r"(?<![A-Za-z0-9_.<>/~])(?:~|\.{1,2})?(?:/[A-Za-z0-9_.@+%=-]*[A-Za-z0-9_@+%=-])+/?", "<path>"),
+    (rf"{_BEGIN}0[xX]{_HEX}+{_END}", "<hex>"),
+    (rf"{_BEGIN}(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9]){_HEX}{{8,}}{_END}", "<hex>"),
+    (rf"{_BEGIN}[+-]?[0-9]+(?:[.,][0-9]+)*(?:[eE][+-]?[0-9]+)?", "<number>"),
+    (r"[0-9]+(?:[.,][0-9]+)*", "<number>"),
+    # A list is a list, however long.
+    (r"<number>(?:, ?<number>)+", "<number>, ..."),
+    (r"<text>(?:, ?<text>)+", "<text>, ..."),
+    (r"[ \t\r]+", " "),
+)
+
+_COMPILED: Final = tuple((re.compile(pattern), replacement) for pattern, replacement in RULES)
+
+
+def fingerprint(error: str) -> str:
+    """The kind of an error: its first line (of a bare traceback the last), without what differs each time."""
+    lines = error.strip(_BLANKS).split("\n")
+    text = lines[-1] if lines[0].startswith(_TRACEBACK) else lines[0]
+    for pattern, replacement in _COMPILED:
+        text = pattern.sub(replacement, text)
+    return text.strip(" ")[:MOST_CHARACTERS]
+
+
+def fingerprint_column(error: Column) -> Column:
+    """The same of a column; null is taken for no error."""
+    from pyspark.sql import functions as f
+
+    lines = f.split(f.btrim(f.coalesce(error, f.lit("")), f.lit(_BLANKS)), "\n")
+    first = f.element_at(lines, 1)
+    text = f.when(first.startswith(_TRACEBACK), f.element_at(lines, -1)).otherwise(first)
+    for pattern, replacement in RULES:
+        text = f.regexp_replace(text, pattern, replacement)
+    return f.btrim(text, f.lit(" ")).substr(1, MOST_CHARACTERS)
+
 
 WAITING: Final = "waiting"
 
@@ -243,7 +324,7 @@ def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: date
             if name not in labels:
                 all_rows[times.index(at)] += count
         series[OTHERS] = all_rows
-    plot = plots.stacked(
+    plot = report.stacked(
         "over-time", "Dead letters by kind of error", times, series, unit=f"letters in {_span(step_s)}", step_s=step_s
     )
     return Section(title="Over time", text="When messages died, by the kind of their last error.", plots=[plot])
@@ -251,7 +332,7 @@ def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: date
 
 def _most_frequent(kinds: list[Row]) -> Section:
     labels = _labels(kinds)
-    plot = plots.bars(
+    plot = report.bars(
         "kinds",
         "The most frequent kinds of error",
         {labels[kind["fingerprint"]]: float(kind["count"]) for kind in kinds[:_BARS]},

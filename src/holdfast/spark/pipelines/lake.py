@@ -8,15 +8,27 @@ reaches beyond it, be it merged or not.
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.env.lakedisk import LakeDisk
+import msgspec
+
+from holdfast.env.disk import LakeDisk
+from holdfast.errors import CorruptData
+from holdfast.spark.pipelines.expectations import REASONS, Sorted, names_that
+from holdfast.spark.pipelines.ledger import Batch, Ledger, Move
+from holdfast.spark.pipelines.spec import Expectation
+from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
+
+    from holdfast.spark.pipelines.context import Context
+
 
 BATCH: Final = "_batch"
 DATE: Final = "dt"
@@ -104,3 +116,289 @@ def quoted(name: str) -> str:
 
 def _is_hidden(path: str) -> bool:
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
+
+
+# How a batch gets into its tables exactly once, for everybody who lists their folders.
+#
+# 1. Spark writes the rows into a staging folder that no reader looks into. All of it is synced.
+# 2. The ledger decides: one small file, put in place by a rename, names every staged file and its place. Before this
+#    moment nothing of the batch counts, and a second try begins from nothing; from here on all of it does.
+# 3. Each file is renamed into its table. A crash in between leaves the rest to the next run, which finds the same list:
+#    a file that is no longer staged is there already. So no row is ever there twice.
+# 4. The ledger notes that the batch is finished.
+#
+# Where a folder takes the place of another (a table whose rows change, small files that were merged), the two change
+# places in one step. A reader that has listed the old one and opens a file later is told that it is gone; it never
+# reads a row twice.
+
+
+def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[str]) -> str:
+    """Write rows where they do not count yet; answers with the folder."""
+    folder = f"{context.staging}/{what}"
+    remove_tree(context.disk, folder)  # of an earlier try; a session can be set so that Spark overwrites only in part
+    rows.write.partitionBy(*partition_by).parquet(folder)
+    return folder
+
+
+def additions(context: Context, staged: str, table: str, batch: int) -> list[Move]:
+    """The moves that add what was staged to a table."""
+    moves = []
+    for number, path in enumerate(staged_files(context.disk, staged)):
+        place = f"{table}/{posixpath.dirname(path)}/{file_name(batch, batch, number)}"
+        moves.append(_move(context, f"{staged}/{path}", posixpath.normpath(place)))
+    return moves
+
+
+def replacements(context: Context, staged: str, table: str, batch: int) -> list[Move]:
+    """The moves by which folders of a table are replaced by those that were staged, as wholes."""
+    folders: dict[str, list[str]] = {}
+    for path in staged_files(context.disk, staged):
+        folders.setdefault(posixpath.dirname(path), []).append(path)
+    for folder, paths in folders.items():
+        for number, path in enumerate(paths):
+            context.disk.rename(f"{staged}/{path}", f"{staged}/{folder}/{file_name(batch, batch, number)}")
+        for name in context.disk.names(f"{staged}/{folder}"):
+            if not name.endswith(".parquet") or name.startswith((".", "_")):
+                context.disk.remove(f"{staged}/{folder}/{name}")
+    return [_move(context, f"{staged}/{folder}", f"{table}/{folder}") for folder in folders]
+
+
+def commit(context: Context, batch: Batch) -> Batch:
+    """Make the batch count and put its files in place."""
+    disk, ledger = context.disk, Ledger(context.world, context.checkpoint)
+    files = [move.staged for move in batch.adds]
+    for move in batch.swaps:
+        files += [f"{move.staged}/{name}" for name in disk.names(_path(context, move.staged))]
+    size = 0
+    for file in files:
+        disk.sync_file(_path(context, file))
+        size += disk.size(_path(context, file))
+    for folder in _folders_of(files):
+        disk.sync_folder(_path(context, folder))
+    batch = msgspec.structs.replace(batch, bytes=size, at_ms=context.world.clock.now_ns() // 1_000_000)
+    ledger.decide(batch)
+    _put_in_place(context, ledger, batch)
+    return batch
+
+
+def _folders_of(files: Sequence[str]) -> set[str]:
+    """Their folders and those above, up to the lake's own: Spark made them, and does not sync."""
+    found = {""}
+    for file in files:
+        folder = posixpath.dirname(file)
+        while folder and folder not in found:
+            found.add(folder)
+            folder = posixpath.dirname(folder)
+    return found
+
+
+def finish_pending(context: Context) -> None:
+    """Finish what an earlier run had decided, and forget what it had not."""
+    ledger = Ledger(context.world, context.checkpoint)
+    pending = ledger.pending()
+    if pending is not None:
+        _put_in_place(context, ledger, pending)
+    remove_tree(context.disk, context.staging)
+
+
+def _put_in_place(context: Context, ledger: Ledger, batch: Batch) -> None:
+    disk = context.disk
+    folders = set()
+    for move in batch.adds:
+        staged, place = _path(context, move.staged), _path(context, move.place)
+        if disk.exists(staged):
+            disk.make_folder(posixpath.dirname(place))
+            disk.rename(staged, place)
+        elif not disk.exists(place):
+            raise CorruptData(
+                f"{place} was to hold rows of batch {batch.batch} of {context.name}, and is neither there nor in "
+                f"{context.staging}: put the file back, or begin anew with --full-refresh"
+            )
+        folders.add(posixpath.dirname(place))
+    for move in batch.swaps:
+        swap(context, _path(context, move.staged), _path(context, move.place), batch.batch)
+        folders.add(posixpath.dirname(_path(context, move.place)))
+    for folder in folders:
+        disk.sync_folder(folder)
+    ledger.finish(batch)
+    remove_tree(disk, context.staging)
+
+
+def swap(context: Context, staged: str, place: str, batch: int) -> None:
+    """Let the staged folder take the place of the one there, unless it has already.
+
+    Behind the swap the staged name leads to the old files. The new ones are told from them by their batch.
+    """
+    disk = context.disk
+    if not disk.exists(staged) or not any(_is_of(name, batch) for name in disk.names(staged)):
+        return
+    if not disk.exists(place):
+        disk.make_folder(posixpath.dirname(place))
+        disk.rename(staged, place)
+    elif not disk.exchange(staged, place):
+        # This disk cannot do it in one step. Rows that are missing for a moment are better than rows there twice.
+        remove_tree(disk, f"{staged}.old")
+        disk.rename(place, f"{staged}.old")
+        disk.rename(staged, place)
+
+
+def _is_of(name: str, batch: int) -> bool:
+    return name.startswith(file_name(batch, batch, 0)[:26])
+
+
+def _move(context: Context, staged: str, place: str) -> Move:
+    lake = context.project.lake
+    return Move(posixpath.relpath(staged, lake), posixpath.relpath(place, lake))
+
+
+def _path(context: Context, name: str) -> str:
+    return f"{context.project.lake}/{name}"
+
+
+# Small files of a table become few large ones, and no reader sees a row twice.
+#
+# In a folder with many small files (`dt=2026-11-16/topic=orders`), the small ones are read and written as one file
+# beside the table. Large ones get a second name there, by a link. Then the new folder and the old one change places in
+# one step, and the old one is removed. Whoever lists the folder finds either the old files or the new ones. Whoever
+# had listed the old ones and opens one of them afterwards gets an error, and reads again.
+#
+# Only the runner that holds the pipeline's lock adds files to its table, and it does not while it merges.
+
+
+# Fewer are no trouble to anybody.
+MANY: Final = 8
+
+
+def merge_small_files(context: Context, table: str, target_bytes: int) -> list[str]:
+    """Merge where it pays; answers with what could not be done, in words."""
+    remove_tree(context.disk, _workshop(context))
+    folders: dict[str, list[str]] = {}
+    for path in table_files(context.disk, table):
+        folders.setdefault(posixpath.dirname(path), []).append(posixpath.basename(path))
+    for folder, names in folders.items():
+        small = [name for name in names if context.disk.size(f"{table}/{folder}/{name}") < target_bytes // 2]
+        if len(small) >= MANY and not _merge(context, f"{table}/{folder}", names, small, target_bytes):
+            return [f"small files stay as they are: {context.disk.kind(table)} cannot exchange two folders"]
+    return []
+
+
+def _merge(context: Context, folder: str, names: list[str], small: list[str], target_bytes: int) -> bool:
+    disk, workshop = context.disk, _workshop(context)
+    size = sum(disk.size(f"{folder}/{name}") for name in small)
+    held = [batches for name in small if (batches := batches_in(name))]
+    first, last = min(low for low, _ in held), max(high for _, high in held)
+    # Files of an older version may lack a column that newer ones have.
+    rows = plainly(context.spark.read).option("mergeSchema", True).parquet(*[f"{folder}/{name}" for name in small])
+    rows.coalesce(max(round(size / target_bytes), 1)).write.parquet(f"{workshop}/merged")
+    new = f"{workshop}/new"
+    disk.make_folder(new)
+    taken = set(names)
+    number = 0
+    for path in staged_files(disk, f"{workshop}/merged"):
+        while file_name(first, last, number) in taken:
+            number += 1
+        taken.add(file_name(first, last, number))
+        disk.rename(f"{workshop}/merged/{path}", f"{new}/{file_name(first, last, number)}")
+        disk.sync_file(f"{new}/{file_name(first, last, number)}")
+    for name in set(disk.names(folder)) - set(small):  # also what others may have put there
+        if not name.startswith((".", "_")):
+            disk.link(f"{folder}/{name}", f"{new}/{name}")
+    disk.sync_folder(new)
+    done = disk.exchange(new, folder)
+    if done:
+        disk.sync_folder(posixpath.dirname(folder))
+    remove_tree(disk, workshop)
+    return done
+
+
+def _workshop(context: Context) -> str:
+    return f"{context.project.lake}/_staging/{context.name}.merging"
+
+
+# A folder of tables that is made anew and takes the place of the old one in one step.
+
+
+@contextmanager
+def replaced_as_a_whole(context: Context) -> Iterator[str]:
+    """A folder to write into; at the end of the block it is the pipeline's table. After an error nothing changed."""
+    disk, fresh = context.disk, context.staging
+    remove_tree(disk, fresh)
+    disk.make_folder(fresh)
+    yield fresh
+    swap_in(disk, fresh, context.table)
+
+
+def swap_in(disk: LakeDisk, fresh: str, table: str) -> None:
+    """Put `fresh` in the place of `table`, and remove what was there."""
+    for name in disk.files_below(fresh):
+        disk.sync_file(f"{fresh}/{name}")
+    if not disk.exists(table):
+        disk.make_folder(table.rpartition("/")[0])
+        disk.rename(fresh, table)
+    elif not disk.exchange(fresh, table):
+        # A disk that cannot do it in one step: for a moment there is nothing.
+        old = f"{fresh}.old"
+        remove_tree(disk, old)
+        disk.rename(table, old)
+        disk.rename(fresh, table)
+        remove_tree(disk, old)
+    disk.sync_folder(table.rpartition("/")[0])
+    remove_tree(disk, fresh)
+
+
+# One batch of rows into a table: sorted by what was expected of them, staged, counted, committed.
+
+
+PIPELINE: Final = "_pipeline"
+Change = Callable[["DataFrame"], "DataFrame"]
+
+
+def _unchanged(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def write_batch(
+    context: Context,
+    number: int,
+    rows: DataFrame,
+    *,
+    expectations: Sequence[Expectation],
+    partition_by: Sequence[str],
+    first: Expectation | None = None,
+    good: Change = _unchanged,
+    bad: Change = _unchanged,
+    **facts: Any,
+) -> Batch:
+    """Write the rows that are as expected to the table and those that are not to its quarantine, as one batch.
+
+    Nothing more is expected of rows that do not meet `first`. `good` and `bad` give the two sorts of rows the columns
+    that they have there; what `good` leaves out are duplicates.
+    `facts` go into the ledger: how far the source was read.
+    """
+    from pyspark.sql import functions as f
+
+    two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
+    kept = rows.persist() if two_outputs else rows
+    number_column = f.lit(number).cast("long")
+    try:
+        found = Sorted(kept, expectations, kept=two_outputs, first=first)
+        counts = found.counts(context.name) if two_outputs else None
+        staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
+        if counts is None:
+            counts = found.counts(context.name)
+        moves = additions(context, staged, context.table, number)
+        rows_out = rows_in_files(context.disk, staged)
+        if counts.quarantined:
+            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
+            moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
+    finally:
+        if two_outputs:
+            kept.unpersist()
+    batch = Batch(
+        batch=number,
+        adds=tuple(moves),
+        duplicates=counts.rows_out - rows_out,
+        **{**counts.fields(), "rows_out": rows_out},
+        **facts,
+    )
+    return commit(context, batch)

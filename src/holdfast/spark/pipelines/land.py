@@ -12,15 +12,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.context import Kind, Plan, Summary
 from holdfast.spark.pipelines.expectations import check_columns
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import DATE
-from holdfast.spark.pipelines.ledger import Ledger
-from holdfast.spark.pipelines.merging import merge_small_files
-from holdfast.spark.pipelines.results import Plan, Summary
+from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, write_batch
+from holdfast.spark.pipelines.ledger import Ledger, Tally
 from holdfast.spark.pipelines.spec import Options, Positive
-from holdfast.spark.pipelines.tally import Tally
 from holdfast.spark.pipelines.topics import (
     SPARK,
     check_topics,
@@ -30,7 +26,6 @@ from holdfast.spark.pipelines.topics import (
     rows_left,
     unread,
 )
-from holdfast.spark.pipelines.writing import finish_pending
 from holdfast.storage.files import join
 
 if TYPE_CHECKING:

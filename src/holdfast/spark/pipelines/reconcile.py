@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.broker.layout import topic_folder
-from holdfast.broker.policy import settings_for
+from holdfast.broker.folder.layout import topic_folder
+from holdfast.broker.folder.policy import settings_for
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.folder import DataFolder
-from holdfast.spark.options import Subscription
 from holdfast.spark.pipelines.compact import POSITIONS
+from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
 from holdfast.spark.pipelines.expectations import names_that, unmet_sql
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import read_table
+from holdfast.spark.pipelines.lake import read_table, replaced_as_a_whole
 from holdfast.spark.pipelines.ledger import Batch, Ledger
-from holdfast.spark.pipelines.results import Plan, Read, Summary
-from holdfast.spark.pipelines.slices import as_json
 from holdfast.spark.pipelines.spec import Options, Spec
 from holdfast.spark.pipelines.steps import GONE
-from holdfast.spark.pipelines.topics import positions_in
-from holdfast.spark.pipelines.wholes import replaced_as_a_whole
+from holdfast.spark.pipelines.topics import as_json, positions_in
+from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.source.options import Subscription
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -6,12 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.context import Kind, Plan, Summary
 from holdfast.spark.pipelines.expectations import REASONS, check_columns
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
+from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table, write_batch
 from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.results import Plan, Summary
 from holdfast.spark.pipelines.spec import Expectation, interval_ms, no_expectation_named
 from holdfast.spark.pipelines.steps import Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
 from holdfast.storage.files import durable_replace, join, read_file

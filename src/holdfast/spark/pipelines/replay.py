@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from holdfast.broker.layout import check_name
+from holdfast.broker.folder.layout import check_name
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.results import Plan, Progress, Read, Summary
-from holdfast.spark.pipelines.slices import SELECTING, SliceOptions, messages_in, selection_of
+from holdfast.spark.pipelines.context import Kind, Plan, Progress, Read, Summary
+from holdfast.spark.pipelines.topics import SELECTING, SliceOptions, messages_in, selection_of
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
 
 if TYPE_CHECKING:
@@ -254,8 +253,8 @@ def _send(context: Context, replay: Replay, folder: str) -> None:
 
 def _check_target(context: Context) -> None:
     """A replay that cannot be sent anywhere is not begun."""
-    from holdfast.spark.folder import DataFolder
-    from holdfast.spark.options import Subscription
+    from holdfast.spark.source.folder import DataFolder
+    from holdfast.spark.source.options import Subscription
 
     DataFolder(context.folder, context.world).topics(Subscription(names=(context.options.to,)))
 

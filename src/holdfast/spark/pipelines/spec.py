@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.broker.layout import check_name
+from holdfast.broker.folder.layout import check_name
 from holdfast.embedded.times import parse_duration
 from holdfast.errors import BadSettings, InvalidRequest
 

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.pipelines.checkpoint import checkpoint_id
-from holdfast.spark.pipelines.lake import read_table
-from holdfast.spark.pipelines.ledger import Batch, Ledger
-from holdfast.spark.pipelines.results import Plan, Read, Summary
+from holdfast.spark.pipelines.context import Plan, Read, Summary
+from holdfast.spark.pipelines.lake import finish_pending, read_table
+from holdfast.spark.pipelines.ledger import Batch, Ledger, Tally
 from holdfast.spark.pipelines.spec import Options, Positive, Spec
-from holdfast.spark.pipelines.tally import Tally
-from holdfast.spark.pipelines.writing import finish_pending
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,14 +11,22 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.broker.traces import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
-from holdfast.spark.pipelines import plots
-from holdfast.spark.pipelines.kinds import Kind
-from holdfast.spark.pipelines.report import Report, Section, Table, write_report
-from holdfast.spark.pipelines.results import Plan, Read, Summary
+from holdfast.broker.tracing.steps import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
+from holdfast.spark.pipelines import report
+from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
+from holdfast.spark.pipelines.lake import replaced_as_a_whole
+from holdfast.spark.pipelines.report import (
+    Report,
+    Section,
+    Table,
+    in_steps,
+    spread,
+    step_for,
+    steps_between,
+    utc,
+    write_report,
+)
 from holdfast.spark.pipelines.spec import Options
-from holdfast.spark.pipelines.timeline import in_steps, spread, step_for, steps_between, utc
-from holdfast.spark.pipelines.wholes import replaced_as_a_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
@@ -220,7 +228,9 @@ def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) ->
     stepped = rows.select(in_steps(f.col("at"), step_s).alias("at"), "topic", "seconds")
     found = stepped.rollup("at", "topic").agg(*_percentiles("all")).where("at IS NOT NULL").collect()
     points = [(utc(row["at"]), share, row[f"all_{share}"]) for row in found if row["topic"] is None for share in SHARES]
-    drawn = [plots.lines(name, f"{title}, all topics", times, spread(points, times, SHARES, None), unit=_LOG, log=True)]
+    drawn = [
+        report.lines(name, f"{title}, all topics", times, spread(points, times, SHARES, None), unit=_LOG, log=True)
+    ]
     counts: Counter[str] = Counter()
     for row in found:
         if row["topic"] is not None:
@@ -228,7 +238,7 @@ def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) ->
     if len(counts) > 1:
         topics = [topic for topic, _ in counts.most_common(_TOPICS_IN_PLOTS)]
         series = spread([(utc(row["at"]), row["topic"], row["all_p95"]) for row in found], times, topics, None)
-        drawn.append(plots.lines(f"{name}-topics", f"{title}, p95 by topic", times, series, unit=_LOG, log=True))
+        drawn.append(report.lines(f"{name}-topics", f"{title}, p95 by topic", times, series, unit=_LOG, log=True))
     return [Section(title=title, text=text, plots=drawn)]
 
 
@@ -242,7 +252,7 @@ def _attempts(tries: list[Row]) -> list[Section]:
     for row in tries:
         label = str(row["attempt"])
         counts[label if label in counts else [*counts][-1]] += row["acked"] + row["buried"]
-    plot = plots.columns("attempts", "Attempts until a message was done", counts, unit="messages", label="attempts")
+    plot = report.columns("attempts", "Attempts until a message was done", counts, unit="messages", label="attempts")
     return [Section(title="Attempts", text="A message is done when it is acked or dead.", plots=[plot])]
 
 

@@ -1,0 +1,330 @@
+"""Mending a data folder: its logs, then journals that do not add up, small files, and parts that are gone.
+
+Nothing is thrown away: what cannot be used any more goes into a backup folder beside the data, and each step says
+before what it costs. The folder's lock is held, so that nobody owns it meanwhile.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike, fspath
+from typing import Final
+
+import msgspec
+
+from holdfast.broker.check.folder import FolderReport, PartReport, check_folder
+from holdfast.broker.check.parts import parts_of
+from holdfast.broker.dedup.runs import damaged_note, damaged_runs, renew_note
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import (
+    CONTENTS,
+    DEDUP,
+    cost_of,
+    load_contents,
+    missing_parts,
+    missing_root_parts,
+    part_path,
+    renew_contents,
+    renew_root,
+    root_cost_of,
+    root_list_error,
+    strike_off,
+    strike_off_root,
+)
+from holdfast.broker.folder.layout import DEAD_SUFFIX, GROUPS, SETTINGS, TOPIC, TOPICS, topic_folder, topics
+from holdfast.broker.folder.policy import GroupNotes, kept_settings
+from holdfast.broker.journal import Journal
+from holdfast.broker.locks import LocksJournal
+from holdfast.broker.producers import NAME as PRODUCERS
+from holdfast.broker.producers import Producers
+from holdfast.broker.receipts import KEY_FILE, key_is_whole
+from holdfast.broker.streams.offsets import Offsets
+from holdfast.delivery.check import check as check_group
+from holdfast.delivery.commands import SESSION_BITS
+from holdfast.env import World, real_world
+from holdfast.errors import BadSettings, CorruptData, HoldfastError, InvalidRequest
+from holdfast.settings import LogSettings
+from holdfast.storage.checks.check import Progress
+from holdfast.storage.checks.plan import RepairPlan
+from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
+from holdfast.storage.files import join
+from holdfast.storage.opening import require_own, take_lock, translated
+
+BACKUP_PREFIX: Final = "backup-"
+_BEGUN_ANEW: Final = {
+    "locks": LocksJournal.without_it,
+    "commits": "the group begins anew: reset it to where it should go on",
+}
+_COMES_AGAIN: Final = "what was handled is not known: all messages that are kept come again"
+
+
+class FolderStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that the repair of a data folder does. `part` is its path from there."""
+
+    action: str
+    part: str
+    what: str
+    cost: str
+
+
+class FolderPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair would do: to single logs, by their names, and beyond them."""
+
+    folder: str
+    logs: dict[str, RepairPlan]
+    steps: tuple[FolderStep, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.steps and not any(plan.steps for plan in self.logs.values())
+
+
+class FolderRepair(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair did, and the folder as it is now."""
+
+    logs: dict[str, RepairResult]
+    steps: tuple[FolderStep, ...]
+    after: FolderReport
+
+
+@dataclass(frozen=True)
+class _Work:
+    step: FolderStep
+    carry_out: Callable[[str], None]  # given the backup folder
+
+
+def plan_folder_repair(
+    folder: str | PathLike[str],
+    world: World | None = None,
+    *,
+    part: str | None = None,
+    progress: Progress | None = None,
+) -> FolderPlan:
+    """What a repair would do, of everything or of one part. Only looks."""
+    world, folder = world or real_world(), fspath(folder)
+    steps = tuple(work.step for work in _Planner(world, folder, check_folder(folder, world)).works(part))
+    plans = {
+        each.name: plan_repair(each.folder, world, progress=progress)
+        for each in parts_of(world, folder)
+        if part is None or each.name == part.strip("/")
+    }
+    logs = {name: plan for name, plan in plans.items() if plan.steps or plan.left}
+    return FolderPlan(folder=folder, logs=logs, steps=steps)
+
+
+def repair_folder(
+    folder: str | PathLike[str],
+    world: World | None = None,
+    *,
+    part: str | None = None,
+    backup: str | PathLike[str] | None = None,
+    trust_folder: bool = False,
+    progress: Progress | None = None,
+) -> FolderRepair:
+    """Mend everything, or one part, by the name that a check gives it; raises Busy where somebody owns the folder.
+
+    What cannot be used any more goes to `backup`, or to a folder in the data folder.
+    """
+    world, folder = world or real_world(), fspath(folder)
+    require_own(world, folder, trusted=trust_folder)
+    kept = None if backup is None else fspath(backup).rstrip("/")
+    with translated(folder):
+        lock = take_lock(world, folder)
+        try:
+            plan = plan_folder_repair(folder, world, part=part, progress=progress)
+            logs = {
+                name: repair(
+                    join(folder, name),
+                    world,
+                    backup=None if kept is None else f"{kept}/{name}",
+                    progress=progress,
+                    trust_folder=trust_folder,
+                )
+                for name, log in plan.logs.items()
+                if log.steps
+            }
+            # What the journals add up to is known only now that their logs are whole.
+            works = list(_Planner(world, folder, check_folder(folder, world)).works(part))
+            for work in works:
+                work.carry_out(kept or _new_backup(world, folder))
+        finally:
+            lock.release()
+        return FolderRepair(logs=logs, steps=tuple(work.step for work in works), after=check_folder(folder, world))
+
+
+def _new_backup(world: World, folder: str) -> str:
+    return f"{folder}/{BACKUP_PREFIX}{world.clock.now_ns() // 1_000_000}"
+
+
+def _is_unusable(wrong: str) -> bool:
+    """Whether a journal of which this is wrong cannot be opened."""
+    return "no snapshot reaches" in wrong or "does not fit" in wrong or "cannot be read" in wrong
+
+
+def _keep_group(world: World, folder: str) -> None:
+    journal, group = Journal.open(world, folder, LogSettings(), 0)
+    with closing(journal):
+        # As the next opening would: where a session began may be among what is lost.
+        group.session = max(group.session, group.fence >> SESSION_BITS)
+        wrong = check_group(group)
+        if wrong:
+            raise CorruptData(wrong[0])
+        journal.snapshot(group)
+
+
+class _Planner:
+    """Goes through all that a data folder has besides single logs."""
+
+    def __init__(self, world: World, folder: str, report: FolderReport) -> None:
+        self._world = world
+        self._folder = folder
+        self._report = report
+        self._catalog = Catalog(world, folder)
+
+    def works(self, part: str | None) -> Iterator[_Work]:
+        found = [*self._small_files(), *self._journals(), *self._missing()]
+        if part is None:
+            yield from found
+            return
+        wanted = part.strip("/")
+        chosen = [work for work in found if work.step.part == wanted]
+        if not chosen and not any(each.part.name == wanted for each in self._report.parts):
+            raise InvalidRequest(
+                f"{wanted} is no part of {self._folder} that needs a repair; "
+                f"`holdfast check {shlex.quote(self._folder)}` names them"
+            )
+        yield from chosen
+
+    def _journals(self) -> Iterator[_Work]:
+        for report in self._report.parts:
+            if report.wrong and report.part.kind in ("journal", "commits", "locks"):
+                yield self._journal(report)
+
+    def _journal(self, report: PartReport) -> _Work:
+        name, path, kind = report.part.name, report.part.folder, report.part.kind
+        unusable = next((what for what in report.wrong if _is_unusable(what)), None)
+        if unusable is None:
+            what = "keep a snapshot of what can still be read, so that what is lost lies behind it"
+            return self._work("snapshot", name, what, "; ".join(report.wrong), partial(self._keep_state, report))
+        cost = _BEGUN_ANEW.get(kind, _COMES_AGAIN)
+        what = f"keep the journal in the backup and begin a new one ({unusable})"
+        return self._work("begin_anew", name, what, cost, partial(self._set_aside, path, name))
+
+    def _keep_state(self, report: PartReport, backup: str) -> None:
+        """Write a snapshot of what the events add up to; where they do not add up, begin anew."""
+        world, folder = self._world, report.part.folder
+        try:
+            if report.part.kind == "commits":
+                with closing(Offsets.open(world, folder)) as offsets:
+                    offsets.snapshot()
+            elif report.part.kind == "locks":
+                locks = LocksJournal(world, folder, LogSettings())
+                table = locks.load()
+                with closing(locks):
+                    locks.snapshot(table)
+            else:
+                _keep_group(world, folder)
+        except CorruptData:
+            self._set_aside(folder, report.part.name, backup)
+
+    def _small_files(self) -> Iterator[_Work]:
+        try:
+            Producers.open(self._world, self._folder)
+        except CorruptData as error:
+            yield self._aside(PRODUCERS, error, root_cost_of(PRODUCERS))
+        wrong = root_list_error(self._world, self._folder)
+        if wrong and any(map(self._catalog.is_listed, self._catalog.names())):
+            what, cost = f"list what is there ({wrong})", "parts that are gone by now are not missed"
+            yield self._work("renew", CONTENTS, what, cost, self._renew_root)
+        if not key_is_whole(self._world, self._folder):
+            yield self._aside(KEY_FILE, "it is damaged", root_cost_of(KEY_FILE))
+        for topic in topics(self._world, self._folder):
+            with suppress(HoldfastError):
+                yield from self._of_topic(topic)
+
+    def _renew_root(self, _: str) -> None:
+        renew_root(self._world, self._folder)
+
+    def _of_topic(self, topic: str) -> Iterator[_Work]:
+        folder, place = topic_folder(self._folder, topic), f"{TOPICS}/{topic}"
+        facts = self._catalog.facts(topic)
+        try:
+            noted = self._catalog.noted(topic) is not None
+            listed = load_contents(self._world, self._folder, topic) is not None or not self._catalog.is_listed(topic)
+        except CorruptData:
+            noted = listed = False
+        if not noted or not listed:
+
+            def renew(_: str) -> None:
+                renew_contents(self._world, self._folder, topic, facts)
+                self._catalog.bring_up_to_date(topic, facts)
+
+            name = TOPIC if not noted else CONTENTS
+            yield self._work("renew", f"{place}/{name}", "write it anew from what the other says", "nothing", renew)
+        try:
+            kept_settings(self._world, join(folder, SETTINGS))
+        except (CorruptData, BadSettings) as error:
+            yield self._aside(f"{place}/{SETTINGS}", error, "the topic has the default settings until you alter it")
+        notes = GroupNotes(self._world, folder)
+        for group in notes.names(facts.partitions):
+            try:
+                notes.read(group)
+            except CorruptData as error:
+                cost = "the group has the settings of its topic until you set others"
+                yield self._aside(f"{place}/{GROUPS}/{group}.json", error, cost)
+        # Those of the topic, and of partitions from before topics kept them.
+        for part in (DEDUP, *(f"{number}/{DEDUP}" for number in range(facts.partitions))):
+            path = join(folder, part)
+            wrong, note = damaged_runs(self._world, path), damaged_note(self._world, path)
+            if wrong:
+                yield self._aside(f"{place}/{part}", wrong[0], cost_of(part))
+            elif note:
+                yield self._work(
+                    "renew", f"{place}/{part}", f"write the note anew ({note})", "nothing", self._renew_note(path)
+                )
+
+    def _renew_note(self, path: str) -> Callable[[str], None]:
+        return lambda _: renew_note(self._world, path)
+
+    def _missing(self) -> Iterator[_Work]:
+        for part in missing_root_parts(self._world, self._folder):
+            what = "strike it off the list of what must be there, and go on without it"
+            yield self._work("give_up", part, what, root_cost_of(part), partial(self._strike_off_root, part))
+        for topic in topics(self._world, self._folder):
+            with suppress(CorruptData):
+                for part in missing_parts(self._world, self._folder, topic):
+                    name = part_path(self._folder, topic, part).removeprefix(f"{self._folder}/")
+                    what = "strike it off the list of what must be there, and go on without it"
+                    yield self._work("give_up", name, what, cost_of(part), partial(self._strike_off, topic, part))
+
+    def _strike_off_root(self, part: str, _: str) -> None:
+        strike_off_root(self._world, self._folder, part)
+
+    def _strike_off(self, topic: str, part: str, _: str) -> None:
+        strike_off(self._world, self._folder, topic, frozenset([part]))
+
+    def _aside(self, name: str, error: object, cost: str) -> _Work:
+        what = f"keep it in the backup and go on without it ({error})"
+        path = join(self._folder, name)
+        return self._work("set_aside", name, what, cost, partial(self._set_aside, path, name))
+
+    def _work(self, action: str, part: str, what: str, cost: str, carry_out: Callable[[str], None]) -> _Work:
+        return _Work(FolderStep(action=action, part=part, what=what, cost=cost), carry_out)
+
+    def _set_aside(self, path: str, name: str, backup: str) -> None:
+        disk = self._world.disk
+        above, _, last = f"{backup}/{name}".rpartition("/")
+        disk.make_folder(above)
+        disk.rename(path, f"{above}/{last}")
+        disk.sync_folder(above)
+        disk.sync_folder(path.rpartition("/")[0])
+        strike_off_root(self._world, self._folder, name)
+        for topic in topics(self._world, self._folder):
+            part = name.removeprefix(f"{TOPICS}/{topic}")
+            if part != name and part.startswith(("/", f"{DEAD_SUFFIX}/")):
+                strike_off(self._world, self._folder, topic, frozenset([part.lstrip("/")]))

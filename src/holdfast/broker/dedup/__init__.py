@@ -1,0 +1,1 @@
+"""Dedup ids: which were put to a topic within the window, exact, kept across crashes, in bounded memory."""

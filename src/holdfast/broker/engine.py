@@ -1,0 +1,612 @@
+"""A data folder and its owner: the topics in it, each opened when it is used and let go when it is idle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from os import PathLike, fspath
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker.folder.catalog import Catalog, TopicFacts
+from holdfast.broker.folder.contents import PRODUCERS as PRODUCERS_FILE
+from holdfast.broker.folder.contents import lacking_root, missing_root_parts, renew_root, root_has, strike_off_root
+from holdfast.broker.folder.layout import GROUPS, OWNER_SOCKET, TOPICS, check_topic_name, topic_folder, topic_for
+from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
+from holdfast.broker.folder.policy import keep_settings, settings_for
+from holdfast.broker.locks import Locks
+from holdfast.broker.metrics import Observer
+from holdfast.broker.producers import Producers
+from holdfast.broker.receipts import FolderKey
+from holdfast.broker.streams.groups import StreamGroups
+from holdfast.broker.streams.query_pins import Queries
+from holdfast.broker.topic import Topic
+from holdfast.broker.topic_locks import LOCKS, PRODUCERS, TopicLocks, Using
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.tracing import Traces, traced_as
+from holdfast.broker.upkeep import Cleaner, Space, Sweep
+from holdfast.env import OpenFiles, World, close_in_children, real_world
+from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
+from holdfast.settings import BrokerSettings, QueueSettings
+from holdfast.storage.files import LOCK, join
+from holdfast.storage.keeper import Keeper, soonest
+from holdfast.storage.opening import open_error, require_own, take_lock
+
+logger = logging.getLogger(__name__)
+
+_SHARE_IT: Final = "Close it there and try again; in one process share the object: it is safe for threads"
+_LOOK_AT_ALL_NS: Final = 60_000_000_000  # the wall clock may have been set
+
+
+class BrokerEngine:
+    """The owner of a data folder. Safe to use from any thread."""
+
+    def __init__(self, world: World, folder: str, settings: BrokerSettings, observer: Observer | None = None) -> None:
+        self.space = Space(self)
+        self.world = world = replace(world, open_files=OpenFiles(settings.open_files), make_space=self.space.make)
+        world.open_files.on_too_many = self._attention
+        self.folder = folder
+        self.settings = settings
+        self.closed = False
+        self._forked = self.closed_before_fork = False
+        # What a face of this folder becomes in a forked child, and by which client; where it is not shared, nothing.
+        self.stand_in: Callable[[Any], None] | None = None
+        self.client_in_child: Any = None
+        self._observer = observer
+        self.on_attention: Callable[[], None] = lambda: None
+        self.before_close: Callable[[], None] = lambda: None
+        self.on_close: Callable[[], None] = lambda: None  # told first, while everything still works
+        self.on_topic: list[Callable[[Topic], None]] = []  # told of each topic that was opened
+        note = world.ids.process_note()
+        self.holder = f"{settings.id or note['host']}:{note['pid']}"
+        self._lock = threading.RLock()  # around the map of topics, for moments only; what takes time: `_locks_of`
+        self._locks_of = TopicLocks()
+        self._listing = threading.Lock()
+        self._listed = False  # whether the folder has a list of its parts
+        self._topics: dict[str, Topic] = {}
+        self._kept = False
+        self._cleaner: Cleaner | None = None
+        self._producers: Producers | None = None
+        self._locks: Locks | None = None
+        self._all_at_ns = 0
+        self._began_ns = world.clock.monotonic_ns()
+        self.catalog = Catalog(world, folder)
+        self.queries = Queries(world, folder)
+        self.key = FolderKey(world, folder)
+        close_in_children(self)
+        self._closing = ExitStack()
+        self._closing.callback(take_lock(world, folder, _SHARE_IT).release)
+        self.traces = Traces(world, folder, settings.trace_retention_ms)
+        self.traces.log.on_attention = self._attention
+        self._closing.callback(self.traces.log.close)  # behind the topics, whose last steps it takes
+        try:
+            self.space.keep_reserve()
+            self.catalog.tidy()
+            self._missing = frozenset(missing_root_parts(world, folder))
+            if world.disk.exists(join(folder, TOPICS)):
+                self.list_parts()
+            self._sweep = Sweep(self)
+            self.streams = StreamGroups(self)
+            self._closing.callback(self.streams.close)
+        except BaseException:
+            self.closed = True
+            self._closing.close()
+            raise
+
+    @staticmethod
+    def open(
+        folder: str | PathLike[str],
+        *,
+        create: bool = True,
+        settings: BrokerSettings | None = None,
+        observer: Observer | None = None,
+        world: World | None = None,
+    ) -> BrokerEngine:
+        """Own the data folder, which is made where there is none (unless create=False)."""
+        folder = folder_path(folder)
+        world = world or real_world()
+        if settings is not None and not isinstance(settings, BrokerSettings):
+            raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
+        try:
+            _check_folder(world, folder, create=create)
+            world.disk.make_folder(folder)
+            settings = settings or BrokerSettings()
+            require_own(world, folder, trusted=settings.trust_folder)
+            return BrokerEngine(world, folder, settings, observer)
+        except OSError as error:
+            raise _open_error(folder, error) from error
+
+    def list_parts(self) -> None:
+        """Note what the folder has besides topics, so that it is missed if it is lost; else everything goes on."""
+        with self._listing:
+            with self._translated(""):
+                # First of all: a folder that holds nothing but our small files would not be taken for one of ours.
+                self.world.disk.make_folder(join(self.folder, TOPICS))
+            try:
+                renew_root(self.world, self.folder)
+                self._listed = True
+            except OSError as error:
+                logger.warning("parts not listed", extra={"folder": self.folder, "error": str(error)})
+
+    @contextmanager
+    def parting(self, part: str) -> Iterator[None]:
+        """A part of the folder goes meanwhile: it is off the list first, and not listed again while it is there."""
+        with self._listing:
+            strike_off_root(self.world, self.folder, part)
+            yield
+
+    def require_part(self, part: str) -> None:
+        """CorruptData where a part of the folder is listed and not there."""
+        if part in self._missing and not root_has(self.world, self.folder, part):
+            raise lacking_root(self.folder, part)
+
+    def missing_groups(self) -> list[str]:
+        """The groups in stream mode of which nothing is left."""
+        return [part.removeprefix(f"{GROUPS}/") for part in sorted(self._missing) if part.startswith(f"{GROUPS}/")]
+
+    def keep(self) -> None:
+        """Give it threads that look after what falls due."""
+        Keeper(self, at_most_ms=_LOOK_AT_ALL_NS // 1_000_000, tick=BrokerEngine.tick_due).start()
+        with self._lock:
+            self._kept = True
+            topics = list(self._topics.values())
+        # On a thread of its own: to open a topic may take long, and leases in others must end in time meanwhile.
+        Keeper(self._sweep).start()
+        for topic in topics:
+            self._clean(topic)
+
+    def _clean(self, topic: Topic) -> None:
+        """Begin to look after topics that are compacted, with the first one."""
+        with self._lock:
+            if self._kept and self._cleaner is None and topic.settings.cleanup != "delete":
+                self._cleaner = Cleaner(self)
+                Keeper(self._cleaner).start()
+
+    def at_close(self, call: Callable[[], None]) -> None:
+        """Have it called when the topics are closed, before the rest is."""
+        with self._lock:
+            self.check_open()
+            self._closing.callback(call)
+
+    def open_topics(self) -> list[Topic]:
+        """Those that are open now."""
+        return [topic for topic in list(self._topics.values()) if not topic.closed]
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        self.check_open()
+        with self._translated(""):
+            return self.catalog.names()
+
+    def producers(self) -> Producers:
+        """The producers that have a name."""
+        if self._producers is not None and not self.closed:  # without the lock, as in `hold`
+            return self._producers
+        with self._locks_of.of(PRODUCERS), self._translated(""):
+            self.check_open()
+            if self._producers is None:
+                self.require_part(PRODUCERS_FILE)
+                self.list_parts()
+                self._producers = Producers.open(self.world, self.folder)
+                self._producers.on_first = self.list_parts
+            return self._producers
+
+    def locks(self) -> Locks:
+        """The locks and state documents, opened by whoever needs them first."""
+        if self._locks is not None and not self.closed:  # without the lock, as in `hold`
+            return self._locks
+        with self._locks_of.of(LOCKS), self._translated(""):
+            self.check_open()
+            if self._locks is None:
+                self.require_part(LOCKS_FOLDER)
+                self.list_parts()
+                self._locks = Locks.open(
+                    self.world, self.folder, self.check_open, self._began_ns // 1_000_000, self.key
+                )
+                self.list_parts()
+                self._locks.on_attention = self._locks.journal.log.on_attention = self._attention
+            return self._locks
+
+    @property
+    def has_locks(self) -> bool:
+        """Whether the locks can be used without a look at the disk."""
+        return self._locks is not None
+
+    def topic(self, name: str) -> Topic:
+        """The topic, opened; it may be let go again at once where nobody holds it."""
+        topic = self._topics.get(name) if type(name) is str else None
+        if topic is None or topic.closed:
+            topic = self.open_topic(check_topic_name(name))
+        if self.closed:
+            self.check_open()
+        topic.used_ns = self.world.clock.monotonic_ns()
+        return topic
+
+    def is_open(self, name: str) -> bool:
+        """Whether the topic can be used without a look at the disk."""
+        topic = self._topics.get(name) if type(name) is str else None
+        return topic is not None and not topic.closed
+
+    def using(self, name: str) -> Using:
+        """The topic, which stays open meanwhile."""
+        return Using(self.hold, name)
+
+    def hold(self, name: str, holder: object) -> Topic:
+        """The topic, which stays open for as long as the holder lives, or until it is taken from its holders."""
+        known = self._topics.get(name) if type(name) is str else None
+        if known is not None:
+            # Without the lock, under which it may be growing: a task must not wait for that.
+            known.holders.add(holder)
+            if not (known.leaving or known.closed or self.closed):
+                known.used_ns = self.world.clock.monotonic_ns()
+                return known
+            known.holders.discard(holder)
+        name = check_topic_name(name)
+        with self._locks_of.of(name):
+            topic = self._open_topic(name)
+            topic.holders.add(holder)
+            topic.used_ns = self.world.clock.monotonic_ns()
+        self.let_go_idle(topic)
+        return topic
+
+    def queue_topic(
+        self, name: str | None, given: QueueSettings | None, changes: Mapping[str, Any], *, create: bool
+    ) -> Topic:
+        """The topic of a simple queue: the one that the folder has, or one with the folder's own name."""
+        name = self.queue_name(name, create=create)
+        if name not in self.topics():
+            self.create_topic(name, given, changes)
+        return self.open_topic(name, given, changes)
+
+    def queue_name(self, name: str | None, *, create: bool) -> str:
+        """The name of a queue: the given one, that of the only topic, or the folder's own; one to be made, too."""
+        found = self.topics()
+        if name is None and len(found) > 1:
+            raise InvalidRequest(
+                f"{self.folder} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
+            )
+        name = check_topic_name(name) if name is not None else found[0] if found else topic_for(self.folder)
+        if name not in found and not create:
+            raise NotAQueue(
+                f"{self.folder} holds no queue{f' {name}' if found else ''}; open it with create=True to make one"
+            )
+        return name
+
+    def create_topic(
+        self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
+    ) -> TopicFacts:
+        """Make a topic; TopicExists where there is one."""
+        name = check_topic_name(name)
+        with self.alone(name):
+            self.check_open()
+            base, changes = self.settings.topic, changes or {}
+            settings = settings_for(self.world, "", given, {**self.filed(name), **changes}, base)
+            kept = settings_for(self.world, "", given, {**changes, "partitions": settings.partitions}, base)
+            if not self._listed:
+                self.list_parts()
+            return self.catalog.create(name, kept, base)
+
+    def alter_topic(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Change settings of a topic, open or not; they count at once and are kept."""
+        wanted = change_topic(self, name, changes)
+        while grow_topic(self, name, wanted):
+            pass
+
+    def delete_topic(self, name: str) -> None:
+        """Take a topic away with all its messages, groups and dead letters."""
+        name = check_topic_name(name)
+        with self.alone(name):
+            self.check_open()
+            self.catalog.facts(name)
+            with self._lock:
+                topic = self._topics.pop(name, None)
+            if topic is not None:
+                topic.close()
+            self.catalog.delete(name)
+
+    def open_topic(
+        self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Topic:
+        """Open a topic that is there; `changes` of its settings are kept once it is open."""
+        topic = self._open_topic(name, given, changes)
+        self.let_go_idle(topic)
+        return topic
+
+    def _open_topic(
+        self, name: str, given: QueueSettings | None = None, changes: Mapping[str, Any] | None = None
+    ) -> Topic:
+        with self.alone(name):
+            self.check_open()
+            known = self._topics.get(name)
+            if known is not None and not known.closed and given is None and not changes:
+                return known
+            facts = self.catalog.facts(name)
+            folder, base = topic_folder(self.folder, name), self.settings.topic
+            changes = dict(changes or {})
+            grown = changes.pop("partitions", facts.partitions)
+            kept = settings_for(self.world, folder, given, changes, base)
+            if grown != facts.partitions and not (given is None and grown == base.partitions):
+                raise BadSettings(
+                    f"{name} has {facts.partitions} partitions, not {grown}; add some with add_partitions"
+                )
+            settings = settings_for(self.world, folder, given, {**self.filed(name), **changes}, base)
+            settings = msgspec.structs.replace(settings, partitions=facts.partitions)
+            topic = Topic(
+                self.world,
+                self.folder,
+                name,
+                facts,
+                settings,
+                observer=self._observer,
+                holder=self.holder,
+                check_owner=self.check_open,
+                on_attention=self._attention,
+                traces=self.traces.log,
+                queries=self.queries,
+                key=self.key,
+            )
+            topic.on_pause = self._release_late
+            try:
+                with suppress(OSError):  # no room: the next opening does it
+                    if self._listed:  # or the folder's own list would be missed
+                        self.catalog.bring_up_to_date(name, facts)
+                if changes or given is not None:
+                    keep_settings(self.world, folder, kept, base)
+                    topic.list_parts()
+                self.tell(topic)  # before a keeper finds it: its retention would not know what others still need
+            except BaseException:
+                topic.close()
+                raise
+            with self._lock:
+                self._topics[name] = topic
+            return topic
+
+    def tell(self, topic: Topic) -> None:
+        """It was opened, or changed."""
+        for told in self.on_topic:
+            told(topic)
+        self._clean(topic)
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Nobody else opens, changes or deletes the topic meanwhile; other topics are not held up."""
+        with self._locks_of.of(name), self._translated(name):
+            yield
+
+    def filed(self, name: str) -> Mapping[str, Any]:
+        """What the settings file says of this topic."""
+        return self.settings.topics.get(name, {})
+
+    def tick(self) -> int | None:
+        """Do all that is due by now; answers in how many ms more will be due."""
+        self._all_at_ns = 0
+        return self.tick_due()
+
+    def tick_due(self) -> int | None:
+        """The same, without a look at topics of which nothing is expected: the way of a keeper."""
+        self.check_open()
+        now_ns = self.world.clock.monotonic_ns()
+        everything = not self._all_at_ns or now_ns - self._all_at_ns >= _LOOK_AT_ALL_NS
+        if everything:
+            self._all_at_ns = now_ns or 1
+            self.queries.tidy()
+        due: list[int | None] = [self.traces.tick(), self.streams.tick()]
+        if self._locks is not None:
+            due.append(self._locks.tick())
+        for topic in list(self._topics.values()):
+            if not topic.closed:
+                due.append(self._tick_topic(topic, now_ns, everything=everything))
+        self.space.tick(everything=everything)
+        if not self._kept:
+            due.append(self._sweep.tick())
+        due.append(self.world.open_files.tick())
+        return soonest(*due)
+
+    def _tick_topic(self, topic: Topic, now_ns: int, *, everything: bool) -> int | None:
+        if everything or (topic.due_ns is not None and topic.due_ns <= now_ns):
+            topic.due_ns = None  # before its tick: whoever calls for attention meanwhile gets another one
+            try:
+                due_ms = topic.tick()
+            except Closed:
+                if topic.closed:
+                    return None
+                raise
+            again: int | None = topic.due_ns
+            if again is None and due_ms is not None:
+                topic.due_ns = now_ns + due_ms * 1_000_000
+        return None if topic.due_ns is None else max(topic.due_ns - now_ns, 0) // 1_000_000
+
+    def _release_late(self) -> None:
+        """One topic is at long work in a tick: the delayed messages of all of them must not wait for its end."""
+        for topic in self.open_topics():
+            topic.release_late()
+
+    def due_ms(self) -> int | None:
+        """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
+        locks_ms = None if self._locks is None else self._locks.due_ms()
+        return soonest(locks_ms, *[topic.due_ms() for topic in self.open_topics()])
+
+    def let_go_idle(self, but: Topic | None = None) -> None:
+        """Close the topics that were not used for longest, as far as there are too many open."""
+        self._sweep.let_go(but)
+
+    def let_go(self, topic: Topic) -> None:
+        """Close it, unless somebody uses it, or is at work on it."""
+        with self._locks_of.if_free(topic.name) as ours:
+            if not ours or self._topics.get(topic.name) is not topic or not topic.may_leave():
+                return
+            with self._lock:
+                del self._topics[topic.name]
+            try:
+                topic.close()
+            except (HoldfastError, OSError) as error:  # no trouble of whoever opens another one
+                logger.error("a topic failed to close", extra={"topic": topic.name, "error": str(error)})
+
+    def trace(self, message: object) -> list[TraceStep]:
+        """The life of a message, as far as it was sampled; it may be long gone."""
+        self.check_open()
+        return self.traces.trace(*traced_as(self, message))
+
+    def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        self.check_open()
+        for topic in self.open_topics():
+            try:
+                topic.sync()
+            except Closed:
+                if not topic.closed:  # otherwise whoever closed it meanwhile has synced it
+                    raise
+        self.streams.sync()
+        if self._locks is not None:
+            self._locks.sync()
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent owns the folder, and goes on with it."""
+        if not self._forked:
+            self.closed_before_fork = self.closed
+        self.closed = self._forked = True
+
+    def check_open(self) -> None:
+        if self._forked:
+            raise Closed(
+                f"the queue in {self.folder} was opened before a fork, by the parent, which still owns it. Open it "
+                "anew in this process; a folder that is shared does so by itself"
+            )
+        if self.closed:
+            raise Closed(f"the queue in {self.folder} is closed; open it again to use it")
+
+    def close(self) -> None:
+        """Sync, save, let go of the folder. Closing twice is fine."""
+        if self._forked:
+            return  # without the lock: whoever had it in the parent does not give it back here
+        if not self.closed:
+            self.on_close()
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        with self._closing:  # all of it, also where something fails on the way, or somebody loses patience
+            self._closing.callback(self._stop_threads)  # behind the logs: then they leave at once
+            self._closing.callback(self._close_parts)
+            # Whoever opens, grows or deletes a topic finds the folder closed, and leaves.
+            self._closing.callback(self._locks_of.wait_until_free)
+            self._closing.callback(self.before_close)
+
+    def _close_parts(self) -> None:
+        with ExitStack() as closing:
+            closing.callback(self._list_at_end)
+            if self._locks is not None:
+                closing.callback(self._locks.close)
+            for topic in list(self._topics.values()):
+                closing.callback(topic.close)
+
+    def _list_at_end(self) -> None:
+        """What was made on the way, such as traces, is listed by now; where that fails, at the next opening."""
+        if self._listed:
+            with suppress(HoldfastError):
+                self.list_parts()
+
+    def _stop_threads(self) -> None:
+        self._sweep.before_close()
+        if self._cleaner is not None:
+            self._cleaner.before_close()
+
+    def _attention(self) -> None:
+        self.on_attention()
+
+    @contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _open_error(f"{self.folder}/{TOPICS}/{name}".rstrip("/"), error) from error
+
+
+def _open_error(folder: str, error: OSError) -> HoldfastError:
+    failure = open_error(folder, error)
+    if isinstance(failure, NotALog):
+        return NotAQueue(f"cannot open {folder}: {error.strerror or error}; a queue lives in a folder")
+    return failure
+
+
+def folder_path(folder: object, what: str = "the folder") -> str:
+    """The path as text, without a slash at its end."""
+    try:
+        path: object = fspath(folder)  # type: ignore[call-overload]
+    except TypeError:
+        raise InvalidRequest(f"{what} must be a path, not {type(folder).__name__}") from None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise InvalidRequest(f"{path!r} cannot be the path of a folder")
+    return path.rstrip("/") or "/"
+
+
+def _check_folder(world: World, folder: str, *, create: bool) -> None:
+    """Topics are kept in a folder that is new or empty, or has them already: never among somebody's files."""
+    there = world.disk.exists(folder)
+    names = [name for name in world.disk.names(folder) if name not in (LOCK, OWNER_SOCKET)] if there else []
+    if TOPICS in names:
+        return
+    if not create:
+        raise NotAQueue(
+            f"{folder} {'holds no queue' if there else 'does not exist'}; open it with create=True to make one"
+        )
+    if names:
+        raise NotAQueue(
+            f"{folder} holds other files ({', '.join(names[:3])}, ...) and no queue; choose a new or empty folder"
+        )
+
+
+# Topics that change while they are in use: other settings at once, more partitions step by step.
+
+
+# Each is a few new files, synced: together moments, in which nobody else changes the topic.
+_GROW_AT_ONCE: Final = 4
+
+
+def change_topic(engine: BrokerEngine, name: str, changes: Mapping[str, Any]) -> int:
+    """Change settings, which count at once and are kept; answers how many partitions are wanted, for `grow_topic`."""
+    name = check_topic_name(name)
+    with engine.alone(name), engine.using(name) as topic:
+        changes = dict(changes)
+        count = len(topic.partitions)
+        wanted = changes.pop("partitions", count)
+        if type(wanted) is not int or wanted < count:
+            raise BadSettings(
+                f"partitions={wanted!r} cannot be used: {name} has {count}, and a partition is never taken away"
+            )
+        world, folder, base = engine.world, topic_folder(engine.folder, name), engine.settings.topic
+        changes["partitions"] = wanted
+        kept = settings_for(world, folder, None, changes, base)
+        settings = settings_for(world, folder, None, {**engine.filed(name), **changes}, base)
+        keep_settings(world, folder, kept, base)
+        topic.list_parts()
+        topic.alter(msgspec.structs.replace(settings, partitions=count))
+        engine.tell(topic)
+        return wanted
+
+
+def grow_topic(engine: BrokerEngine, name: str, wanted: int) -> bool:
+    """Add some partitions, until there are as many as wanted; answers whether more are to come.
+
+    Whoever does not go on leaves a topic with those that were added so far: nothing is half done between two steps.
+    """
+    with engine.alone(name), engine.using(name) as topic:
+        count = len(topic.partitions)
+        if count >= wanted:
+            return False
+        # Noted first: messages in a partition of which nobody knows after a crash would be lost.
+        grown = min(count + _GROW_AT_ONCE, wanted)
+        engine.catalog.grow(name, grown)
+        try:
+            topic.grow(grown)
+        except BaseException:
+            with suppress(HoldfastError, OSError):  # then the next opening makes them
+                engine.catalog.grow(name, len(topic.partitions))
+            raise
+        finally:
+            engine.tell(topic)
+        return grown < wanted

@@ -1,0 +1,422 @@
+"""How topics and groups stand, seen without owning anything: beside whoever owns the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import groups_of, lacking, lacking_root, missing_parts, missing_root_parts
+from holdfast.broker.folder.layout import (
+    DEAD_SUFFIX,
+    DEFAULT_GROUP,
+    GROUPS,
+    SETTINGS,
+    group_folder,
+    names_in,
+    partition_folder,
+    topic_folder,
+    topics,
+)
+from holdfast.broker.folder.policy import GroupNote, GroupNotes, kept_settings
+from holdfast.broker.inspect.journals import replayed_group
+from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, damaged_snapshot
+from holdfast.broker.streams.offsets import (
+    Commits,
+    Committed,
+    Event,
+    Forgotten,
+    Remembered,
+    Risen,
+    decode_event,
+    decode_image,
+)
+from holdfast.broker.streams.queries import list_queries
+from holdfast.delivery.group import Group
+from holdfast.env import World
+from holdfast.errors import CorruptData, DamagedRange, HoldfastError, OffsetOutOfRange
+from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.opening import is_log
+
+# What a group in stream mode has committed, seen without owning anything.
+
+
+# An owner takes a snapshot and drops old events while we read: look again, but not for ever.
+_TRIES: Final = 3
+
+
+class CommitState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the commits of a group add up to, and what is wrong with them."""
+
+    epoch: int = 0
+    static_members: tuple[str, ...] = ()
+    committed: tuple[Committed, ...] = ()
+    wrong: tuple[str, ...] = ()
+
+
+def commits_of(world: World, folder: str, end: int | None = None) -> CommitState:
+    """Replay the commits in a folder, as opening would; `end`: where it would end their log, if that is known."""
+    for _ in range(_TRIES - 1):
+        try:
+            return _replayed(world, folder, end)
+        except (OSError, HoldfastError):
+            continue  # an owner has changed it meanwhile, or it is damaged: then it fails once more
+    try:
+        return _replayed(world, folder, end)
+    except (OSError, HoldfastError) as error:
+        return CommitState(wrong=(str(error),))
+
+
+def _replayed(world: World, folder: str, end: int | None) -> CommitState:
+    image, name = SnapshotFiles(world, folder).newest(decode_image)
+    if name != SNAPSHOT and world.disk.exists(join(folder, SNAPSHOT)):
+        raise damaged_snapshot(folder, name)
+    reader = LogReader(folder, world=world, end=end)
+    state, wrong, at = _State(), [], 0
+    if image is not None:
+        state.entries = {entry.place: entry for entry in image.entries}
+        state.epoch, state.remembered, at = image.epoch, image.remembered, image.position
+    if at < reader.start:
+        raise CorruptData(f"the commits begin at event {reader.start}, and no snapshot reaches there")
+    while at < reader.end:
+        try:
+            for record in reader.records(at):
+                state.apply(decode_event(bytes(record.value)))
+                at = record.offset + 1
+        except DamagedRange as damage:
+            lost = f"events {damage.first_offset} to {damage.next_offset - 1} are lost"
+            wrong.append(f"{lost}: some messages may be delivered again")
+            at = damage.next_offset
+        except msgspec.DecodeError as error:
+            wrong.append(f"event {at} cannot be read: {error}")
+            break
+    return CommitState(
+        epoch=state.epoch,
+        static_members=tuple(member.instance_id for member in state.remembered.statics),
+        committed=tuple(sorted(state.entries.values(), key=lambda entry: entry.place)),
+        wrong=tuple(wrong),
+    )
+
+
+class _State:
+    """The commits as far as they are replayed."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[str, int], Committed] = {}
+        self.epoch = 0
+        self.remembered = Remembered()
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, Commits):
+            self.entries.update((entry.place, entry) for entry in event.entries)
+        elif isinstance(event, Forgotten):
+            self.entries = {place: entry for place, entry in self.entries.items() if place[0] != event.topic}
+        elif isinstance(event, Risen):
+            self.epoch = max(self.epoch, event.epoch)
+        else:
+            self.remembered = event
+
+
+class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition: what it keeps."""
+
+    number: int
+    start: int = 0
+    end: int = 0
+    bytes: int = 0
+    segments: int = 0
+
+
+class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a group is in one partition: `lag` messages are not handled, the oldest of them for `lag_seconds`."""
+
+    topic: str
+    partition: int
+    offset: int
+    end: int
+    lag: int
+    lag_seconds: float
+    leased: int = 0
+    waiting: int = 0
+
+
+class QueryStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a query says of itself: who runs it, when it last said so, and how long that counts."""
+
+    kind: str
+    holder: str
+    renewed_seconds: float
+    timeout_seconds: float
+    stale: bool
+
+
+class GroupStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """A group on one topic, or a query of another process that reads it."""
+
+    name: str
+    topic: str
+    mode: Literal["queue", "stream", "query"]
+    static_members: tuple[str, ...]
+    partitions: list[PartitionProgress]
+    wrong: tuple[str, ...] = ()
+    query: QueryStanding | None = None
+
+    @property
+    def lag(self) -> int:
+        return sum(each.lag for each in self.partitions)
+
+    @property
+    def lag_seconds(self) -> float:
+        return max((each.lag_seconds for each in self.partitions), default=0.0)
+
+    @property
+    def leased(self) -> int:
+        return sum(each.leased for each in self.partitions)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            **msgspec.to_builtins(self),
+            "lag": self.lag,
+            "lag_seconds": self.lag_seconds,
+            "leased": self.leased,
+        }
+
+
+class TopicStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic; `settings` are those that it keeps."""
+
+    name: str
+    id: int
+    created_ms: int
+    partitions: list[PartitionStanding]
+    groups: list[GroupStanding]
+    dead: int
+    settings: dict[str, Any]
+
+    @property
+    def messages(self) -> int:
+        return sum(each.end - each.start for each in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.partitions)
+
+
+class Standing:
+    """A data folder at one moment."""
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world = world
+        self._folder = folder
+        self._catalog = Catalog(world, folder)
+        self._queries = list_queries(world, folder)
+        missing = {part.removeprefix(f"{GROUPS}/"): part for part in missing_root_parts(world, folder)}
+        gone = {name: part for name, part in missing.items() if name != part}
+        self._streams = {name: CommitState(wrong=(str(lacking_root(folder, part)),)) for name, part in gone.items()}
+        self._streams |= {
+            name: commits_of(world, join(folder, f"{GROUPS}/{name}"))
+            for name in names_in(world, join(folder, GROUPS))
+            if not name.startswith(".") and name not in gone
+        }
+
+    def topics(self) -> Iterator[TopicStanding]:
+        """All of them; one that is deleted meanwhile is left out."""
+        for name in self.names():
+            yield from self.if_there(name)
+
+    def names(self) -> list[str]:
+        """The names of all of them, in order."""
+        return sorted(topics(self._world, self._folder))
+
+    def if_there(self, name: str) -> list[TopicStanding]:
+        """One of them; nothing where it was deleted meanwhile."""
+        try:
+            return [self.topic(name)]
+        except (OSError, HoldfastError):
+            if name in self._catalog:
+                raise
+            return []
+
+    def topic(self, name: str) -> TopicStanding:
+        """One of them; UnknownTopic where there is none."""
+        facts = self._catalog.facts(name)
+        readers = dict(self._readers(name, facts.partitions))
+        return TopicStanding(
+            name=name,
+            id=facts.id,
+            created_ms=facts.created_ms,
+            partitions=_kept(readers, facts.partitions),
+            groups=[
+                *self._queue_groups(name, readers),
+                *self._stream_groups(name, facts.id, readers),
+                *self._query_groups(name, facts.id, readers),
+            ],
+            dead=self._dead(name, facts.partitions),
+            settings=kept_settings(self._world, join(topic_folder(self._folder, name), SETTINGS)),
+        )
+
+    def partitions(self, name: str) -> list[PartitionStanding]:
+        """What the partitions of a topic keep."""
+        count = self._catalog.facts(name).partitions
+        return _kept(dict(self._readers(name, count)), count)
+
+    def groups(self, topic: str | None = None) -> list[GroupStanding]:
+        """The groups of a topic, or of all."""
+        chosen = self.topics() if topic is None else [self.topic(topic)]
+        return sorted((group for each in chosen for group in each.groups), key=lambda group: (group.name, group.topic))
+
+    def _readers(self, topic: str, count: int) -> Iterator[tuple[int, LogReader]]:
+        for number in range(count):
+            folder = join(partition_folder(self._folder, topic, number), "log")
+            if is_log(self._world, folder):  # it has none before its first use
+                yield number, LogReader(folder, world=self._world)
+
+    def _queue_groups(self, topic: str, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
+        notes = GroupNotes(self._world, topic_folder(self._folder, topic))
+        missing: set[str] = set()
+        with suppress(CorruptData):  # `check` says what is wrong with the list
+            missing.update(missing_parts(self._world, self._folder, topic))
+        for name in sorted({*notes.names(max(readers, default=-1) + 1), *groups_of(missing)}):
+            lags: list[PartitionProgress] = []
+            parts = sorted(part for part in missing if groups_of([part]) == {name})
+            wrong = [str(lacking(self._folder, topic, part)) for part in parts]
+            try:
+                note = notes.read(name)
+            except CorruptData as error:
+                note = GroupNote()
+                wrong.append(str(error))
+            if note.deleted:
+                continue
+            for number, reader in readers.items():
+                if wrong:
+                    break
+                folder = group_folder(self._folder, topic, number, name)
+                begun = note.start(number)
+                start = reader.start if begun is None else begun
+                try:
+                    group = replayed_group(self._world, folder, start).group
+                except (OSError, HoldfastError) as error:
+                    wrong.append(str(error))
+                    continue
+                lag = PartitionProgress(
+                    topic=topic,
+                    partition=number,
+                    offset=group.floor,
+                    end=reader.end,
+                    lag=max(reader.end - group.floor - len(group.done), 0),
+                    lag_seconds=self._age_s(reader, group.floor),
+                    leased=self._held(group),
+                    waiting=len(group.waiting),
+                )
+                lags.append(lag)
+            yield GroupStanding(
+                name=name, topic=topic, mode="queue", static_members=(), partitions=lags, wrong=tuple(wrong)
+            )
+
+    def _dead(self, topic: str, count: int) -> int:
+        """How many dead letters there are."""
+        name, found = topic + DEAD_SUFFIX, 0
+        for number, reader in self._readers(name, count):
+            folder = group_folder(self._folder, name, number, DEFAULT_GROUP)
+            with suppress(OSError, HoldfastError):  # `check` says what is wrong
+                group = replayed_group(self._world, folder, reader.start).group
+                found += max(reader.end - max(group.floor, reader.start) - len(group.done), 0)
+        return found
+
+    def _stream_groups(self, topic: str, topic_id: int, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
+        for name, commits in sorted(self._streams.items()):
+            lags = []
+            for entry in commits.committed:
+                reader = readers.get(entry.partition)
+                if (entry.topic, entry.topic_id) != (topic, topic_id) or reader is None:
+                    continue
+                lags.append(self._lag_of(reader, topic, entry.partition, entry.offset))
+            if lags or (commits.wrong and not commits.committed):  # then it may have read any topic
+                yield GroupStanding(
+                    name=name,
+                    topic=topic,
+                    mode="stream",
+                    static_members=commits.static_members,
+                    partitions=lags,
+                    wrong=commits.wrong,
+                )
+
+    def _query_groups(self, topic: str, topic_id: int, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
+        for query in self._queries:
+            pins = query.topics.get(topic)
+            if query.wrong or pins is None or pins.id != topic_id:
+                continue
+            yield GroupStanding(
+                name=query.group,
+                topic=topic,
+                mode="query",
+                static_members=(),
+                partitions=[
+                    self._lag_of(reader, topic, number, floor)
+                    for number, reader in readers.items()
+                    if (floor := query.floor(topic, topic_id, number)) is not None
+                ],
+                query=QueryStanding(
+                    kind=query.kind,
+                    holder=query.holder,
+                    renewed_seconds=(query.renewed_ms_ago or 0) / 1000,
+                    timeout_seconds=query.ttl_ms / 1000,
+                    stale=query.stale,
+                ),
+            )
+
+    def _lag_of(self, reader: LogReader, topic: str, partition: int, offset: int) -> PartitionProgress:
+        at = max(reader.start, min(offset, reader.end))
+        return PartitionProgress(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            end=reader.end,
+            lag=reader.end - at,
+            lag_seconds=self._age_s(reader, at),
+        )
+
+    def _held(self, group: Group) -> int:
+        """How many messages are in hand; leases that have ended are there until an owner looks."""
+        now_ms = self._world.clock.monotonic_ns() // 1_000_000
+        return sum(lease.until_ms > now_ms for lease in group.leases.values())
+
+    def _age_s(self, reader: LogReader, offset: int) -> float:
+        """How long ago the first message from the offset on was published; 0 where there is none."""
+        now_ns, at = self._world.clock.now_ns(), max(offset, reader.start)
+        while at < reader.end:
+            try:
+                first = next(reader.records(at), None)
+                return 0.0 if first is None else max(now_ns - first.timestamp_ns, 0) / 1e9
+            except DamagedRange as damage:
+                at = damage.next_offset
+            except OffsetOutOfRange as trimmed:
+                at = max(trimmed.start, at + 1)
+            except CorruptData:
+                return 0.0
+        return 0.0
+
+
+def _kept(readers: dict[int, LogReader], count: int) -> list[PartitionStanding]:
+    found = []
+    for number in range(count):
+        reader = readers.get(number)
+        if reader is None:
+            found.append(PartitionStanding(number=number))
+            continue
+        segments = reader.segments()
+        found.append(
+            PartitionStanding(
+                number=number,
+                start=reader.start,
+                end=reader.end,
+                bytes=sum(segment.bytes for segment in segments),
+                segments=len(segments),
+            )
+        )
+    return found

@@ -1,0 +1,155 @@
+"""Receipts and lease ids: texts that prove a lease, signed with the key of the data folder."""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+from binascii import a2b_base64, b2a_base64
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import Final, NamedTuple
+
+from holdfast.checksum import crc32c
+from holdfast.env import World
+from holdfast.storage.files import durable_replace, join, read_file
+from holdfast.storage.opening import translated
+
+logger = logging.getLogger(__name__)
+
+KEY_FILE: Final = "receipts.key"
+KEY_BYTES: Final = 32
+_MAGIC: Final = b"HFPROOF1"
+_LAYOUT: Final = struct.Struct(f"<8s{KEY_BYTES}sI")
+
+assert _LAYOUT.size == 44  # keeps the table above and the code in step
+
+
+class FolderKey:
+    """The key of one data folder, read or made when it is first needed. Safe to use from any thread."""
+
+    def __init__(self, world: World, root: str) -> None:
+        self._world = world
+        self._root = root
+        self._lock = threading.Lock()
+        self._key: bytes | None = None
+
+    def get(self) -> bytes:
+        """The key. Only the owner of the folder asks for it."""
+        if self._key is None:
+            with self._lock, translated(join(self._root, KEY_FILE)):
+                if self._key is None:
+                    self._key = self._read() or self._make()
+        return self._key
+
+    def _read(self) -> bytes | None:
+        path = join(self._root, KEY_FILE)
+        content = read_file(self._world.disk, path)
+        if content is None:
+            return None
+        key = _key_of(content)
+        if key is not None:
+            return key
+        logger.error(
+            "the key of receipts is damaged; another one is made, and receipts that are out are refused",
+            extra={"path": path},
+        )
+        return None
+
+    def _make(self) -> bytes:
+        key = self._world.ids.random_bytes(KEY_BYTES)
+        content = _LAYOUT.pack(_MAGIC, key, crc32c(_MAGIC + key))
+        durable_replace(self._world.disk, self._root, KEY_FILE, content)
+        return key
+
+
+def key_is_whole(world: World, root: str) -> bool:
+    """Whether the key of a folder is what was written; one that was never made is, too."""
+    content = read_file(world.disk, join(root, KEY_FILE))
+    return content is None or _key_of(content) is not None
+
+
+def _key_of(content: bytes) -> bytes | None:
+    if len(content) != _LAYOUT.size:
+        return None
+    magic, key, checksum = _LAYOUT.unpack(content)
+    found: bytes = key
+    return found if magic == _MAGIC and checksum == crc32c(content[: _LAYOUT.size - 4]) else None
+
+
+# Receipts and lease ids: texts that prove a lease, and that nobody can make up.
+#
+# Both are the name of what is leased, an `@` and a token, which is base64url of:
+#
+#     at   size  field
+#     0    1     version       1
+#     1    8     fence         big endian, like the next one
+#     9    4     granted       when the lease was granted, in ms since 1970: the lowest 32 bits
+#     13   11    mac           BLAKE2b over scope, bytes 0..12 and name, with the folder's key
+#
+# The scope of a receipt is the topic's id and time of creation and the group's name: it is good for no other group,
+# and for no other topic of the same name. A group that was deleted and made again counts from the start, so the fence
+# alone could be given twice: the time of the grant tells the two lives apart.
+#
+# Before there were tokens, the fence stood behind the `@`, as a hexadecimal number. Leases of that time are in the
+# journals, and their holders may still be at work: such a text is taken for a lease whose fence has no mark, and every
+# fence that was given since then has it. So nobody can make one up for a lease of today.
+
+
+VERSION: Final = 1
+TOKEN_CHARACTERS: Final = 32
+_MAC_BYTES: Final = 11
+_HEAD: Final = struct.Struct(">BQI")
+_TIME: Final = 0xFFFF_FFFF
+
+assert _HEAD.size == 13  # keeps the table above and the code in step
+assert (_HEAD.size + _MAC_BYTES) * 4 == TOKEN_CHARACTERS * 3  # no padding: one text for each value
+
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
+
+
+class Proven(NamedTuple):
+    """What a token proves; `granted` is -1 where it is of the old form."""
+
+    fence: int
+    granted: int
+
+    def is_of(self, at_ms: int) -> bool:
+        """Whether the lease that was granted then is the one that is meant."""
+        return self.granted in (-1, at_ms & _TIME)
+
+
+class Prover:
+    """Writes and reads the tokens of one scope; `mark` is the bit that fences of leases with a token have."""
+
+    def __init__(self, key: bytes, *scope: str | int, mark: int) -> None:
+        self._mark = mark
+        self._scope = blake2b(key=key, digest_size=_MAC_BYTES)
+        self._scope.update("".join(f"{part}\0" for part in scope).encode())
+
+    def text(self, name: str, fence: int, at_ms: int) -> str:
+        """The proof of a lease."""
+        head = _HEAD.pack(VERSION, fence, at_ms & _TIME)
+        token = b2a_base64(head + self._mac(head, name), newline=False).translate(_TO_URL)
+        return f"{name}@{token.decode()}"
+
+    def read(self, name: str, token: str) -> Proven | None:
+        """What a token behind this name proves; None where it is not ours."""
+        if len(token) != TOKEN_CHARACTERS:
+            return self._read_old(token)
+        content = a2b_base64(token.encode().translate(_FROM_URL))
+        head = content[: _HEAD.size]
+        if not compare_digest(content[_HEAD.size :], self._mac(head, name)):
+            return None
+        version, fence, granted = _HEAD.unpack(head)
+        return Proven(fence, granted) if version == VERSION else None
+
+    def _read_old(self, token: str) -> Proven | None:
+        fence = int(token, 16)
+        return None if fence & self._mark else Proven(fence, -1)
+
+    def _mac(self, head: bytes, name: str) -> bytes:
+        mac = self._scope.copy()
+        mac.update(head + name.encode())
+        return mac.digest()

@@ -1,0 +1,468 @@
+"""A group in stream mode: its members, what they committed, and whom to wake when something changes for them.
+
+The three steps of a change are those of a queue's: decide, journal, apply. Of the membership only the epoch and the
+static members are journaled: all others are gone after a restart, and join again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from holdfast.broker.partition import STREAM_PIN, Partition
+from holdfast.broker.streams.offsets import Committed, Offsets, Remembered
+from holdfast.broker.streams.positions import (
+    GroupFacts,
+    MemberFacts,
+    PartitionLag,
+    Reset,
+    To,
+    check_offset,
+    lag_of,
+    usable_offset,
+)
+from holdfast.broker.waiters import Waiters
+from holdfast.errors import Closed, InvalidRequest, UnknownTopic
+from holdfast.membership.assignment import TopicPartition
+from holdfast.membership.decide import Command, Heartbeat, Join, Leave, Partitions, Tick, decide
+from holdfast.membership.members import Event, Heard, Joined, Left, Members, Share, Targeted, remembered, statics_of
+from holdfast.model import Appended, Durability
+from holdfast.settings import ConsumerSettings
+from holdfast.storage.keeper import soonest
+
+if TYPE_CHECKING:
+    from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.topic import Topic
+
+logger = logging.getLogger(__name__)
+
+
+class Bell(Waiters):
+    """A place in the lines of a partition, for whoever owns the partition at the time."""
+
+    def __init__(self, partition: Partition) -> None:
+        super().__init__()
+        self.partition = partition
+        self.line: Waiters | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.line)
+
+    def wake(self, count: int = 1) -> None:
+        line = self.line
+        if line is not None and count:
+            line.wake_all()
+
+
+class Pulse(msgspec.Struct):
+    """A member in this process: its line, and how the keeper sees whether it is alive (None: it is no more)."""
+
+    line: Waiters
+    alive: Callable[[], bool | None]
+    heartbeat_ms: int
+
+
+class StreamGroup:
+    """One group in stream mode. Safe to use from any thread.
+
+    Its lock may be held when the engine's is taken, never the other way round.
+    """
+
+    def __init__(self, engine: BrokerEngine, name: str, offsets: Offsets) -> None:
+        self._engine = engine
+        self._clock = engine.world.clock
+        self.name = name
+        self.offsets = offsets
+        before = offsets.remembered
+        self.members = Members(before.assignor, before.rebalance, epoch=offsets.epoch)
+        self.version = 0  # rises with everything that members should hear of
+        self.lock = threading.RLock()
+        # Held, as long as a member wants them; never changed in place: `changed` looks at it without the lock.
+        self._topics: dict[str, Topic] = {}
+        self._pulses: dict[str, Pulse] = {}
+        self._bells: dict[TopicPartition, Bell] = {}
+        self._pinned_at = -1
+        for event in remembered(before.statics, before.counts, offsets.epoch, self._now_ms()):
+            self.members.apply(event)
+
+    def topics(self) -> set[str]:
+        """All that it has to do with: what its members read, and what was committed."""
+        with self.lock:
+            reading = {topic for member in self.members.members.values() for topic in member.topics}
+        return reading | {entry.topic for entry in self.offsets.entries()}
+
+    def join(
+        self,
+        topics: Iterable[str],
+        settings: ConsumerSettings,
+        *,
+        instance_id: str = "",
+        holder: str = "",
+        alive: Callable[[], bool | None] | None = None,
+        again: bool = False,
+    ) -> tuple[str, Waiters]:
+        """A new member's name, and the line in which it is woken; its share comes with the first heartbeat.
+
+        With `alive` it lives in this process, and the keeper sends its heartbeats. Whoever joins `again` may want
+        topics that were deleted since.
+        """
+        wanted = tuple(topics)
+        with self.lock:
+            self._agree(settings)
+            try:
+                for topic in wanted:
+                    self._look_after(topic)
+                    if not again:
+                        self._hold(topic)  # or UnknownTopic
+                found = [self._topics[topic] for topic in wanted if topic in self._topics]
+                for each in found:
+                    self._check_mode(each)
+                for each in found:
+                    self._begin(each, settings.start)
+                self._recount()
+                member = f"{self.name}-{self._engine.world.ids.random_u32():08x}"
+                self._do(
+                    Join(
+                        member=member,
+                        topics=wanted,
+                        instance_id=instance_id,
+                        session_ms=settings.session_ms,
+                        rebalance_ms=settings.rebalance_ms,
+                        holder=holder,
+                    )
+                )
+            finally:
+                self._release_unwanted()
+            line = Waiters()
+            if alive is not None:
+                self._pulses[member] = Pulse(line, alive, settings.heartbeat_ms)
+        self._engine.on_attention()
+        return member, line
+
+    def heartbeat(self, member: str, epoch: int, owned: Iterable[TopicPartition] | None) -> Share:
+        """The member works on `owned`; answers with what it should work on. Fenced if it is none any more."""
+        with self.lock:
+            self._recount()
+            self._do(Heartbeat(member, epoch, None if owned is None else tuple(owned)))
+            return self.members.share(member)
+
+    def epoch_of(self, member: str) -> int:
+        """The epoch that a member was told last; Fenced if it is none any more."""
+        with self.lock:
+            return self.members.known(member, self.members.epoch).epoch
+
+    def is_taken(self, instance_id: str) -> bool:
+        """Whether a member has this instance id now."""
+        with self.lock:
+            return any(member.instance_id == instance_id for member in self.members.members.values())
+
+    def leave(self, member: str, epoch: int) -> None:
+        """The member has stopped working on all it had."""
+        with self.lock:
+            self._do(Leave(member, epoch))
+            self._release_unwanted()
+
+    def commit(
+        self,
+        member: str,
+        epoch: int,
+        offsets: Mapping[TopicPartition, int],
+        durability: Durability | None = None,
+        topic_ids: Mapping[TopicPartition, int] | None = None,
+    ) -> Appended | None:
+        """Note how far a member came, for all these partitions or for none; the answer is what to `wait` for.
+
+        `topic_ids` are of the topics that it read, which may have been deleted and made anew meanwhile.
+        """
+        with self.lock:
+            entries = []
+            for place, offset in offsets.items():
+                self.members.may_commit(member, epoch, *place)
+                topic = self._topic(place[0])
+                if topic_ids is not None and topic_ids.get(place) != topic.id:
+                    raise UnknownTopic(
+                        f"partition {place[1]} of {place[0]} is not the one that member {member} has read: the topic "
+                        "was deleted, and another has its name. Nothing was committed"
+                    )
+                check_offset(topic.partitions[place[1]].log, offset, place)
+                entries.append(self._entry(topic, place[1], offset))
+            return self.offsets.commit(entries, durability) if entries else None
+
+    def committed(self, topic: Topic, partition: int) -> int | None:
+        """Where the group goes on in a partition, None before it began there."""
+        found = self.offsets.of(topic.name, topic.id, partition)
+        return None if found is None else usable_offset(topic.partitions[partition].log, found)
+
+    def listen(self, place: TopicPartition, line: Waiters | None) -> tuple[Topic, Partition, int]:
+        """Let arrivals in the partition wake this line from now on; answers where to go on reading."""
+        with self.lock:
+            topic = self._topic(place[0])
+            partition = topic.partition(place[1])
+            bell = self._bells.get(place)
+            if bell is None or bell.partition is not partition:
+                bell = self._bells[place] = Bell(partition)
+                partition.lines.append(bell)
+            bell.line = line
+            self._begin(topic, "earliest")
+            return topic, partition, self.committed(topic, place[1]) or 0
+
+    def silence(self, place: TopicPartition, line: Waiters) -> None:
+        """Wake this line no more for the partition."""
+        with self.lock:
+            bell = self._bells.get(place)
+            if bell is not None and bell.line is line:
+                bell.line = None
+
+    def changed(self, version: int) -> bool:
+        """Whether members should be heard again: something changed since this version, or a topic has grown."""
+        return version != self.version or any(
+            topic.closed or len(topic.partitions) != self.members.counts.get(name)
+            for name, topic in self._topics.items()
+        )
+
+    def reset(self, topic_name: str, to: To, *, partition: int | None = None, dry_run: bool = False) -> list[Reset]:
+        """Go on elsewhere, in one partition or in all; with dry_run only say what that would do."""
+        with self._engine.using(topic_name) as topic:
+            if partition is not None:
+                topic.partition(partition)  # or UnknownTopic
+            numbers = range(len(topic.partitions)) if partition is None else [partition]
+            found = [
+                Reset(
+                    topic=topic.name,
+                    partition=number,
+                    before=self.committed(topic, number),
+                    after=to.find(topic.partitions[number].log),
+                )
+                for number in numbers
+            ]
+            if dry_run:
+                return found
+            with self.lock:
+                if any(place[0] == topic_name for place in self.members.owners):
+                    raise InvalidRequest(
+                        f"group {self.name} has consumers at work on {topic_name}, which know where they are: "
+                        "close them first, or let them seek"
+                    )
+                appended = self.offsets.commit(
+                    [self._entry(topic, each.partition, each.after) for each in found], "fsync"
+                )
+            self.offsets.wait(appended)
+            self.pin(topic)
+            return found
+
+    def lag(self) -> list[PartitionLag]:
+        """How far behind the group is, in each partition that it has anything to do with."""
+        found: list[PartitionLag] = []
+        names = sorted({entry.topic for entry in self.offsets.entries()})
+        for name in names:
+            try:
+                with self._engine.using(name) as topic:
+                    found += self._lag(topic)
+            except UnknownTopic:
+                continue
+        return found
+
+    def _lag(self, topic: Topic) -> list[PartitionLag]:
+        now_ns = self._clock.now_ns()
+        found = []
+        for number, partition in enumerate(topic.partitions):
+            entry = self.offsets.of(topic.name, topic.id, number)
+            if entry is not None:
+                found.append(lag_of(partition.log, (topic.name, number), entry.offset, now_ns))
+        return found
+
+    def describe(self) -> GroupFacts:
+        """The group at this moment."""
+        with self.lock:
+            members, now_ms = self.members, self._now_ms()
+            settled = all(set(members.members[name].owned) == set(share) for name, share in members.target.items())
+            state: Literal["empty", "stable", "rebalancing"] = "stable" if settled else "rebalancing"
+            each = [
+                MemberFacts(
+                    id=member.id,
+                    instance_id=member.instance_id,
+                    holder=member.holder,
+                    topics=member.topics,
+                    partitions=members.share(member.id).partitions,
+                    epoch=member.epoch,
+                    heard_ms_ago=now_ms - member.heard_ms,
+                )
+                for member in members.members.values()
+            ]
+            epoch, assignor, rebalance = members.epoch, members.assignor, members.rebalance
+        return GroupFacts(
+            name=self.name,
+            state=state if each else "empty",
+            epoch=epoch,
+            assignor=assignor,
+            rebalance=rebalance,
+            members=each,
+            lag=self.lag(),
+        )
+
+    def tick(self) -> int | None:
+        """Hear who is alive, put out who is not, keep what was committed; answers in how many ms more is due."""
+        with self.lock:
+            for member, pulse in list(self._pulses.items()):
+                self._feel(member, pulse)
+            self._recount()
+            self._do(Tick())
+            self._release_unwanted()
+            due_ms = self.members.due_ms()
+            left_ms = None if due_ms is None else max(due_ms - self._now_ms(), 0)
+            beats = [pulse.heartbeat_ms for pulse in self._pulses.values()]
+        return soonest(left_ms, min(beats, default=None), self._tick_offsets())
+
+    def _tick_offsets(self) -> int | None:
+        due_ms = self.offsets.tick()
+        written = self.offsets.log.written_end
+        if written != self._pinned_at and self.offsets.synced:
+            for topic in self._engine.open_topics():  # also those that no member wants any more
+                self.pin(topic)
+            self._pinned_at = written
+        return due_ms
+
+    def pin(self, topic: Topic) -> None:
+        """Let retention keep what the group has not handled. Takes no lock: the engine may hold its own."""
+        for number, partition in enumerate(topic.partitions):
+            entry = self.offsets.of(topic.name, topic.id, number)
+            if entry is not None:
+                partition.log.pin(STREAM_PIN + self.name, entry.offset)
+
+    def unpin(self, topic: Topic) -> None:
+        """The group is to go."""
+        for partition in topic.partitions:
+            partition.log.unpin(STREAM_PIN + self.name)
+
+    def nudge(self) -> None:
+        """Wake all who wait: something has changed. Takes no lock of the group."""
+        for pulse in list(self._pulses.values()):
+            pulse.line.wake_all()
+
+    def close(self) -> None:
+        """Keep what was committed, and wake all who wait: they find the group closed."""
+        self.nudge()
+        self.offsets.close()
+
+    def _feel(self, member: str, pulse: Pulse) -> None:
+        known = self.members.members.get(member)
+        alive = pulse.alive()
+        if known is None:
+            del self._pulses[member]
+        elif alive:
+            self._do(Heartbeat(member, known.epoch))
+        elif alive is None and not known.instance_id:
+            logger.warning("a consumer was dropped without close", extra={"group": self.name, "member": member})
+            self._do(Leave(member, known.epoch))
+
+    def _do(self, command: Command) -> None:
+        """Decide, journal, apply."""
+        events = decide(self.members, command, self._now_ms())
+        epoch = max([event.epoch for event in events if isinstance(event, (Joined, Targeted))], default=0)
+        if epoch > self.members.epoch:
+            self.offsets.raise_epoch(epoch)
+        for event in events:
+            self.members.apply(event)
+            self._note(event)
+        if any(not isinstance(event, Heard) for event in events):
+            self.version += 1
+            members = self.members
+            self.offsets.remember(Remembered(statics_of(members), members.counts, members.assignor, members.rebalance))
+            self.nudge()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Left):
+            self._pulses.pop(event.member, None)
+            logger.info("a member ended", extra={"group": self.name, "member": event.member, "why": event.why})
+
+    def _agree(self, settings: ConsumerSettings) -> None:
+        """All members share partitions out in the same way; the first one chooses."""
+        members = self.members
+        if not members.members:
+            members.assignor, members.rebalance = settings.assignor, settings.rebalance
+        elif (members.assignor, members.rebalance) != (settings.assignor, settings.rebalance):
+            raise InvalidRequest(
+                f"group {self.name} shares partitions by assignor={members.assignor!r} and "
+                f"rebalance={members.rebalance!r}: use the same, or close its other consumers first"
+            )
+
+    def _check_mode(self, topic: Topic) -> None:
+        if self.name in topic.groups:
+            raise InvalidRequest(
+                f"the group {self.name} takes from {topic.name} in queue mode; choose another name for this one"
+            )
+
+    def _hold(self, name: str) -> None:
+        if name not in self._topics:
+            self._topics = {**self._topics, name: self._engine.hold(name, self)}
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None or topic.closed:
+            raise UnknownTopic(f"the topic {name} is gone, and group {self.name} can do nothing there any more")
+        return topic
+
+    def _drop(self, name: str) -> None:
+        self._topics[name].holders.discard(self)
+        self._topics = {other: topic for other, topic in self._topics.items() if other != name}
+
+    def _release_unwanted(self) -> None:
+        wanted = {topic for member in self.members.members.values() for topic in member.topics}
+        for name in [name for name in self._topics if name not in wanted]:
+            self._drop(name)
+
+    def _recount(self) -> None:
+        """See whether topics have grown, came or went."""
+        self._engine.check_open()  # those that close with the broker have not gone
+        members = self.members
+        for name in {topic for member in members.members.values() for topic in member.topics}:
+            self._look_after(name)
+        counts = {name: len(topic.partitions) for name, topic in self._topics.items()}
+        if counts != members.counts:
+            for topic in self._topics.values():
+                self._begin(topic, "earliest")
+            self._do(Partitions(counts))
+
+    def _look_after(self, name: str) -> None:
+        """Hold the topic of this name; one that is closed was deleted, and there may be another one by now."""
+        topic = self._topics.get(name)
+        if topic is not None and topic.closed:
+            self._drop(name)
+            self.version += 1  # whoever had partitions there must let go of them
+            self.nudge()
+        if name not in self._topics:
+            try:
+                self._hold(name)
+            except UnknownTopic:
+                if any(entry.topic == name for entry in self.offsets.entries()):
+                    self.offsets.forget(name)
+            except Closed:
+                return
+
+    def _begin(self, topic: Topic, start: str) -> None:
+        """Note where the group begins in partitions that are new to it: then it is sure to go on there.
+
+        `start` counts for a topic that it has never read. Partitions that were added are read from their first
+        message on, or what came between would be skipped.
+        """
+        unknown = [
+            number for number in range(len(topic.partitions)) if self.offsets.of(topic.name, topic.id, number) is None
+        ]
+        if not unknown:
+            return
+        to = To(end="latest" if start == "latest" and len(unknown) == len(topic.partitions) else "earliest")
+        entries = [self._entry(topic, number, to.find(topic.partitions[number].log)) for number in unknown]
+        self.offsets.wait(self.offsets.commit(entries, "fsync"))
+        self.pin(topic)
+
+    def _entry(self, topic: Topic, number: int, offset: int) -> Committed:
+        position = topic.partitions[number].log.position(offset)
+        now_ms = self._clock.now_ns() // 1_000_000
+        return Committed(topic.name, topic.id, number, offset, position.epoch, now_ms)
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ns() // 1_000_000

@@ -1,0 +1,232 @@
+"""How far a group in stream mode has come: the offsets that it committed, in a journal with snapshots.
+
+A commit of many partitions is one frame, so it is there wholly or not at all. Each offset carries the epoch of its
+log, so that a tail that a power cut took away is noticed and not skipped over. The epoch of the group's membership
+is kept too, so that those who were fenced stay fenced after a restart, and its static members.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from holdfast.broker.journal import SNAPSHOT, SnapshotFiles, log_settings
+from holdfast.codec.frame import Kind
+from holdfast.env import World
+from holdfast.errors import CorruptData, DamagedRange
+from holdfast.membership.assignment import Assignor, TopicPartition
+from holdfast.membership.members import Rebalance, StaticMember
+from holdfast.model import Appended, Durability, LogPosition
+from holdfast.settings import LogSettings
+from holdfast.storage.log import Log
+
+logger = logging.getLogger(__name__)
+
+# A snapshot costs about as much as so many commits.
+_SNAPSHOT_FRAMES: Final = 2_000
+
+
+class Committed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Everything below `offset` of this partition is handled. Another topic of the same name has another id."""
+
+    topic: str
+    topic_id: int
+    partition: int
+    offset: int
+    epoch: int
+    at_ms: int
+
+    @property
+    def place(self) -> TopicPartition:
+        return self.topic, self.partition
+
+    @property
+    def position(self) -> LogPosition:
+        return LogPosition(self.epoch, self.offset)
+
+
+class Commits(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
+    """Offsets were committed, all in one."""
+
+    entries: tuple[Committed, ...]
+
+
+class Forgotten(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
+    """The group has nothing to do with a topic any more."""
+
+    topic: str
+
+
+class Risen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
+    """The epoch of the membership rose; whoever shows an older one is refused."""
+
+    epoch: int
+
+
+class Remembered(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
+    """These are the static members, how they share, and how many partitions each topic has."""
+
+    statics: tuple[StaticMember, ...] = ()
+    counts: dict[str, int] = {}
+    assignor: Assignor = "sticky"
+    rebalance: Rebalance = "cooperative"
+
+
+Event: TypeAlias = Commits | Forgotten | Risen | Remembered
+
+_encode_event = msgspec.msgpack.Encoder().encode
+decode_event = msgspec.msgpack.Decoder(Event).decode
+
+
+class _Image(msgspec.Struct, frozen=True, array_like=True):
+    """The state after all events below `position` of the journal."""
+
+    position: int
+    entries: tuple[Committed, ...]
+    epoch: int
+    remembered: Remembered
+
+
+_encode_image = msgspec.msgpack.Encoder().encode
+decode_image = msgspec.msgpack.Decoder(_Image).decode
+
+
+class Offsets:
+    """What one group has committed. Safe to use from any thread; it calls nobody, so any lock may be held."""
+
+    def __init__(self, folder: str, log: Log, files: SnapshotFiles) -> None:
+        self.folder = folder
+        self.log = log
+        self._files = files
+        self._lock = threading.Lock()
+        self._snapshot_at = 0
+        self._before_at = 0
+        self._entries: dict[TopicPartition, Committed] = {}
+        self.epoch = 0
+        self.remembered = Remembered()
+
+    @staticmethod
+    def open(world: World, folder: str, settings: LogSettings | None = None) -> Offsets:
+        """Own what the group in the folder has committed; made where there is none."""
+        log = Log.open(folder, log_settings(settings or LogSettings()), world, kind=Kind.JOURNAL)
+        try:
+            offsets = Offsets(folder, log, SnapshotFiles(world, folder))
+            offsets._recover()
+        except BaseException:
+            log.close()
+            raise
+        return offsets
+
+    def commit(self, entries: Iterable[Committed], durability: Durability | None = None) -> Appended:
+        """Write the commits as one; the answer is what to `wait` for."""
+        return self._write(Commits(tuple(entries)), durability)
+
+    def forget(self, topic: str) -> None:
+        """The topic is gone, or is to be begun anew."""
+        self._write(Forgotten(topic))
+
+    def raise_epoch(self, epoch: int) -> None:
+        """Return when no later owner can take the epoch for a new one."""
+        self.wait(self._write(Risen(epoch), "fsync"))
+
+    def remember(self, remembered: Remembered) -> None:
+        """Keep the static members, if they are others than those kept."""
+        if remembered != self.remembered and (remembered.statics or self.remembered.statics):
+            self._write(remembered)
+
+    def wait(self, appended: Appended) -> None:
+        """Return when what was written is as durable as its answer says."""
+        self.log.wait(appended)
+
+    async def wait_async(self, appended: Appended) -> None:
+        """The same for a task."""
+        await self.log.wait_async(appended)
+
+    def of(self, topic: str, topic_id: int, partition: int) -> Committed | None:
+        """What was committed for a partition, if that was of this very topic."""
+        found = self._entries.get((topic, partition))
+        return found if found is not None and found.topic_id == topic_id else None
+
+    def entries(self) -> list[Committed]:
+        """All commits, in order."""
+        with self._lock:
+            return sorted(self._entries.values(), key=lambda entry: entry.place)
+
+    @property
+    def synced(self) -> bool:
+        """Whether a power cut would leave everything as it is now."""
+        return self.log.synced_end >= self.log.written_end
+
+    def tick(self) -> int | None:
+        """Do what is due by now; answers in how many ms more will be due."""
+        if self.log.written_end - self._snapshot_at >= _SNAPSHOT_FRAMES:
+            self.snapshot()
+        return self.log.tick()
+
+    def snapshot(self) -> None:
+        """Keep the state as it is now, and let go of the journal behind the one before."""
+        with self._lock:
+            position = self.log.written_end
+            self._keep(_Image(position, tuple(self._entries.values()), self.epoch, self.remembered))
+
+    def close(self) -> None:
+        self.log.close()
+
+    def _keep(self, image: _Image) -> None:
+        self.log.sync()  # the journal must not end before it after a power cut
+        self._files.keep(_encode_image(image))
+        self._before_at, self._snapshot_at = self._snapshot_at, image.position
+        self.log.trim(self._before_at)
+
+    def _write(self, event: Event, durability: Durability | None = None) -> Appended:
+        with self._lock:
+            appended = self.log.write([_encode_event(event)], durability=durability)
+            self._apply(event)
+        return appended
+
+    def _apply(self, event: Event) -> None:
+        if isinstance(event, Commits):
+            for entry in event.entries:
+                self._entries[entry.topic, entry.partition] = entry
+        elif isinstance(event, Forgotten):
+            self._entries = {place: entry for place, entry in self._entries.items() if place[0] != event.topic}
+        elif isinstance(event, Risen):
+            self.epoch = max(self.epoch, event.epoch)
+        else:
+            self.remembered = event
+
+    def _recover(self) -> None:
+        image, _ = self._files.newest(decode_image)
+        if image is not None:
+            self._snapshot_at = image.position
+            self._entries = {entry.place: entry for entry in image.entries}
+            self.epoch, self.remembered = image.epoch, image.remembered
+            if image.position > self.log.written_end:
+                # Events were lost that the snapshot has: new ones would stand where replay does not look.
+                self._keep(msgspec.structs.replace(image, position=self.log.written_end))
+        if self._snapshot_at < self.log.start:
+            raise CorruptData(
+                f"the commits in {self.folder} begin at event {self.log.start}, and no snapshot reaches there: it was "
+                f"damaged. Restore {SNAPSHOT} from a backup; or delete the group (`holdfast group delete`): it begins "
+                "anew, and can be reset to where it should go on"
+            )
+        self._replay(self._snapshot_at)
+
+    def _replay(self, at: int) -> None:
+        while at < self.log.end:
+            try:
+                for record in self.log.records(at):
+                    self._apply(decode_event(bytes(record.value)))
+                    at = record.offset + 1
+            except DamagedRange as damage:
+                at = damage.next_offset
+                logger.error(
+                    "commits damaged: some messages may be delivered again",
+                    extra={"folder": self.folder, "first": damage.first_offset, "next": damage.next_offset},
+                )
+            except msgspec.DecodeError as error:
+                raise CorruptData(f"the commits in {self.folder} hold an unknown event: {error}") from error

@@ -1,0 +1,328 @@
+"""The log of traces: steps go in as they happen, and are found again by message, or by topic and time.
+
+It is the only partition of an internal topic, `__traces`. Each step is a record whose key is the id of its message,
+so that a look for one message decodes no other. Steps survive kill -9; a power cut may take the last of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Final, Protocol
+
+import msgspec
+
+from holdfast.broker.metrics import Histogram, Times
+from holdfast.broker.tracing.steps import (
+    ACKED,
+    BURIED,
+    LEASED,
+    NACKED,
+    PUBLISHED,
+    RELEASED,
+    RETURNED,
+    STEPS,
+    TraceStep,
+    decode_step,
+    encode_step,
+)
+from holdfast.codec.columns import KEYS
+from holdfast.codec.frame import Frame
+from holdfast.env import World
+from holdfast.errors import Closed, HoldfastError, InvalidRequest
+from holdfast.model import Batch
+from holdfast.settings import LogSettings
+from holdfast.storage.log import Log
+from holdfast.storage.opening import is_log
+from holdfast.storage.view import OnDamage
+
+logger = logging.getLogger(__name__)
+
+TRACES: Final = "__traces"
+
+_WRITE_MOST: Final = 10_000
+_NEVER_NS: Final = 2**63 - 1
+
+
+class Readable(Protocol):
+    """A log that can be read, by its owner or by another process."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    def read(self, offset: int, *, on_damage: OnDamage = "raise") -> Iterator[Frame]: ...
+    def find_time(self, time_ns: int) -> int: ...
+
+
+class TraceLog:
+    """Takes in the steps of all topics of one broker. Safe to use from any thread; it never raises at a step."""
+
+    def __init__(self, open_log: Callable[[], Log], is_there: Callable[[], bool] = lambda: True) -> None:
+        self._open_log = open_log
+        self._is_there = is_there
+        self._log: Log | None = None
+        self._lock = threading.Lock()
+        self._refusal: HoldfastError | None = None  # why it could not be opened; the next tick lets it be tried again
+        self._closed = False
+        self._told = ""
+        self.on_attention: Callable[[], None] = lambda: None
+        self.listeners: tuple[Callable[[Sequence[TraceStep]], None], ...] = ()  # told of all steps; quick, and no error
+        self.lost = 0  # steps that could not be written
+
+    @staticmethod
+    def open(world: World, folder: str, retention_ms: int | None) -> TraceLog:
+        """The traces in the folder of their partition's log; it is opened, or made, when the first step comes."""
+        return TraceLog(lambda: Log.open(folder, trace_settings(retention_ms), world), lambda: is_log(world, folder))
+
+    @property
+    def log(self) -> Log:
+        """The log itself; opened where it was not yet."""
+        log = self._log
+        if log is None:
+            with self._lock:
+                if self._refusal is not None:
+                    raise self._refusal
+                if self._log is None:
+                    self._log = self._opened()
+                log = self._log
+        return log
+
+    def readable(self) -> Log | None:
+        """The log, for a look into it; None where nothing was ever traced: a look makes no files."""
+        return self.log if self._log is not None or self._is_there() else None
+
+    def _opened(self) -> Log:
+        try:
+            log = self._open_log()
+        except HoldfastError as error:
+            self._refusal = error
+            raise
+        log.on_attention = self.on_attention
+        return log
+
+    def record(self, steps: Sequence[TraceStep]) -> None:
+        """Write the steps down. Where that fails, it is counted, and said once."""
+        for listener in self.listeners if steps else ():
+            listener(steps)
+        for first in range(0, len(steps), _WRITE_MOST):
+            some = steps[first : first + _WRITE_MOST]
+            try:
+                self.log.write(_batch(some), durability="os")
+            except Exception as error:  # whatever it is: the message that it is about has been served
+                self.failed(error, len(some))
+
+    def failed(self, error: BaseException, steps: int = 1) -> None:
+        """So many steps are lost, for this reason."""
+        with self._lock:
+            self.lost += steps
+            first = self._told != type(error).__name__
+            self._told = type(error).__name__
+        if first:
+            logger.error("trace steps lost; the messages are safe", extra={"error": repr(error)})
+
+    def tick(self) -> int | None:
+        """Do what is due by now, retention above all; answers in how many ms more will be due."""
+        log = self._log
+        if log is not None:
+            return log.tick()
+        if not self._closed:
+            self._refusal = None
+        return None
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock:
+            log, self._log, self._closed = self._log, None, True
+            self._refusal = Closed("the traces are closed, with the broker that they belong to")
+        if log is not None:
+            log.close()
+
+
+def trace_settings(retention_ms: int | None) -> LogSettings:
+    """Settings of the log of traces."""
+    return LogSettings(durability="os", segment_bytes=16 * 1024 * 1024, retention_ms=retention_ms)
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """Which steps are wanted; what is left out does not matter. Times are inclusive."""
+
+    topic: str | None = None
+    group: str | None = None
+    event: str | None = None
+    holder: str | None = None
+    error: str | None = None  # a part of it, in any case of letters
+    since_ns: int = 0
+    until_ns: int = _NEVER_NS
+
+    def __post_init__(self) -> None:
+        for name in ("topic", "group", "event", "holder", "error"):
+            if not isinstance(getattr(self, name), str | None):
+                raise InvalidRequest(f"{name}={getattr(self, name)!r} cannot be searched for: give a text")
+        if self.event is not None and self.event not in STEPS:
+            near = get_close_matches(self.event, STEPS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise InvalidRequest(f"there is no event {self.event!r}; {hint}choose from {', '.join(STEPS)}")
+
+    def wants(self, step: TraceStep) -> bool:
+        """Whether the step is one of them."""
+        return (
+            self.since_ns <= step.at_ns <= self.until_ns
+            and self.event in (None, step.step)
+            and self.topic in (None, step.topic)
+            and self.group in (None, step.group)
+            and self.holder in (None, step.holder)
+            and (self.error is None or self.error.casefold() in step.error.casefold())
+        )
+
+
+def search(
+    log: Readable, wanted: Search, *, after: int = -1, look: Callable[[int], None] | None = None
+) -> Iterator[TraceStep]:
+    """The steps that are wanted, as they were written down, oldest first, behind a place in the log.
+
+    Each place is told to `look` before it is looked at; that may raise, to end the search there.
+    """
+    for frame in _frames(log, wanted.since_ns, after + 1):
+        if min(frame.columns().times_ns() or [0]) > wanted.until_ns:
+            continue
+        if look is None and frame.base_offset > after:
+            yield from filter(wanted.wants, _decoded(frame.values()))
+            continue
+        for offset, value in enumerate(frame.values(), frame.base_offset):
+            if offset > after:
+                if look is not None:
+                    look(offset)
+                yield from filter(wanted.wants, _decoded([value]))
+
+
+def newest(steps: Iterator[TraceStep], limit: int) -> list[TraceStep]:
+    """The last of them, oldest first."""
+    return list(deque(steps, maxlen=limit))
+
+
+def trace(log: Readable, message: str, since_ns: int = 0) -> list[TraceStep]:
+    """The life of one message, in the order of time, with that of the messages that it was redriven into or out of.
+
+    `since_ns` is a moment before which the message is known not to have existed: it makes a long log short.
+    """
+    asked = {message}
+    found: dict[int, TraceStep] = {}
+    while True:
+        found |= _of_messages(log, asked, since_ns)
+        related = {step.related for step in found.values() if step.related} - asked
+        if not related:
+            break
+        asked |= related
+        since_ns = 0  # what it was redriven out of is older
+    in_log = [step for _, step in sorted(found.items())]
+    return _last_lives(sorted(in_log, key=_at))
+
+
+def _of_messages(log: Readable, ids: set[str], since_ns: int) -> dict[int, TraceStep]:
+    wanted = {text.encode() for text in ids}
+    found: dict[int, TraceStep] = {}
+    for frame in _frames(log, since_ns):
+        columns = frame.columns()
+        span = columns.span(KEYS)
+        in_frame = b"" if span is None else bytes(span)
+        if not any(key in in_frame for key in wanted):  # one look at all keys at once
+            continue
+        values = frame.values()
+        for i, key in enumerate(columns.keys() or ()):
+            if key in wanted:
+                found |= dict(enumerate(_decoded(values[i : i + 1]), frame.base_offset + i))
+    return found
+
+
+def _last_lives(steps: Sequence[TraceStep]) -> list[TraceStep]:
+    """Without the lives of earlier messages in the same places, of a topic that was deleted or a tail that was lost."""
+    begins = {step.id: i for i, step in enumerate(steps) if step.step == PUBLISHED}
+    return [step for i, step in enumerate(steps) if i >= begins.get(step.id, 0)]
+
+
+def _batch(steps: Sequence[TraceStep]) -> Batch:
+    """The steps as records, each with its own time and the id of its message as key."""
+    return Batch(
+        values=[encode_step(step) for step in steps],
+        times_ns=[step.at_ns for step in steps],
+        keys=[step.id.encode() for step in steps],
+    )
+
+
+def _frames(log: Readable, since_ns: int, since: int = 0) -> Iterator[Frame]:
+    """The frames that may hold steps of that time and place or later; damage costs those that it hit, no others."""
+    start = log.find_time(since_ns) if since_ns > 0 else log.start
+    return log.read(min(max(start, since, log.start), log.end), on_damage="skip")
+
+
+def _decoded(values: Sequence[bytes]) -> Iterator[TraceStep]:
+    for value in values:
+        with suppress(msgspec.MsgspecError):  # of a release that writes them otherwise
+            yield decode_step(value)
+
+
+def _at(step: TraceStep) -> int:
+    return step.at_ns
+
+
+# What many steps add up to: how long messages waited and were worked on, how often they were tried, what failed.
+
+
+_MOST_ERRORS: Final = 20
+_ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
+
+
+class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps in numbers. Times are in seconds; `attempts` says how many messages were done after how many."""
+
+    messages: int
+    steps: dict[str, int]
+    first_delivery: Times
+    handling: Times
+    attempts: dict[int, int]
+    errors: list[tuple[str, int]]
+
+
+def stats(steps: Iterable[TraceStep]) -> TraceStats:
+    """The numbers of these steps, which are in the order of time; what began before the first of them is not timed.
+
+    A message is first ready when it was published, or released from its delay. Handling is from a lease to its end,
+    whichever way it ends.
+    """
+    messages: set[str] = set()
+    counts: Counter[str] = Counter()
+    attempts: Counter[int] = Counter()
+    errors: Counter[str] = Counter()
+    ready_at: dict[str, int] = {}
+    leased_at: dict[tuple[str, str], int] = {}
+    first_delivery, handling = Histogram(), Histogram()
+    for step in steps:
+        messages.add(step.id)
+        counts[step.step] += 1
+        if step.error:
+            errors[step.error] += 1
+        if step.step == PUBLISHED or (step.step == RELEASED and not step.group):
+            ready_at[step.id] = step.at_ns
+        elif step.step == LEASED:
+            leased_at[step.id, step.group] = step.at_ns
+            if step.attempt == 1 and step.id in ready_at:
+                first_delivery.observe_ns(step.at_ns - ready_at[step.id])
+        elif step.step in _ENDS:
+            since = leased_at.pop((step.id, step.group), None)
+            if since is not None:
+                handling.observe_ns(step.at_ns - since)
+            if step.step in (ACKED, BURIED):
+                attempts[step.attempt] += 1
+    return TraceStats(
+        messages=len(messages),
+        steps=dict(counts.most_common()),
+        first_delivery=first_delivery.snapshot(),
+        handling=handling.snapshot(),
+        attempts=dict(sorted(attempts.items())),
+        errors=errors.most_common(_MOST_ERRORS),
+    )

@@ -1,0 +1,277 @@
+"""What an engine does as time goes by: idle topics close, keys are compacted, and room is made on a full disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from holdfast.broker.folder.layout import RESERVE, TOPICS
+from holdfast.errors import Closed, HoldfastError
+from holdfast.storage.files import join
+
+if TYPE_CHECKING:
+    from holdfast.broker.engine import BrokerEngine
+    from holdfast.broker.topic import Topic
+    from holdfast.storage.log import Log
+    from holdfast.storage.retention import SegmentFacts
+
+
+logger = logging.getLogger(__name__)
+
+_AFTER_ERROR_NS: Final = 10_000_000_000
+
+
+class Sweep:
+    """Goes round the closed topics, one at a time and at leisure: all of them within `retention_check_ms`."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self._engine = engine
+        self.folder = engine.folder
+        self.on_attention: Callable[[], None] = lambda: None
+        self.before_close: Callable[[], None] = lambda: None
+        self._letting_go = threading.Lock()
+        self._round: list[str] = []
+        self._every_ns = 0
+        self._due_ns = engine.world.clock.monotonic_ns() + engine.settings.topic.retention_check_ms * 1_000_000
+
+    def tick(self) -> int | None:
+        """Look at the next topic if it is time; answers in how many ms more will be due."""
+        self._engine.check_open()
+        now_ns = self._engine.world.clock.monotonic_ns()
+        if now_ns >= self._due_ns:
+            if not self._round:
+                self._begin()
+            if self._round:
+                self._visit(self._round.pop())
+            self._due_ns = now_ns + self._every_ns
+        return max(self._due_ns - now_ns, 0) // 1_000_000
+
+    def let_go(self, but: Topic | None) -> None:
+        """Close the topics that were not used for longest, as far as there are too many open."""
+        engine, most = self._engine, self._engine.settings.open_partitions
+        if self._open_partitions() <= most or not self._letting_go.acquire(blocking=False):
+            return  # or another thread does so, and looks again behind each
+        try:
+            for topic in sorted(engine.open_topics(), key=lambda topic: topic.used_ns):
+                if self._open_partitions() <= most:
+                    return
+                if topic is not but:
+                    engine.let_go(topic)
+        finally:
+            self._letting_go.release()
+
+    def _open_partitions(self) -> int:
+        return sum([len(topic.partitions) for topic in self._engine.open_topics()])
+
+    def _begin(self) -> None:
+        engine = self._engine
+        try:
+            for name in engine.catalog.leftovers():
+                with suppress(HoldfastError), engine.alone(name):  # otherwise the next round does it
+                    engine.catalog.tidy(name)
+            self._round = [name for name in engine.catalog.names() if not engine.is_open(name)]
+        except OSError as error:  # the topics that are open must have their ticks all the same
+            logger.warning("topics could not be listed", extra={"folder": engine.folder, "error": str(error)})
+            self._every_ns = _AFTER_ERROR_NS
+            return
+        whole_ns = engine.settings.topic.retention_check_ms * 1_000_000
+        self._every_ns = whole_ns // max(len(self._round), 1)
+
+    def _visit(self, name: str) -> None:
+        engine = self._engine
+        if engine.is_open(name):
+            return
+        try:
+            with engine.using(name) as topic:
+                topic.tick()
+                topic.retain()
+                engine.space.tick(everything=True)
+            engine.let_go_idle()
+        except HoldfastError as error:  # it may be gone by now; if it is damaged, whoever uses it is told
+            if engine.closed:
+                return
+            logger.warning("a closed topic could not be looked at", extra={"topic": name, "error": str(error)})
+
+
+# Key compaction as time goes by, on a thread of its own: it reads much, and leases must not wait for it.
+
+
+_LOOK_AGAIN_MS: Final = 60_000
+
+
+class Cleaner:
+    """Compacts the open topics that ask for it, whenever segments were sealed or tombstones have had their time."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self._engine = engine
+        self.folder = engine.folder
+        self.on_attention: Callable[[], None] = lambda: None
+        self.before_close: Callable[[], None] = lambda: None
+        self._done: dict[str, tuple[int, int]] = {}  # topic -> (sealed up to there, at this time)
+
+    def tick(self) -> int | None:
+        """Compact what is due; answers in how many ms to look again."""
+        self._engine.check_open()
+        for topic in self._engine.open_topics():
+            if topic.settings.cleanup != "delete":
+                try:
+                    if self._is_due(topic):
+                        self._compact(topic)
+                except (HoldfastError, OSError) as error:
+                    if self._engine.closed:
+                        raise Closed(str(error)) from error
+                    if topic.closed:
+                        continue  # meanwhile: it is nobody's trouble
+                    logger.warning("key compaction failed", extra={"topic": topic.name, "error": str(error)})
+        return _LOOK_AGAIN_MS
+
+    def _is_due(self, topic: Topic) -> bool:
+        sealed, at_ms = self._done.get(topic.name, (-1, 0))
+        return _sealed(topic) != sealed or self._now_ms() - at_ms > max(topic.settings.tombstone_ms, _LOOK_AGAIN_MS)
+
+    def _compact(self, topic: Topic) -> None:
+        self._done[topic.name] = _sealed(topic), self._now_ms()
+        with self._engine.using(topic.name) as held:
+            if held is topic:
+                topic.compact_keys()
+
+    def _now_ms(self) -> int:
+        return self._engine.world.clock.now_ns() // 1_000_000
+
+
+def _sealed(topic: Topic) -> int:
+    """Up to where the partitions are sealed, as one number that changes with any of them."""
+    return sum(segments[-1].base_offset for p in topic.partitions if (segments := p.log.segments()))
+
+
+# When the disk runs short, messages that are handled go before a message is refused.
+#
+# Handled messages are kept to be replayed, and nobody waits for them: of all that lies on the disk they can be missed
+# first. Whoever finds too little space asks here, in the middle of a write and with any lock in hand but that of its
+# own log. So this takes none but those of the logs, and goes by the floors that are known to be on disk. Where that is
+# not enough, the next tick brings the floors up to date, and what a write is refused for now may fit a moment later.
+#
+# The oldest segments of all open topics go first, and no more than it takes. Topics that are closed have their turn
+# when the sweep comes to them.
+#
+# Somebody else may have filled the disk to its last byte, and nothing may be done yet. Then messages must still be
+# handled, for that is what frees space; and before that the folder must be opened, which writes a little as well. For
+# these the folder keeps a file of blocks that are of no use to anybody. It is cut shorter when they are needed, never
+# for a new message, and filled up when there is space for it.
+
+
+_RESERVE_BYTES: Final = 1024 * 1024
+_BLOCK_BYTES: Final = 4 * 1024
+
+
+class Space:
+    """What a data folder can give back to its disk. Safe to use from any thread."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self._engine = engine
+        self._wanted_bytes = 0  # so many were to be free, and were not
+        self._asked = False  # whether somebody was refused since the last tick
+
+    def make(self, wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
+        """Remove handled messages until so many bytes are free, or none are left; answers whether any were removed.
+
+        Where none are, what is urgent comes from the reserve.
+        """
+        return self._make(wanted_bytes) or (urgent_bytes > 0 and self._release(urgent_bytes))
+
+    def _make(self, wanted_bytes: int) -> bool:
+        if self._asked:
+            return False  # nothing has changed since the last one was refused
+        try:
+            freed = self._free(wanted_bytes)
+            short = self._is_short(wanted_bytes)
+        except OSError:  # whoever asks is refused for want of space, not for this
+            return False
+        if short:
+            self._wanted_bytes, self._asked = wanted_bytes, True
+            self._engine.on_attention()
+        return freed > 0
+
+    def keep_reserve(self) -> None:
+        """Fill up the reserve, if that leaves as much free again."""
+        disk, path = self._engine.world.disk, self._reserve
+        with suppress(OSError):  # the next tick tries again
+            if not disk.exists(join(self._engine.folder, TOPICS)):
+                return  # a folder with nothing else in it might be taken for somebody else's
+            file = disk.open(path, write=True, create=True)
+            try:
+                if file.size() < _RESERVE_BYTES and not self._is_short(2 * _RESERVE_BYTES):
+                    file.reserve(_RESERVE_BYTES)
+                    file.sync()
+            finally:
+                file.close()
+
+    def _release(self, urgent_bytes: int) -> bool:
+        """Give back so much of the reserve, and no more: somebody else may take whatever is free."""
+        try:
+            file = self._engine.world.disk.open(self._reserve, write=True)
+            try:
+                left = file.size() - -(-urgent_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
+                if left < 0:
+                    return False
+                file.truncate(left)
+            finally:
+                file.close()
+        except OSError:
+            return False  # there is none
+        logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
+        return True
+
+    @property
+    def _reserve(self) -> str:
+        return join(self._engine.folder, RESERVE)
+
+    def tick(self, *, everything: bool) -> None:
+        """Try again for whoever was refused, with the floors of all groups as they are now."""
+        if everything:
+            self.keep_reserve()
+        if not self._wanted_bytes or not (self._asked or everything):
+            return
+        self._asked = False
+        if self._is_short(self._wanted_bytes):
+            for topic in self._engine.open_topics():
+                with suppress(HoldfastError, OSError):  # then less can go
+                    topic.bring_pins()
+            self._free(self._wanted_bytes)
+        if not self._is_short(self._wanted_bytes):
+            self._wanted_bytes = 0
+
+    def _is_short(self, wanted_bytes: int) -> bool:
+        return self._engine.world.disk.free_bytes(self._engine.folder) < wanted_bytes
+
+    def _free(self, wanted_bytes: int) -> int:
+        freed = self._drop(self._logs(), wanted_bytes)
+        for log in self._logs():
+            if log.all_done and self._is_short(wanted_bytes):
+                with suppress(HoldfastError, OSError):  # a new segment may need what is missing
+                    log.roll()
+                    freed += self._drop([log], wanted_bytes)
+        if freed:
+            logger.warning(
+                "handled messages removed: the disk is full", extra={"folder": self._engine.folder, "bytes": freed}
+            )
+        return freed
+
+    def _drop(self, logs: Iterable[Log], wanted_bytes: int) -> int:
+        found: list[tuple[SegmentFacts, Log]] = []
+        for log in logs:
+            with suppress(HoldfastError, OSError):  # closed meanwhile
+                found += [(segment, log) for segment in log.done_segments()]
+        freed = 0
+        for segment, log in sorted(found, key=lambda each: each[0].max_time_ns):
+            if not self._is_short(wanted_bytes):
+                break
+            with suppress(HoldfastError, OSError):  # others may be removed
+                freed += log.drop_done(segment).bytes
+        return freed
+
+    def _logs(self) -> list[Log]:
+        return [log for topic in self._engine.open_topics() for log in topic.logs()]

@@ -1,0 +1,1 @@
+"""Commands that show how things stand, and change nothing."""

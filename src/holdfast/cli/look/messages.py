@@ -1,0 +1,493 @@
+"""Messages as tables for people and as JSON for scripts, wherever they stand."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import typer
+from msgspec import to_builtins
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import holdfast
+from holdfast.broker.messages import TOMBSTONE
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.cli.look.trace import life_line
+from holdfast.cli.opening import asked, is_remote, opened, topic_named
+from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
+from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
+from holdfast.delivery.group import Failure
+from holdfast.embedded.bodies import Bodies
+from holdfast.embedded.listed import DeadLetter, PhaseName
+from holdfast.embedded.lookup import Found, look_up, until_ms
+from holdfast.embedded.message import Contents, Place, Said
+from holdfast.embedded.times import to_datetime
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest, NotFound
+from holdfast.model import Record
+
+AnyMessage: TypeAlias = Said[Any]
+
+PAGE_ROWS: Final = 100
+_SPACE: Final = 2
+_BODY: Final = "body"
+_MOST_BODY_CELLS: Final = 200
+_MOST_ERROR_CELLS: Final = 200
+# Where there is too little room: which column gives way, and down to how many cells. An id never does.
+_GIVE_WAY: Final = (
+    (_BODY, 16), ("error", 24), (_BODY, 8), ("headers", 8), ("error", 16), ("holder", 8), ("key", 4), ("reason", 8),
+    (_BODY, 4), ("error", 10),
+)  # fmt: skip
+_MOST_SHOWN_BYTES: Final = 4_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Column(NamedTuple):
+    """A column of a table; one that says nothing in a whole page is left out."""
+
+    title: str
+    cells: int
+    read: Callable[[AnyMessage], str]
+    justify: Literal["left", "right"] = "left"
+
+
+def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
+    """From the records of a partition's log to messages, without owning the folder."""
+    home, bodies = Place(topic, partition), Bodies(None)
+    return lambda record: Contents(home, bodies, record)
+
+
+def offset_of(message: AnyMessage) -> int | None:
+    """Its place in the queue's log; None while it has none."""
+    original: int | None = getattr(message, "original_offset", None)
+    return message.offset if original is None else original
+
+
+def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
+    """A message for scripts."""
+    found: dict[str, Any] = {
+        "id": message.id,
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": offset_of(message),
+        "timestamp_ns": message.timestamp_ns,
+        "time": iso_time(message.timestamp_ns),
+        **as_json("key", bytes_of(message.key)),
+        "headers": [{"name": name, **as_json("value", bytes_of(value))} for name, value in message.headers.pairs],
+        "priority": message.priority,
+        "correlation_id": message.correlation_id,
+        **moment("due_at", message.due_at),
+        **moment("expires_at", message.expires_at),
+    }
+    # By what it has and not by its type: what came over a wire is of other types, with the same names.
+    for names in (("attempt", "holder", "receipt"), ("phase", "attempts", "holder", "reason", "error")):
+        if hasattr(message, names[0]):
+            found |= {name: getattr(message, name) for name in names}
+    body = None if is_tombstone(message) else message.raw
+    return {**found, **more, "bytes": message.size, **as_json("body", body)}
+
+
+def moment(name: str, when: datetime | None) -> dict[str, Any]:
+    """A time for a JSON object, twice: ISO 8601, and milliseconds since 1970."""
+    if when is None:
+        return {name: None, f"{name}_ms": None}
+    text = when.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return {name: text, f"{name}_ms": (when - _EPOCH) // timedelta(milliseconds=1)}
+
+
+def bytes_of(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def seconds_text(when: datetime | None) -> str:
+    """UTC to the second."""
+    return "" if when is None else f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def header_text(message: AnyMessage) -> str:
+    """The headers on one line."""
+    return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
+
+
+ID: Final = Column("id", 8, lambda message: safe(message.id))
+TIME: Final = Column("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
+DUE: Final = Column("due (UTC)", 19, lambda message: seconds_text(message.due_at))
+KEY: Final = Column("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
+HEADERS: Final = Column("headers", 16, header_text)
+PRIORITY: Final = Column("pri", 3, lambda message: str(message.priority or ""), "right")
+ATTEMPTS: Final = Column("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
+HOLDER: Final = Column("holder", 16, lambda message: safe(getattr(message, "holder", "")))
+REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reason", "")))
+ERROR: Final = Column(
+    "error", _MOST_ERROR_CELLS, lambda message: safe(getattr(message, "error", "").partition("\n")[0])
+)
+SIZE: Final = Column("bytes", 6, lambda message: f"{message.size:,}", "right")
+USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
+
+
+def body_text(body: bytes) -> str:
+    """A body for people: its lines as they are, nothing that acts on the terminal, and not too much of it."""
+    lines = body[:_MOST_SHOWN_BYTES].decode("utf-8", "backslashreplace").split("\n")
+    text = "\n".join(safe(line.replace("\t", "    ")) for line in lines)
+    return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
+
+
+def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | None:
+    """When a lease ends, by the clock on the wall; None where nobody has the message."""
+    if is_remote(queue):
+        return _told_lease_end(message)
+    station = queue._group.station(message.partition)
+    lease = station.delivery.group.leases.get(message.offset)
+    return None if lease is None else to_datetime(until_ms(station, lease) * 1_000_000)
+
+
+def _told_lease_end(message: Any) -> datetime | None:
+    held = getattr(message, "_held", None)
+    if held is None:
+        until = getattr(message._told, "lease_until_ms", 0)
+        return to_datetime(until * 1_000_000) if until else None
+    clock = real_world().clock
+    return to_datetime(clock.now_ns() + held.until_ns - clock.monotonic_ns())
+
+
+def is_tombstone(message: AnyMessage) -> bool:
+    """Whether it only says that whatever had its key is gone."""
+    told = getattr(message, "_told", None)
+    return bool(message._record.flags & TOMBSTONE) if told is None else told.tombstone
+
+
+def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
+    """The widths of the columns by their titles, made smaller until they fit, if they can."""
+    cells = dict(cells)
+    for title, least in _GIVE_WAY:
+        over = sum(cells.values()) + _SPACE * (len(cells) - 1) - room
+        if over > 0 and cells.get(title, 0) > least:
+            cells[title] = max(least, cells[title] - over)
+    return cells
+
+
+class Pages:
+    """A table of any length, page by page; columns keep their place from one page to the next."""
+
+    def __init__(self, console: Console, columns: Sequence[Column] = USUAL) -> None:
+        self._console = console
+        self._room = console.width
+        self._columns = columns
+        self._shown: list[Column] = []
+        self._page: list[AnyMessage] = []
+
+    def show(self, messages: Iterable[AnyMessage]) -> int:
+        """Print them all; answers how many."""
+        count = 0
+        for message in messages:
+            count += 1
+            self._page.append(message)
+            if len(self._page) == PAGE_ROWS:
+                self.show_page()
+        self.show_page()
+        return count
+
+    def show_page(self) -> None:
+        if not self._page:
+            return
+        rows = [[column.read(message) for column in self._columns] for message in self._page]
+        used = [
+            column._replace(cells=self._width(column, [row[i] for row in rows]))
+            for i, column in enumerate(self._columns)
+            if column in (ID, TIME, SIZE) or any(row[i] for row in rows)
+        ]
+        titles = [column.title for column in used] != [column.title for column in self._shown]
+        places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
+        self._shown = used
+        bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
+        shown = [*used, Column(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
+        cells = _fitting({column.title: column.cells for column in shown}, self._room)
+        # Rich would cut every column alike, ids as well: what still does not fit goes over the edge instead.
+        self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
+        table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
+        for column in shown:
+            width = cells[column.title]
+            table.add_column(column.title, justify=column.justify, width=width, no_wrap=True, overflow="ellipsis")
+        for row, body in zip(rows, bodies, strict=True):
+            table.add_row(*(Text(row[i]) for i in places), Text(body))
+        self._console.print(table)
+        self._page.clear()
+
+    def _width(self, column: Column, texts: Sequence[str]) -> int:
+        """As wide as needed up to the column's own width; an id is never cut, for it is there to be copied."""
+        before = next((each.cells for each in self._shown if each.title == column.title), 0)
+        longest = max(map(cell_len, texts))
+        most = longest if column.title == ID.title else column.cells
+        return max(len(column.title), before, min(longest, most))
+
+
+def text_value(value: bytes) -> str | None:
+    """The value as text, where it is UTF-8 that a shell variable can hold."""
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def base64_text(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+# Everything that is known of one message, wherever it is by now.
+
+
+class Everything(NamedTuple):
+    """One message with its history."""
+
+    message: AnyMessage
+    phase: str
+    facts: dict[str, Any]
+    failures: tuple[Failure, ...]
+    history: Sequence[TraceStep]
+
+    @property
+    def document(self) -> dict[str, Any]:
+        failures = [
+            {**moment("at", _at(failure.at_ms)), "holder": failure.holder, "why": failure.why, "error": failure.error}
+            for failure in self.failures
+        ]
+        facts = {**self.facts, "phase": self.phase, "failures": failures}
+        if self.history:
+            facts["history"] = to_builtins(self.history)
+        return document(self.message, **facts)
+
+
+def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
+    """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
+    found = _asked(queue, message_id) if is_remote(queue) else look_up(queue, message_id)
+    if found is None:
+        raise InvalidRequest(
+            f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
+        )
+    if found.phase == "dead":
+        return everything_about_letter(queue.dead.show(found.message.id), found.history)
+    facts: dict[str, Any] = {}
+    if found.leased_at_ms:
+        facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
+    if found.first_delivery_ms:
+        facts |= moment("first_delivery", _at(found.first_delivery_ms))
+        facts |= moment("last_delivery", _at(found.last_delivery_ms))
+    if found.state is not None:
+        facts["state"] = found.state
+    return Everything(found.message, found.phase, facts, found.failures, found.history)
+
+
+def _asked(queue: Any, message_id: str) -> Found:
+    from holdfast.client.messages import RemoteListed
+    from holdfast.protocol.queues import Whole
+
+    told = asked(queue, Whole, "queues", queue.name, "lookup", id=message_id, group=queue.group)
+    message: Any = RemoteListed(queue, told)
+    return Found(
+        message,
+        told.phase,
+        told.leased_at_ms,
+        told.lease_until_ms,
+        told.first_delivery_ms,
+        told.last_delivery_ms,
+        tuple(told.failures),
+        told.state,
+        told.history,
+    )
+
+
+def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
+    """The id of a dead letter, found by that or by the id that the message had when it was alive."""
+    if not message_id.startswith(f"{queue.name}-"):
+        return queue.dead.show(message_id).id
+    if is_remote(queue):
+        with suppress(NotFound):
+            found = _asked(queue, message_id)
+            if found.phase == "dead":
+                return found.message.id
+        raise _no_letter(message_id)
+    station, place = queue._group.place(message_id)
+    letter_found = None
+    for letter in station.letters():
+        if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
+            letter_found = letter  # after a seek it may have died more than once: the last time counts
+    if letter_found is None:
+        raise _no_letter(message_id)
+    return DeadLetter(queue, station, letter_found).id
+
+
+def _no_letter(message_id: str) -> InvalidRequest:
+    return InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+
+
+def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceStep] = ()) -> Everything:
+    """What is known of a dead letter."""
+    facts = {
+        "original_id": letter.original_id,
+        **moment("original_time", letter.original_timestamp),
+        **moment("dead_at", letter.dead_at),
+        **moment("first_delivery", letter.first_delivery),
+        **moment("last_delivery", letter.last_delivery),
+    }
+    if letter.state is not None:
+        facts["state"] = letter.state
+    return Everything(letter, "dead", facts, letter.failures, history)
+
+
+def show_everything(found: Everything, *, as_json: bool) -> None:
+    """All of it, for people or for scripts."""
+    if as_json:
+        print_json(found.document)
+    else:
+        _show(stdout(), found)
+
+
+def _show(console: Console, found: Everything) -> None:
+    message, known = found.message, found.document
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("id", safe(message.id))
+    for title, text in _rows(message, known):
+        if text:
+            facts.add_row(title, text)
+    for number, failure in enumerate(found.failures, 1):
+        summary = f"{seconds_text(_at(failure.at_ms))} UTC, {safe(failure.holder)}: {safe(failure.why)}"
+        facts.add_row(f"failure {number}", f"{summary}\n{_lines(failure.error)}" if failure.error else summary)
+    facts.add_row("body", f"{message.size:,} bytes")
+    console.print(facts)
+    for line in life_line(found.history, width=console.width, now_ns=real_world().clock.now_ns()):
+        console.print(line, soft_wrap=True)
+    console.print(body_text(message.raw), soft_wrap=True)
+
+
+def _rows(message: AnyMessage, known: dict[str, Any]) -> list[tuple[str, str]]:
+    def time(name: str) -> str:
+        ms = known.get(f"{name}_ms")
+        return f"{seconds_text(_at(ms))} UTC" if ms else ""
+
+    reason = safe(known.get("reason", ""))
+    return [
+        ("phase", known["phase"] + (f" ({reason})" if reason else "")),
+        ("was", safe(known.get("original_id", ""))),
+        ("published", time("original_time") or f"{seconds_text(message.timestamp)} UTC"),
+        ("due", time("due_at")),
+        ("expires", time("expires_at")),
+        ("died", time("dead_at")),
+        ("key", preview(bytes_of(message.key) or b"", 200)),
+        ("headers", header_text(message)),
+        ("priority", str(message.priority or "")),
+        ("correlation", safe(message.correlation_id) if message.correlation_id != message.id else ""),
+        ("holder", safe(known.get("holder", ""))),
+        ("leased until", time("lease_until")),
+        ("attempts", str(known.get("attempts") or "")),
+        ("first taken", time("first_delivery")),
+        ("last taken", time("last_delivery")),
+        ("state", safe(str(msgspec.json.encode(known["state"]), "utf-8")) if "state" in known else ""),
+    ]
+
+
+def _lines(text: str) -> str:
+    return "\n".join(safe(line) for line in text.splitlines())
+
+
+def _at(ms: int | None) -> datetime | None:
+    return to_datetime(ms * 1_000_000) if ms else None
+
+
+# `holdfast peek`, `list`, `show`: look at messages without taking them.
+
+
+DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
+
+
+@command
+def peek_command(
+    folder: QueueFolder,
+    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="So many messages.")] = 10,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Show the messages that would come next, in their order, without taking them."""
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+        show_messages(queue.peek(count), USUAL, "no message is ready", as_json=as_json)
+    return OK
+
+
+@command
+def list_command(
+    folder: QueueFolder,
+    phase: Annotated[PhaseName, typer.Argument(metavar="PHASE", help="ready, leased, delayed or dead.")] = "ready",
+    where: Where = None,
+    limit: Limit = None,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """List the messages that are ready, leased, delayed or dead."""
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+        messages = queue.messages(phase, where=where, limit=limit)
+        nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
+        columns: dict[str, tuple[Column, ...]] = {
+            "ready": USUAL,
+            "leased": (ID, _until(queue), HOLDER, KEY, ATTEMPTS, SIZE),
+            "delayed": (ID, DUE, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE),
+            "dead": DEAD,
+        }
+        show_messages(messages, columns[phase], nothing, as_json=as_json, leases_of=queue)
+    return OK
+
+
+@command
+def show_command(
+    folder: QueueFolder,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message or a dead letter.")],
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Show everything about one message: where it stands, what it holds, what went wrong."""
+    topic = topic_named(folder, topic, message_id)
+    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+        show_everything(everything_about(queue, message_id), as_json=as_json)
+    return OK
+
+
+def show_messages(
+    messages: Iterable[AnyMessage],
+    columns: tuple[Column, ...],
+    nothing: str,
+    *,
+    as_json: bool,
+    leases_of: holdfast.Queue[Any] | None = None,
+) -> None:
+    """As a table, or one JSON object a line."""
+    if as_json:
+        for message in messages:
+            print_json_line(document(message, **_lease(leases_of, message)))
+    elif not Pages(stdout(), columns).show(messages):
+        stderr().print(safe(nothing))
+
+
+def _lease(queue: holdfast.Queue[Any] | None, message: AnyMessage) -> dict[str, Any]:
+    if queue is None or getattr(message, "phase", "") != "leased":
+        return {}
+    until = lease_end(queue, message)
+    return {} if until is None else moment("lease_until", until)
+
+
+def _until(queue: holdfast.Queue[Any]) -> Column:
+    return Column("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))

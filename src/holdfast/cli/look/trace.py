@@ -1,0 +1,478 @@
+"""`holdfast trace`: what became of a message, step by step. Reads beside whoever owns the folder, and takes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+import typer
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.broker.folder.layout import partition_folder, topic_of_id
+from holdfast.broker.metrics import Times
+from holdfast.broker.tracing.log import TRACES, Search, TraceStats, newest, search, stats, trace
+from holdfast.broker.tracing.steps import (
+    ACKED,
+    BURIED,
+    CANCELLED,
+    DELAYED,
+    EXPIRED,
+    EXTENDED,
+    LEASED,
+    LOST,
+    NACKED,
+    OMITTED,
+    PUBLISHED,
+    REDRIVEN,
+    RELEASED,
+    REPLAYED,
+    RETURNED,
+    SKIPPED,
+    STEPS,
+    TraceStep,
+)
+from holdfast.cli.opening import is_queue, opened_broker, topic_of
+from holdfast.cli.options import AsJson, QueueFolder
+from holdfast.cli.output import OK, Section, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.text import iso_time, safe, short_time
+from holdfast.client.address import is_address
+from holdfast.embedded.times import instant_ns, parse_instant, to_datetime
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest, NotAQueue
+from holdfast.storage import LogReader
+from holdfast.storage.checks.finding import count_of
+from holdfast.storage.files import join
+from holdfast.storage.opening import is_log
+
+# The life of a message as a picture: one line for each step, with a bar for each lease and each wait.
+#
+#   0 ms  ●                                         published
+#  12 ms  ├───────┤                                 leased     billing, attempt 1, by host:77
+# 512 ms          ✗┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄                 nacked     billing, attempt 1, comes again at +1.5 s
+#                                                              ValueError: no route
+#  1.5 s                           ○                released   billing
+#  1.6 s                            ├────────┤      leased     billing, attempt 2, by host:77
+#  2.1 s                                     ✓      acked      billing, attempt 2
+
+
+_MARKS: Final = {
+    PUBLISHED: "●",
+    DELAYED: "◌",
+    RELEASED: "○",
+    EXTENDED: "┼",
+    ACKED: "✓",
+    NACKED: "✗",
+    RETURNED: "↩",
+    BURIED: "†",
+    REDRIVEN: "↻",
+    EXPIRED: "∅",
+    CANCELLED: "⊘",
+    SKIPPED: "»",
+    LOST: "!",
+    REPLAYED: "«",
+    OMITTED: "⋮",
+}
+_STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
+# What ends a lease: a bar goes from its beginning to here.
+_ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
+
+_TIME_CELLS: Final = 9
+_NAME_CELLS: Final = max(map(len, STEPS)) + 2
+_LEAST_BAR: Final = 10
+_MOST_BAR: Final = 48
+_LEAST_TEXT: Final = 40
+_MOST_ERROR_CELLS: Final = 200
+_UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
+
+
+def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[Text]:
+    """The lines of the picture; the steps are in the order of time, `now_ns` is where a running lease has come to."""
+    if not steps:
+        return
+    drawing = _Drawing(steps, width, now_ns)
+    of_many = len({step.id for step in steps}) > 1
+    for i, step in enumerate(steps):
+        if of_many and (i == 0 or steps[i - 1].id != step.id):
+            yield Text(safe(step.id), style="bold")
+        yield from drawing.lines(i, step)
+
+
+def time_text(ns: int) -> str:
+    """A length of time for people, short."""
+    seconds = ns / 1e9
+    if abs(seconds) < 1:
+        return f"{ns / 1e6:.3g} ms" if ns else "0 ms"
+    for unit, size in _UNITS:
+        if abs(seconds) >= size * (1 if unit == "s" else 2):
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"
+
+
+class _Drawing:
+    def __init__(self, steps: Sequence[TraceStep], width: int, now_ns: int) -> None:
+        self._steps = steps
+        self._begin_ns = steps[0].at_ns
+        self._now_ns = max(now_ns, steps[-1].at_ns)
+        last_ns = max(step.at_ns for step in steps)
+        if self._runs_still():
+            last_ns = self._now_ns
+        self._whole_ns = max(last_ns - self._begin_ns, 1)
+        free = width - _TIME_CELLS - _NAME_CELLS - _LEAST_TEXT - 6
+        self._cells = min(max(free, _LEAST_BAR), _MOST_BAR)
+        self._indent = _TIME_CELLS + 2 + self._cells + 2 + _NAME_CELLS
+
+    def lines(self, i: int, step: TraceStep) -> Iterator[Text]:
+        time = time_text(step.at_ns - self._begin_ns)
+        line = Text(f"{time:>{_TIME_CELLS}}  ", no_wrap=True, overflow="ignore")
+        line.append(self._bar(i, step), style=_STYLES.get(step.step, ""))
+        line.append("  ")
+        line.append(f"{safe(step.step):{_NAME_CELLS}}", style=_STYLES.get(step.step, ""))
+        line.append(safe(", ".join(self._facts(step))))
+        line.rstrip()
+        yield line
+        error = step.error.strip().split("\n", 1)[0]
+        if error:
+            shown = safe(error)
+            if cell_len(shown) > _MOST_ERROR_CELLS:
+                shown = shown[: _MOST_ERROR_CELLS - 1] + "…"
+            yield Text(" " * self._indent + shown, style="red", no_wrap=True, overflow="ignore")
+
+    def _bar(self, i: int, step: TraceStep) -> str:
+        row = [" "] * self._cells
+        at = self._cell(step.at_ns)
+        if step.step == LEASED:
+            end_ns = self._lease_end_ns(i, step)
+            end = self._cell(self._now_ns if end_ns is None else end_ns)
+            for cell in range(at, end + 1):
+                row[cell] = "─"
+            row[at] = "├"
+            if end_ns is None:
+                row[end] = "▶"
+            elif end > at:
+                row[end] = "┤"
+            else:
+                row[at] = "│"
+        else:
+            if step.due_ms:
+                for cell in range(at + 1, self._cell(step.due_ms * 1_000_000) + 1):
+                    row[cell] = "┄"
+            row[at] = _MARKS.get(step.step, "?")
+        return "".join(row)
+
+    def _cell(self, at_ns: int) -> int:
+        cell = (at_ns - self._begin_ns) * (self._cells - 1) // self._whole_ns
+        return min(max(cell, 0), self._cells - 1)
+
+    def _lease_end_ns(self, i: int, step: TraceStep) -> int | None:
+        """When the lease that began here ended; None where it runs still, as far as anybody wrote down."""
+        for later in self._steps[i + 1 :]:
+            if later.step in _ENDS and later.span_id == step.span_id and later.id == step.id:
+                return later.at_ns
+        return None
+
+    def _runs_still(self) -> bool:
+        return any(
+            step.step == LEASED and self._lease_end_ns(i, step) is None and self._is_last_lease(i, step)
+            for i, step in enumerate(self._steps)
+        )
+
+    def _is_last_lease(self, i: int, step: TraceStep) -> bool:
+        return not any(later.id == step.id and later.group == step.group for later in self._steps[i + 1 :])
+
+    def _facts(self, step: TraceStep) -> Iterator[str]:
+        if step.group:
+            yield step.group
+        if step.attempt:
+            yield f"attempt {step.attempt}"
+        if step.step == LEASED and step.holder:
+            yield f"by {step.holder}"
+        if step.why:
+            yield step.why
+        if step.until_ms:
+            yield f"until {self._after(step.until_ms)}"
+        if step.due_ms:
+            yield f"{'due' if step.step == DELAYED else 'comes again'} at {self._after(step.due_ms)}"
+        if step.related:
+            yield f"{'as' if step.step == REDRIVEN else 'it was'} {step.related}"
+
+    def _after(self, at_ms: int) -> str:
+        return "+" + time_text(max(at_ms * 1_000_000 - self._begin_ns, 0))
+
+
+app = Section("Traces: what became of messages, step by step.")
+
+_SHORT_ID: Final = 12
+# Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
+_MOST_LIVES: Final = 100_000
+_MOST_TOLD: Final = 10_000
+
+_Topic: TypeAlias = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
+_Group: TypeAlias = Annotated[str | None, typer.Option("--group", help="Only of this group.")]
+_Since: TypeAlias = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="From then on: -1h, 2026-11-16T10:00:00Z.")
+]
+_Until: TypeAlias = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")]
+
+
+@app.command("show")
+@command
+def show_command(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message, such as orders-0-42.")],
+    folder: QueueFolder,
+    as_json: AsJson = False,
+) -> int:
+    """Draw the life of one message, from its publication on, through redrives and all."""
+    if is_address(message_id) or is_queue(message_id):  # all other commands take the folder first
+        message_id, folder = folder, message_id
+    topic_of_id(message_id)  # or a mistake in the call
+    steps = _trace(folder, message_id)
+    if not steps:
+        raise InvalidRequest(
+            f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
+            "never was, or its trace was dropped since"
+        )
+    if as_json:
+        print_json({"id": message_id, "steps": [_document(step) for step in steps]})
+        return OK
+    console = stdout()
+    console.print(_summary(message_id, steps), soft_wrap=True)
+    console.print()
+    for line in life_line(steps, width=min(console.width, 200), now_ns=real_world().clock.now_ns()):
+        console.print(line, soft_wrap=True)
+    return OK
+
+
+@app.command("search")
+@command
+def search_command(
+    folder: QueueFolder,
+    topic: _Topic = None,
+    group: _Group = None,
+    event: Annotated[str | None, typer.Option("--event", help="Only this step: leased, nacked, buried, ...")] = None,
+    holder: Annotated[str | None, typer.Option("--holder", help="Only of this holder.")] = None,
+    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors with this in them.")] = None,
+    since: _Since = None,
+    until: _Until = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many steps.")] = 100,
+    last: Annotated[bool, typer.Option("--last", help="The newest ones instead of the oldest.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Find steps by topic, group, event, holder, error and time; oldest first."""
+    wanted = _search(topic, group, since, until, event=event, holder=holder, error=error)
+    steps = _steps(folder, wanted, limit, last=last)
+    if as_json:
+        for step in steps:
+            print_json_line(_document(step))
+    elif not _show_steps(steps):
+        stderr().print("no such step was traced")
+    return OK
+
+
+@app.command("ls")
+@command
+def ls_command(
+    folder: QueueFolder,
+    topic: _Topic = None,
+    since: _Since = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many messages.")] = 20,
+    as_json: AsJson = False,
+) -> int:
+    """List the messages that were traced last, and how they stand; the newest are last."""
+    lives = _lives(_all_steps(folder, _search(topic, None, since, None)))
+    chosen = lives[-limit:]
+    if as_json:
+        for life in chosen:
+            print_json_line(life.document)
+    elif not chosen:
+        stderr().print("no message was traced")
+    else:
+        stdout().print(_lives_table(chosen))
+    return OK
+
+
+@app.command("stats")
+@command
+def stats_command(
+    folder: QueueFolder,
+    topic: _Topic = None,
+    group: _Group = None,
+    since: _Since = None,
+    until: _Until = None,
+    as_json: AsJson = False,
+) -> int:
+    """Count the steps, and tell how long messages waited and were worked on."""
+    wanted = _search(topic, None, since, until)
+    found = stats(step for step in _all_steps(folder, wanted) if group is None or step.group in ("", group))
+    if as_json:
+        print_json(msgspec.to_builtins(found, str_keys=True))
+    else:
+        stdout().print(_stats_table(found))
+    return OK
+
+
+def _trace(place: str, message_id: str) -> list[TraceStep]:
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return broker.trace(message_id)
+    return trace(_log(place), message_id)
+
+
+def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return broker.search_traces(**_question(wanted), limit=limit, last=last)
+    found = search(_log(place), wanted)
+    return newest(found, limit) if last else islice(found, limit)
+
+
+def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
+    """All that fit; of a server's as many of the newest as it tells at once."""
+    return iter(_steps(place, wanted, _MOST_TOLD, last=True)) if is_address(place) else search(_log(place), wanted)
+
+
+def _question(wanted: Search) -> dict[str, Any]:
+    """A search as a face takes it."""
+    names = ("topic", "group", "event", "holder", "error")
+    asked: dict[str, Any] = {name: getattr(wanted, name) for name in names}
+    ever = Search()
+    if wanted.since_ns != ever.since_ns:
+        asked["since"] = to_datetime(wanted.since_ns)
+    if wanted.until_ns != ever.until_ns:
+        asked["until"] = to_datetime(wanted.until_ns)
+    return asked
+
+
+def _log(folder: str) -> LogReader:
+    world = real_world()
+    place = join(partition_folder(folder, TRACES), "log")
+    if not is_log(world, place):
+        topic_of(folder)  # or there is nothing here at all
+        raise NotAQueue(f"nothing was traced in {folder} yet: give a topic the setting trace_sample, from 0 to 1")
+    return LogReader(place, world=world)
+
+
+def _search(topic: str | None, group: str | None, since: str | None, until: str | None, **more: Any) -> Search:
+    times: dict[str, Any] = {}
+    now_ms = real_world().clock.now_ns() // 1_000_000
+    if since is not None:
+        times["since_ns"] = instant_ns(parse_instant(since, now_ms, "--since"), "--since")
+    if until is not None:
+        times["until_ns"] = instant_ns(parse_instant(until, now_ms, "--until"), "--until")
+    return Search(topic=topic, group=group, **times, **more)
+
+
+def _document(step: TraceStep) -> dict[str, Any]:
+    """A step for scripts, with all that it says and nothing else."""
+    found: dict[str, Any] = msgspec.to_builtins(step)
+    return {"time": iso_time(step.at_ns), **found}
+
+
+def _summary(message_id: str, steps: list[TraceStep]) -> str:
+    life = _Life(steps[0])
+    for step in steps:
+        life.add(step)
+    attempts = f", taken {count_of(life.deliveries, 'time')}" if life.deliveries else ""
+    begun = f"{short_time(steps[0].at_ns)} UTC, {life.last.step} after {time_text(life.ns)}{attempts}"
+    return safe(f"{message_id}: {begun}; trace {steps[0].trace_id}")
+
+
+def _show_steps(steps: Iterable[TraceStep]) -> bool:
+    console, shown = stdout(), False
+    for step in steps:
+        facts = [step.group, step.holder, f"attempt {step.attempt}" if step.attempt else "", step.why]
+        error = step.error.split("\n", 1)[0]
+        text = ", ".join(fact for fact in facts if fact) + (f": {error}" if error else "")
+        when = (iso_time(step.at_ns) or "-")[:23].replace("T", " ")
+        console.print(safe(f"{when}  {step.id:24}  {step.step:9}  {text}".rstrip()), soft_wrap=True)
+        shown = True
+    return shown
+
+
+class _Life:
+    """One message, as far as its steps tell."""
+
+    def __init__(self, first: TraceStep) -> None:
+        self.first = self.last = first
+        self.deliveries = 0
+        self.error = ""
+
+    def add(self, step: TraceStep) -> None:
+        self.last = step
+        self.deliveries += step.step == LEASED
+        if step.error or step.step == BURIED:
+            self.error = step.error.split("\n", 1)[0] or step.why
+
+    @property
+    def ns(self) -> int:
+        return self.last.at_ns - self.first.at_ns
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return {
+            "id": self.first.id,
+            "trace_id": self.first.trace_id,
+            "begun": iso_time(self.first.at_ns),
+            "last": self.last.step,
+            "last_time": iso_time(self.last.at_ns),
+            "deliveries": self.deliveries,
+            "seconds": self.ns / 1e9,
+            "error": self.error,
+        }
+
+
+def _lives(steps: Iterator[TraceStep]) -> list[_Life]:
+    """What became of each message, the one that was heard of last at the end."""
+    lives: dict[str, _Life] = {}
+    for step in steps:
+        life = lives.pop(step.id, None)
+        if life is None or step.step == PUBLISHED:
+            life = _Life(step)
+        life.add(step)
+        lives[step.id] = life
+        if len(lives) > _MOST_LIVES:
+            del lives[next(iter(lives))]
+    return list(lives.values())
+
+
+def _lives_table(lives: list[_Life]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
+    for title in ("id", "begun (UTC)", "took", "taken", "last", "trace", "error"):
+        table.add_column(title, no_wrap=True, overflow="ellipsis" if title == "error" else "ignore")
+    for life in lives:
+        table.add_row(
+            safe(life.first.id),
+            short_time(life.first.at_ns),
+            time_text(life.ns),
+            str(life.deliveries),
+            safe(life.last.step),
+            safe(life.first.trace_id[:_SHORT_ID]),
+            safe(life.error),
+        )
+    return table
+
+
+def _stats_table(found: TraceStats) -> Table:
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(no_wrap=True)
+    facts.add_column(overflow="fold")
+    facts.add_row("messages", f"{found.messages:,}")
+    for step, count in found.steps.items():
+        facts.add_row(safe(step), f"{count:,}")
+    facts.add_row("first delivery", _times(found.first_delivery))
+    facts.add_row("handling", _times(found.handling))
+    attempts = ", ".join(f"{count:,} after {attempts}" for attempts, count in found.attempts.items())
+    facts.add_row("done or dead", attempts or "none")
+    for error, count in found.errors:
+        facts.add_row(count_of(count, "time"), safe(error.split("\n", 1)[0]))
+    return facts
+
+
+def _times(times: Times) -> str:
+    if times.p50 is None or times.p95 is None or times.max is None:
+        return "none"
+    values = {"half": times.p50, "95 %": times.p95, "all": times.max}
+    return ", ".join(f"{part} within {time_text(round(value * 1e9))}" for part, value in values.items())

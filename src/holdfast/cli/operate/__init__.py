@@ -1,0 +1,1 @@
+"""Commands of an operator: topics, groups, dead letters, settings, check and repair."""

@@ -1,0 +1,420 @@
+"""`holdfast check`: is this log, or every log of this queue, as it should be?"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.padding import Padding
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.broker.check import FolderPlan, FolderStep, PartReport, check_folder, plan_folder_repair, repair_folder
+from holdfast.broker.folder.layout import topics
+from holdfast.cli.look.log import owner_of
+from holdfast.cli.opening import is_queue, trusts_folders
+from holdfast.cli.options import AsJson, DryRun, Folder, Yes
+from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, confirmed, print_json, stderr, stdout
+from holdfast.cli.text import safe, short_time, size
+from holdfast.env import real_world
+from holdfast.errors import InvalidRequest
+from holdfast.storage.checks.check import Progress as OnProgress
+from holdfast.storage.checks.check import check
+from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Finding, count_of, offsets
+from holdfast.storage.checks.plan import RepairPlan
+from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
+from holdfast.storage.opening import take_lock, translated
+
+# What a check found in one log, for people and for scripts; and a bar while it looks.
+
+
+STYLES: Final = {"damage": "bold red", "torn": "bold yellow", "note": "cyan"}
+_MOST_SHOWN: Final = 50
+# Below this a check takes less time than a bar takes to be understood.
+_LONG_BYTES: Final = 256 * 1024 * 1024
+
+
+@contextmanager
+def progress_bar(what: str, *, shown: bool) -> Iterator[OnProgress | None]:
+    """A bar on stderr where somebody is looking and the work is long."""
+    console = stderr()
+    if not shown or not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(what, total=None)
+
+    def advance(done: int, total: int) -> None:
+        if total >= _LONG_BYTES:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
+
+
+def report_document(report: CheckReport, *, owned: bool = False) -> dict[str, object]:
+    """A report as a JSON document."""
+    document: dict[str, object] = msgspec.to_builtins(report)
+    document["log_id"] = None if report.log_id is None else f"{report.log_id:08x}"
+    document["owned"] = owned
+    return document
+
+
+def show_report(console: Console, report: CheckReport, *, owned: bool = False) -> None:
+    """A report for people."""
+    log_id = "unknown" if report.log_id is None else f"{report.log_id:08x}"
+    counts = report.counts
+    held = f" ({offsets(report.start, report.end)})" if report.end > report.start else ""
+    console.print(f"{safe(report.folder)}: log {log_id}, epoch {report.epoch}", soft_wrap=True)
+    console.print(
+        f"checked {count_of(counts.segments, 'segment')}, {count_of(counts.frames, 'frame')}, "
+        f"{count_of(counts.messages, 'message')}{held}, {size(counts.bytes)}"
+    )
+    if owned:
+        console.print("A process owns this log; only what it has published was checked.")
+    for severity in ("damage", "torn", "note"):
+        show_findings(console, [finding for finding in report.findings if finding.severity == severity])
+    _show_quarantine(console, report)
+    console.print()
+    console.print(_verdict(report), soft_wrap=True)  # a command to copy stays on one line
+
+
+def show_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """One block for each; only the first ones where there are very many."""
+    for finding in findings[:_MOST_SHOWN]:
+        block = Table.grid(padding=(0, 2))
+        block.add_column(width=6)
+        block.add_column(overflow="fold")
+        block.add_row(Text(finding.severity, style=STYLES[finding.severity]), Text("\n".join(_lines(finding))))
+        console.print()
+        console.print(block)
+    if len(findings) > _MOST_SHOWN:
+        console.print(Padding(f"and {len(findings) - _MOST_SHOWN:,} more; --json lists them all", (1, 0, 0, 8)))
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    yield safe(finding.file) if finding.position is None else f"{finding.file}, position {finding.position}"
+    yield safe(finding.what)
+    # A note that costs nothing and asks for nothing need not say so.
+    if finding.severity != "note" or finding.cost != NO_MESSAGE:
+        yield f"cost: {safe(finding.cost)}"
+    if finding.severity != "note" or not finding.next_step.startswith(NOTHING):
+        yield f"next: {safe(finding.next_step)}"
+
+
+def _show_quarantine(console: Console, report: CheckReport) -> None:
+    if not report.quarantine:
+        return
+    console.print(f"\nin quarantine: {count_of(len(report.quarantine), 'file')}")
+    for kept in report.quarantine[:_MOST_SHOWN]:
+        when = "" if kept.at_ns is None else f", {short_time(kept.at_ns)}"
+        console.print(Padding(f"{safe(kept.file)} ({size(kept.bytes)}{when}): {safe(kept.reason or '')}", (0, 0, 0, 2)))
+    if len(report.quarantine) > _MOST_SHOWN:
+        console.print(f"  and {len(report.quarantine) - _MOST_SHOWN:,} more")
+
+
+def _verdict(report: CheckReport) -> Text:
+    if not report.ok:
+        damages = sum(finding.severity == "damage" for finding in report.findings) + report.hidden_findings
+        lost = report.lost_messages - sum(f.messages for f in report.findings if f.code == "gap")
+        return Text.assemble(
+            ("damaged", STYLES["damage"]),
+            f": {count_of(damages, 'finding')}, {count_of(lost, 'message')} lost\n"
+            f"to see what can be done: holdfast repair {shlex.quote(report.folder)} --dry-run",
+        )
+    if any(finding.severity == "torn" for finding in report.findings):
+        return Text.assemble(("ok", "bold green"), ", but the end is torn: opening the log cuts it")
+    gone = f"; {count_of(report.lost_messages, 'message')} lost earlier" if report.lost_messages else ""
+    return Text.assemble(("ok", "bold green"), f": {count_of(report.counts.messages, 'message')} whole{gone}")
+
+
+# What a repair would do and what it did, for people and for scripts.
+
+
+def document(plan: RepairPlan, result: RepairResult | None) -> dict[str, Any]:
+    return {
+        "plan": msgspec.to_builtins(plan),
+        "changed": result is not None and result.changed,
+        "backup": None if result is None else result.backup,
+        "backup_files": [] if result is None else list(result.backup_files),
+        "after": None if result is None else report_document(result.after),
+    }
+
+
+def show_plan(console: Console, plan: RepairPlan) -> None:
+    if not plan.steps and not plan.left:
+        console.print(f"{safe(plan.folder)}: nothing to repair", soft_wrap=True)
+        return
+    if plan.steps:
+        console.print(f"{safe(plan.folder)}: a repair would", soft_wrap=True)
+        steps = Table.grid(padding=(0, 2))
+        steps.add_column(justify="right")
+        steps.add_column(overflow="fold")
+        steps.add_row("1.", f"copy every file that changes into a backup ({size(plan.backup_bytes)})")
+        for number, step in enumerate(plan.steps, start=2):
+            steps.add_row(f"{number}.", f"{safe(step.file)}: {safe(step.what)}\ncost: {safe(step.cost)}")
+        console.print(steps)
+        console.print(f"in all: {count_of(plan.lost_messages, 'message')} given up; nothing is deleted")
+    if plan.left:
+        console.print("\nA repair cannot mend:")
+        show_findings(console, plan.left)
+
+
+def show_result(console: Console, result: RepairResult) -> None:
+    console.print()
+    if result.changed:
+        console.print(f"repaired; the originals are in {safe(result.backup or '')}", soft_wrap=True)
+    after = result.after
+    if after.ok:
+        console.print(
+            f"the log is whole again: {count_of(after.counts.messages, 'message')}, "
+            f"{count_of(after.lost_messages, 'message')} marked as lost"
+        )
+    else:
+        console.print("damage is left; run `holdfast check` to see it")
+
+
+# `holdfast check` and `repair` of a whole queue: each of its logs, and what the journals add up to.
+
+
+_MOST_ROWS: Final = 60
+# Messages that are missing only a copy brings back.
+_COPIED: Final = frozenset({"messages"})
+
+
+def check_queue(folder: str, *, as_json: bool) -> int:
+    """Look at all of it; takes no lock and changes nothing."""
+    owner = owner_of(folder)
+    owned = owner is not None and owner.alive is True
+    with progress_bar("checking", shown=not as_json) as progress:
+        report = check_folder(folder, owned=owned, progress=progress)
+    if as_json:
+        facts = {name: getattr(report, name) for name in ("folder", "ok", "owned", "missing", "wrong", "notes")}
+        print_json({**facts, "logs": list(map(_document, report.parts))})
+    else:
+        _show(stdout(), folder, report.parts, [*report.missing, *report.wrong], report.notes, owned=owned)
+    return OK if report.ok else DAMAGED
+
+
+def _document(found: PartReport) -> dict[str, Any]:
+    return {
+        **report_document(found.log),
+        "ok": found.ok,
+        "kind": found.part.kind,
+        "name": found.part.name,
+        "state": None if found.state is None else msgspec.to_builtins(found.state),
+        "wrong": list(found.wrong),
+    }
+
+
+def _show(
+    console: Console,
+    folder: str,
+    found: Sequence[PartReport],
+    missing: Sequence[str],
+    notes: Sequence[str],
+    *,
+    owned: bool,
+) -> None:
+    count = len(topics(real_world(), folder))
+    logs = count_of(len(found), "log")
+    what = f"a queue of {logs}" if count == 1 else f"{count_of(count, 'topic')}, {logs} in all"
+    console.print(f"{safe(folder)}: {what}", soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), collapse_padding=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    shown = found if len(found) <= _MOST_ROWS else [report for report in found if not report.ok]
+    for report in shown:
+        counts = report.log.counts
+        thing = {"journal": "event", "commits": "event", "locks": "event", "traces": "step"}.get(
+            report.part.kind, "message"
+        )
+        verdict = Text("ok", "green") if report.ok else Text("damaged", STYLES["damage"])
+        table.add_row(safe(report.part.name), count_of(counts.messages, thing), size(counts.bytes), verdict)
+    console.print(table)
+    if len(shown) < len(found):
+        console.print(f"{count_of(len(found) - len(shown), 'log')} ok; --json lists them all")
+    if owned:
+        console.print("A process owns this queue; only what it has published was checked.")
+    for report in found:
+        if report.log.findings or report.wrong:
+            console.print(f"\n{safe(report.part.name)}", soft_wrap=True)
+            show_findings(console, report.log.findings)
+            for what in report.wrong:
+                _show_damage(console, what)
+    if missing or notes:
+        console.print()
+    for what in missing:
+        _show_damage(console, what)
+    for what in notes:
+        console.print(Text.assemble(("note", STYLES["note"]), f"    {safe(what)}"), soft_wrap=True)
+    console.print()
+    if not missing and all(report.ok for report in found):
+        messages = sum(report.log.counts.messages for report in found if report.part.kind == "messages")
+        console.print(Text.assemble(("ok", "bold green"), f": {count_of(messages, 'message')} whole"))
+        return
+    mends = any(not report.log.ok or (report.wrong and report.part.kind not in _COPIED) for report in found)
+    mends = mends or bool(missing)  # a repair goes on without it
+    text = f"\nto see what can be done: holdfast repair {shlex.quote(folder)} --dry-run" if mends else ""
+    console.print(Text.assemble(("damaged", STYLES["damage"]), text), soft_wrap=True)
+
+
+def _show_damage(console: Console, what: str) -> None:
+    console.print(Text.assemble(("damage", STYLES["damage"]), f"  {safe(what)}"), soft_wrap=True)
+
+
+def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
+    """Mend all of it, or one part, while nobody can own the queue."""
+    with progress_bar("looking", shown=not as_json) as progress:
+        plan = plan_folder_repair(folder, part=part, progress=progress)
+    if not as_json:
+        _show_folder_plan(stdout(), plan)
+    done = None
+    if not plan.empty and not dry_run:
+        if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
+            return NOT_DONE
+        with progress_bar("repairing", shown=not as_json) as progress:
+            done = repair_folder(folder, part=part, backup=backup, trust_folder=trusts_folders(), progress=progress)
+    results = {} if done is None else done.logs
+    if as_json:
+        logs = [{"name": name, **document(log, results.get(name))} for name, log in plan.logs.items()]
+        steps = () if done is None else done.steps
+        changed = bool(steps) or any(result.changed for result in results.values())
+        print_json({"folder": folder, "changed": changed, "logs": logs, "steps": plan.steps, "done": steps})
+    for result in () if as_json else results.values():
+        show_result(stdout(), result)
+    if done is not None and not as_json and done.steps:
+        whole = (
+            f"nothing in {folder} is damaged any more"
+            if done.after.ok
+            else f"some damage is left: see `holdfast check {folder}`"
+        )
+        stdout().print(f"repaired; {safe(whole)}", soft_wrap=True)
+    left = any(log.left for name, log in plan.logs.items() if name not in results)
+    return DAMAGED if not dry_run and (left or not all(r.after.ok for r in results.values())) else OK
+
+
+def _show_folder_plan(console: Console, plan: FolderPlan) -> None:
+    for log in plan.logs.values():
+        show_plan(console, log)
+    _show_steps(console, plan.folder, plan.steps)
+    if not plan.logs and not plan.steps:
+        console.print(f"{safe(plan.folder)}: nothing to repair", soft_wrap=True)
+
+
+def _show_steps(console: Console, folder: str, steps: Sequence[FolderStep]) -> None:
+    """What a repair would do beyond the single logs."""
+    if not steps:
+        return
+    console.print(f"{safe(folder)}: beyond the logs, a repair would", soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    for number, step in enumerate(steps, start=1):
+        table.add_row(f"{number}.", f"{safe(step.part)}: {safe(step.what)}\ncost: {safe(step.cost)}")
+    console.print(table)
+
+
+@command
+def check_command(folder: Folder, as_json: AsJson = False) -> int:
+    """Check every byte of a queue or a log. Takes no lock and changes nothing.
+
+    Exit code: 0 nothing is damaged, 1 damage was found, 2 it cannot be looked at.
+    """
+    if is_queue(folder):
+        return check_queue(folder, as_json=as_json)
+    owner = owner_of(folder)
+    alive = owner is not None and owner.alive is True
+    with progress_bar("checking", shown=not as_json) as progress:
+        report = check(folder, owned=True if alive else None, progress=progress)
+    if as_json:
+        print_json(report_document(report, owned=alive))
+    else:
+        show_report(stdout(), report, owned=alive)
+    return OK if report.ok else DAMAGED
+
+
+# `holdfast repair`: mend what `check` found, after saying what it will cost.
+
+
+@command
+def repair_command(
+    folder: Folder,
+    dry_run: DryRun = False,
+    backup: Annotated[
+        str | None,
+        typer.Option(
+            "--backup", metavar="DIR", help="Where the originals go; a new folder inside the log's by default."
+        ),
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="PART", help="Only this part of a queue, by the name that `check` gives it."),
+    ] = None,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int:
+    """Mend a damaged log, or all logs of a queue: mark what is lost, keep everything else, throw nothing away.
+
+    Every file that changes is copied first. Nobody may own the log meanwhile.
+    Exit code: 0 done or nothing to do, 1 damage is left, 2 not done.
+    """
+    if is_queue(folder):
+        return repair_queue(folder, dry_run=dry_run, backup=backup, yes=yes, as_json=as_json, part=part)
+    if part is not None:
+        raise InvalidRequest(f"{folder} is a single log: --part names a part of a queue")
+    with progress_bar("looking", shown=not as_json) as progress:
+        plan = plan_repair(folder, progress=progress)
+    if dry_run or not plan.steps:
+        _answer(plan, None, as_json=as_json)
+        return OK if dry_run or not plan.left else DAMAGED
+    if not as_json:
+        show_plan(stdout(), plan)
+    if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
+        return NOT_DONE
+    with _owned_above(folder), progress_bar("repairing", shown=not as_json) as progress:
+        result = repair(folder, backup=backup, progress=progress, trust_folder=trusts_folders())
+    _answer(result.plan, result, as_json=as_json)
+    return OK if result.after.ok else DAMAGED
+
+
+@contextmanager
+def _owned_above(folder: str) -> Iterator[None]:
+    """Own the data folder that the log is in, if any: while a log has its files closed, its own lock is free."""
+    above = next((str(each) for each in Path(folder).resolve().parents if is_queue(str(each))), None)
+    if above is None:
+        yield
+        return
+    with translated(above):
+        lock = take_lock(real_world(), above)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _answer(plan: RepairPlan, result: RepairResult | None, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document(plan, result))
+    elif result is None:
+        show_plan(stdout(), plan)
+    else:
+        show_result(stdout(), result)

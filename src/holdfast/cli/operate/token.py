@@ -1,0 +1,276 @@
+"""`holdfast token`: make tokens for a server, list, check and take them back. The server notices by itself."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from holdfast.cli.options import AsJson
+from holdfast.cli.output import OK, Section, command, print_json, stderr, stdout
+from holdfast.cli.text import safe
+from holdfast.config.settings_file import read_settings
+from holdfast.delivery.facts import seconds_of
+from holdfast.embedded.times import parse_instant, to_datetime
+from holdfast.env import real_world
+from holdfast.env.process import environment
+from holdfast.errors import InvalidRequest
+from holdfast.server.access.principals import principal_of
+from holdfast.server.access.tokens import (
+    ACTIONS,
+    ROLES,
+    Entry,
+    Tokens,
+    digest_of,
+    entry_of,
+    parse_tokens,
+    read_tokens,
+    with_entry,
+    without_entry,
+)
+
+app = Section("Who may call a server, and what each may do.")
+
+# So that whoever finds one in a log or a repository knows what it is, and scanners find it first.
+_PREFIX: Final = "holdfast_"
+_RANDOM_BYTES: Final = 32
+
+TokensFile: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--file", metavar="FILE", help="The tokens file; that of the settings (tokens_file) by default."),
+]
+
+Topics: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--topics", metavar="PATTERN", help="Only these, such as 'orders.*'. Repeatable."),
+]
+Locks: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--locks", metavar="PATTERN", help="Only these locks; as --topics by default. Repeatable."),
+]
+Groups: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--groups", metavar="PATTERN", help="Only these groups; as --topics by default. Repeatable."),
+]
+Producers: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--producers", metavar="PATTERN", help="Only these names of producers; as --topics by default. Repeatable."
+    ),
+]
+CreateGroups: TypeAlias = Annotated[
+    bool, typer.Option("--create-groups", help="It may make groups by consuming; an admin may anyway.")
+]
+
+
+@app.command("new")
+@command
+def new_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, as logs and the audit log say it.")],
+    role: Annotated[
+        str,
+        typer.Option("--role", metavar="ROLE", help=f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
+    ],
+    topics: Topics = None,
+    locks: Locks = None,
+    groups: Groups = None,
+    producers: Producers = None,
+    create_groups: CreateGroups = False,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="In 90d, or at 2027-01-31T00:00:00Z; never by default."),
+    ] = None,
+    certificate: Annotated[
+        str | None,
+        typer.Option("--certificate", metavar="NAME", help="No token: whoever has a client certificate of this name."),
+    ] = None,
+    file: TokensFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Let somebody in. Prints the token, this once: the file keeps only its hash."""
+    path = _path(file)
+    token = None if certificate else _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
+    entry = entry_of(
+        {
+            "name": name,
+            "sha256": digest_of(token) if token else "",
+            "certificate": certificate,
+            "role": _role(role),
+            "topics": topics or ["*"],
+            "locks": locks or None,
+            "groups": groups or None,
+            "producers": producers or None,
+            "create_groups": create_groups,
+            "expires": _moment(expires),
+        }
+    )
+    before = _tokens(path, missing_ok=True)
+    if any(each.name == name for each in before.entries):
+        raise InvalidRequest(f"{path} has a token called {name} already; take another name, or remove that one first")
+    _write(path, with_entry(_text(path), entry, path))
+    if as_json:
+        print_json({**_document(entry), "token": token, "file": path})
+        return OK
+    if token is not None:
+        stdout().print(token, soft_wrap=True)
+        stderr().print(f"This is shown once. {safe(name)} may {_allowed(entry)}.", soft_wrap=True)
+    else:
+        stdout().print(f"{safe(certificate or '')} may {_allowed(entry)}.", soft_wrap=True)
+    return OK
+
+
+@app.command("ls")
+@command
+def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
+    """List who may call, and what each may do; never the tokens themselves, which nobody has."""
+    entries = _tokens(_path(file)).entries
+    if as_json:
+        print_json([_document(entry) for entry in entries])
+    else:
+        _show(entries)
+    return OK
+
+
+@app.command("check")
+@command
+def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
+    """Read the tokens file as a server would: say what is wrong with it (exit code 2), or who may do what."""
+    path = _path(file)
+    entries = _tokens(path).entries
+    now_ns = real_world().clock.now_ns()
+    expired = [entry.name for entry in entries if entry.has_expired(now_ns)]
+    if as_json:
+        print_json({"file": path, "tokens": [_document(entry) for entry in entries], "expired": expired})
+        return OK
+    if entries:
+        _show(entries)
+    count = f"{len(entries):,} token{'' if len(entries) == 1 else 's'}"
+    ended = f", of which {len(expired):,} expired: {', '.join(expired)}" if expired else ""
+    stderr().print(f"{safe(path)} can be used; it has {count}{safe(ended)}", soft_wrap=True)
+    return OK
+
+
+def _show(entries: Sequence[Entry]) -> None:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    for title in ("name", "known by", "may", "expires"):
+        table.add_column(title, overflow="fold")
+    now_ns = real_world().clock.now_ns()
+    for entry in entries:
+        ways = (["token"] if entry.sha256 else []) + ([f"certificate {entry.certificate}"] if entry.certificate else [])
+        expired = " (expired)" if entry.has_expired(now_ns) else ""
+        expires = f"{entry.expires.isoformat()}{expired}" if entry.expires else "never"
+        table.add_row(safe(entry.name), safe(", ".join(ways)), safe(_allowed(entry)), expires)
+    stdout().print(table)
+
+
+@app.command("rm")
+@command
+def remove_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token.")],
+    file: TokensFile = None,
+    as_json: AsJson = False,
+) -> int:
+    """Take a token back. A running server notices within a second or so."""
+    path = _path(file)
+    before = _tokens(path)
+    if all(entry.name != name for entry in before.entries):
+        known = ", ".join(entry.name for entry in before.entries) or "none"
+        raise InvalidRequest(f"{path} has no token called {name}; it has {known}")
+    _write(path, without_entry(_text(path), name, path))
+    if as_json:
+        print_json({"removed": name, "file": path})
+    else:
+        stdout().print(f"removed {safe(name)}; a running server notices within a second or so", soft_wrap=True)
+    return OK
+
+
+def _path(file: str | None) -> str:
+    path = file or read_settings(real_world(), environment()).server.tokens_file
+    if not path:
+        raise InvalidRequest(
+            "which tokens file? Name it with --file, or as tokens_file in [server] of the settings file"
+        )
+    return path
+
+
+def _tokens(path: str, *, missing_ok: bool = False) -> Tokens:
+    if missing_ok and not Path(path).exists():
+        return Tokens([])
+    return read_tokens(real_world(), path)
+
+
+def _role(text: str) -> str | list[str]:
+    """A role by its name, or actions; `admin` is both, and the same."""
+    parts = [part.strip() for part in text.split(",")]
+    return text if text in ROLES or not set(parts) & set(ACTIONS) else parts
+
+
+def _moment(text: str | None) -> datetime | None:
+    """When a token ends: after a duration, or at a moment, to the second."""
+    if text is None:
+        return None
+    now_ns = real_world().clock.now_ns()
+    seconds = seconds_of(text)
+    found = (
+        to_datetime(now_ns + int(seconds * 1e9)) if seconds is not None else parse_instant(text, now_ns // 1_000_000)
+    )
+    if found <= to_datetime(now_ns):
+        raise InvalidRequest(f"--expires {text} has passed already, so the token would never work")
+    return found.replace(microsecond=0)
+
+
+def _allowed(entry: Entry) -> str:
+    return principal_of(entry).allowed()
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    """An entry without what the token could be told by."""
+    principal = principal_of(entry)
+    return {
+        "name": entry.name,
+        "role": entry.role,
+        "actions": sorted(entry.actions),
+        "topics": entry.topics,
+        "locks": principal.locks.texts,
+        "groups": principal.groups.texts,
+        "producers": principal.producers.texts,
+        "create_groups": principal.creates_groups,
+        "certificate": entry.certificate,
+        "expires": entry.expires.isoformat() if entry.expires else None,
+    }
+
+
+def _text(path: str) -> str:
+    with suppress(FileNotFoundError):
+        return Path(path).read_text("utf-8-sig")
+    return ""
+
+
+def _write(path: str, text: str) -> None:
+    """Put the file in place as a whole, for nobody but its owner; who owned it before does so again."""
+    parse_tokens(text.encode(), path)
+    real = os.path.realpath(path)
+    temporary = f"{real}.tmp"
+    with suppress(FileNotFoundError):
+        os.unlink(temporary)  # one that was left behind; or a link, which would lead elsewhere
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as new:
+        with suppress(FileNotFoundError):
+            old = os.stat(real)
+            os.fchmod(handle, stat.S_IMODE(old.st_mode))
+            if os.geteuid() == 0:  # a file of root's would be one that the server cannot read
+                os.fchown(handle, old.st_uid, old.st_gid)
+        new.write(text)
+        new.flush()
+        os.fsync(handle)
+    os.replace(temporary, real)
+    real_world().disk.sync_folder(os.path.dirname(real))

@@ -1,0 +1,1 @@
+"""Commands that run until they are told to end: the server and the console."""

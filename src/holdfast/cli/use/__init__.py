@@ -1,0 +1,1 @@
+"""Commands that put, take and settle messages, and hold locks."""

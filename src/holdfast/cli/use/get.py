@@ -1,0 +1,345 @@
+"""`holdfast get`: take messages for a time, with a receipt that a later command settles them by."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import holdfast
+from holdfast.cli.look.messages import (
+    base64_text,
+    body_text,
+    bytes_of,
+    document,
+    header_text,
+    lease_end,
+    moment,
+    seconds_text,
+    text_value,
+)
+from holdfast.cli.opening import chosen_topic, is_remote, opened
+from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
+from holdfast.cli.output import (
+    NOT_DONE,
+    NOTHING_THERE,
+    OK,
+    command,
+    json_text,
+    print_json_line,
+    stderr,
+    stdout,
+    write_bytes,
+)
+from holdfast.cli.reading import await_arrival, ends_of
+from holdfast.cli.text import preview, safe
+from holdfast.client.address import is_address
+from holdfast.embedded.times import parse_duration
+from holdfast.env import real_world
+from holdfast.errors import Empty, HoldfastError, InvalidRequest
+
+# A message as shell variables: what `holdfast get --export` prints for `eval`.
+
+
+# Every one is set or unset each time: nothing of the message before may be taken for something of this one.
+NAMES: Final = tuple(
+    f"HOLDFAST_{name}"
+    for name in (
+        "RECEIPT",
+        "ID",
+        "ATTEMPT",
+        "KEY",
+        "KEY_BASE64",
+        "CORRELATION_ID",
+        "PRIORITY",
+        "TIMESTAMP",
+        "HEADERS",
+        "BODY",
+        "BODY_FILE",
+        "PAYLOAD_PATH",
+        "STATE",
+        "QUEUE",
+        "TOPIC",
+        "GROUP",
+    )
+)
+
+# The environment is no place for large things: with too much in it no program can be started.
+_MOST_BODY_BYTES: Final = 32 * 1024
+
+
+def fits_variable(message: holdfast.Message[bytes]) -> bool:
+    """Whether the body can be the value of a variable."""
+    if message.size > _MOST_BODY_BYTES:
+        return False
+    text = text_value(message.raw)
+    return text is not None and "\0" not in text
+
+
+def variables(
+    folder: str, group: str, message: holdfast.Message[bytes], body_file: str | None, state: Any = None
+) -> str:
+    """The lines to be evaluated by a POSIX shell."""
+    key = bytes_of(message.key)
+    key_text = None if key is None else text_value(key)
+    headers = {name: _readable(value) for name, value in reversed(message.headers.pairs)}
+    body = text_value(message.raw) if message.size <= _MOST_BODY_BYTES and body_file is None else None
+    values = {
+        "HOLDFAST_QUEUE": folder if is_address(folder) else os.path.abspath(folder),
+        "HOLDFAST_TOPIC": message.topic,
+        "HOLDFAST_GROUP": group,
+        "HOLDFAST_RECEIPT": message.receipt,
+        "HOLDFAST_ID": message.id,
+        "HOLDFAST_ATTEMPT": str(message.attempt),
+        "HOLDFAST_KEY": key_text,
+        "HOLDFAST_KEY_BASE64": None if key is None or key_text is not None else base64_text(key),
+        "HOLDFAST_CORRELATION_ID": message.correlation_id,
+        "HOLDFAST_PRIORITY": str(message.priority),
+        "HOLDFAST_TIMESTAMP": message.timestamp.isoformat(),
+        "HOLDFAST_HEADERS": json_text(headers),
+        "HOLDFAST_BODY": body,
+        "HOLDFAST_BODY_FILE": body_file,
+        "HOLDFAST_PAYLOAD_PATH": body_file,
+        "HOLDFAST_STATE": None if state is None else json_text(state),
+    }
+    return "".join(_line(name, values[name]) for name in NAMES)
+
+
+def nothing_exported(code: int) -> str:
+    """What stands there instead, so that `eval` ends with this exit code and no variable is left over."""
+    return f"unset {' '.join(NAMES)}\n(exit {code})\n"
+
+
+def _line(name: str, value: str | None) -> str:
+    usable = value is not None and "\0" not in value
+    return f"export {name}={shlex.quote(value or '')}\n" if usable else f"unset {name}\n"
+
+
+def _readable(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
+
+
+# Somebody else may have given a message back meanwhile, which the log does not tell.
+_OPEN_EVERY_S: Final = 2.0
+_EVER_S: Final = 10 * 365 * 86_400.0
+
+_Taken = Callable[[holdfast.Queue[bytes], "list[holdfast.Message[bytes]]"], None]
+
+
+@command
+def get_command(
+    folder: QueueFolder,
+    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="Up to so many messages.")] = 1,
+    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Wait so long for a message.")] = "0",
+    block: Annotated[bool, typer.Option("--block", help="Wait for a message for as long as it takes.")] = False,
+    lease: Annotated[
+        str | None, typer.Option("--lease", metavar="TIME", help="They are yours so long; the queue's own by default.")
+    ] = None,
+    holder: Annotated[
+        str | None, typer.Option("--holder", "--owner", metavar="NAME", help="Who works on them.")
+    ] = None,
+    ack: Annotated[bool, typer.Option("--ack", help="Ack them as soon as they are printed.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the body and nothing else, byte for byte.")] = False,
+    out: Annotated[
+        str | None, typer.Option("--out", "--payload-out", metavar="FILE", help="Write the body to a file.")
+    ] = None,
+    stateful: Annotated[bool, typer.Option("--stateful", help="Tell the document that goes with the message.")] = False,
+    export: Annotated[bool, typer.Option("--export", help="Print shell variables, for eval.")] = False,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Take the next message, or several. Ack it with its receipt when it is handled; else it comes back.
+
+    Exit code: 3 where no message is ready.
+    """
+    _check_call(count, out, raw=raw, export=export, as_json=as_json)
+    lease_s = None if lease is None else parse_duration(lease, "--lease")
+    holder = default_holder() if holder is None else holder
+
+    def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
+        try:
+            with _body_file(messages[0], out, export=export) as path:
+                showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
+                showing.show(messages, raw=raw, export=export, as_json=as_json)
+                sys.stdout.flush()
+        except BaseException:
+            for message in messages:
+                message.defer()  # nobody has seen it
+            raise
+        if ack:
+            queue.ack_many(messages)
+
+    try:
+        wanted = _Wanted(chosen_topic(folder, topic), group, count, _patience_s(timeout, block=block), lease_s, holder)
+        _take(folder, taken, wanted, parse_duration(wait, "--wait"))
+    except Empty as empty:
+        sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
+        stderr().print(f"{safe(str(empty))}", soft_wrap=True)
+        return NOTHING_THERE
+    except HoldfastError:
+        sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
+        raise
+    return OK
+
+
+def _check_call(count: int, out: str | None, *, raw: bool, export: bool, as_json: bool) -> None:
+    if sum((raw, export, as_json)) > 1:
+        raise InvalidRequest("--raw, --export and --json all say what is printed; give one of them")
+    if count > 1 and (raw or export or out):
+        raise InvalidRequest("--raw, --export and --out are for one message; leave out --count, or use --json")
+
+
+def _patience_s(timeout: str, *, block: bool) -> float:
+    timeout_s = parse_duration(timeout, "--timeout")
+    if block and timeout_s:
+        raise InvalidRequest("--block waits for ever, --timeout does not; give one of them")
+    return _EVER_S if block else timeout_s
+
+
+@contextmanager
+def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: bool) -> Iterator[str | None]:
+    """The file that the body is in: the one that was said, or a new one where the environment cannot hold it.
+
+    Whoever handles the message removes a new one; we do where nobody was told of it.
+    """
+    path, made = out, False
+    if path is None and export and not fits_variable(message):
+        number, path = tempfile.mkstemp(prefix="holdfast-")
+        os.close(number)
+        made = True
+    try:
+        if path is not None:
+            with open(path, "wb") as file:
+                file.writelines(message.chunks())
+        yield path
+    except BaseException:
+        if made and path is not None:
+            os.unlink(path)
+        raise
+
+
+def default_holder() -> str:
+    """The shell that this command was called by: the command itself is gone when somebody looks."""
+    note = real_world().ids.process_note()
+    return f"{note['host']}:{os.getppid()}"
+
+
+class _Wanted(NamedTuple):
+    """What is to be taken, and for whom."""
+
+    topic: str
+    group: str | None
+    most: int
+    timeout_s: float
+    lease_s: float | None
+    holder: str
+
+
+def _take(folder: str, taken: _Taken, wanted: _Wanted, wait_s: float) -> None:
+    """Hand over what is ready. While nothing is, the folder is let go of, so that others can put something there."""
+    give_up = time.monotonic() + wanted.timeout_s
+    while True:
+        left_s = give_up - time.monotonic()
+        with opened(folder, topic=wanted.topic, group=wanted.group, wait=max(wait_s, left_s), make=True) as queue:
+            # Whoever owns the folder lets us wait there.
+            timeout_s = max(left_s, 0) if is_remote(queue) else 0
+            found = queue.get_many(
+                wanted.most, timeout=timeout_s, lease=wanted.lease_s, holder=wanted.holder, detached=True
+            )
+            if found:
+                taken(queue, found)
+                return
+            if is_remote(queue):
+                raise _nothing(folder, wanted)
+            due_ms, ends = queue._engine.tick(), ends_of(queue._group.topic)
+        left_s = give_up - time.monotonic()
+        if left_s <= 0:
+            raise _nothing(folder, wanted)
+        await_arrival(folder, wanted.topic, ends, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
+
+
+def _nothing(folder: str, wanted: _Wanted) -> Empty:
+    within = f"within {wanted.timeout_s:g} s" if wanted.timeout_s else "now"
+    return Empty(f"no message is ready {within} in {folder}")
+
+
+class _Showing:
+    """Messages that were taken, for people, scripts or the shell."""
+
+    def __init__(
+        self, folder: str, queue: holdfast.Queue[bytes], *, acked: bool, out: str | None, stateful: bool
+    ) -> None:
+        self._folder = folder
+        self._queue = queue
+        self._acked = acked
+        self._out = out
+        self._stateful = stateful
+
+    def show(self, messages: Sequence[holdfast.Message[bytes]], *, raw: bool, export: bool, as_json: bool) -> None:
+        if as_json:
+            for message in messages:
+                more: dict[str, Any] = moment("lease_until", lease_end(self._queue, message))
+                more |= {"state": message.state.load()} if self._stateful else {}
+                print_json_line(document(message, **more, acked=self._acked))
+        elif export:
+            state = messages[0].state.load() if self._stateful else None
+            write_bytes(variables(self._folder, self._queue.group, messages[0], self._out, state).encode())
+        elif raw:
+            if self._out is None:
+                for chunk in messages[0].chunks():
+                    write_bytes(chunk)
+            self._show_receipt(messages[0])
+        else:
+            console = stdout()
+            for number, message in enumerate(messages):
+                if number:
+                    console.print()
+                self._show_facts(console, message)
+
+    def _show_receipt(self, message: holdfast.Message[bytes]) -> None:
+        """Beside a raw body, for whoever looks; scripts use --export."""
+        if not self._acked:
+            sys.stdout.flush()
+            stderr().print(f"receipt {safe(message.receipt)}", soft_wrap=True)
+
+    def _show_facts(self, console: Console, message: holdfast.Message[bytes]) -> None:
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(no_wrap=True)
+        facts.add_column(overflow="fold")
+        facts.add_row("id", safe(message.id))
+        if self._acked:
+            facts.add_row("acked", "yes")
+        else:
+            facts.add_row("receipt", safe(message.receipt))
+            facts.add_row("yours until", f"{seconds_text(lease_end(self._queue, message))} UTC")
+        most = self._queue.settings.max_attempts
+        facts.add_row("attempt", f"{message.attempt} of {most}" if most else str(message.attempt))
+        if message.key is not None:
+            facts.add_row("key", preview(bytes_of(message.key) or b"", 200))
+        if message.headers:
+            facts.add_row("headers", header_text(message))
+        if message.priority:
+            facts.add_row("priority", str(message.priority))
+        if message.correlation_id != message.id:
+            facts.add_row("correlation", safe(message.correlation_id))
+        facts.add_row("published", f"{seconds_text(message.timestamp)} UTC")
+        if self._stateful:
+            facts.add_row("state", safe(json_text(message.state.load())))
+        if self._out is not None:
+            facts.add_row("body", f"{message.size:,} bytes in {safe(self._out)}")
+        else:
+            facts.add_row("body", f"{message.size:,} bytes")
+        console.print(facts)
+        if self._out is None:
+            console.print(body_text(message.raw), soft_wrap=True)

@@ -1,0 +1,340 @@
+"""The settings of a broker from one TOML file and the environment: defaults < file < environment < arguments.
+
+Every mistake is found before anything is refused, so that one look is enough to mend them all.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.broker.folder.layout import check_topic_name
+from holdfast.config import toml
+from holdfast.config.knobs import (
+    ABSENT_SECTIONS,
+    FIXED,
+    FOREIGN_SECTIONS,
+    KNOBS,
+    PATHS,
+    SECTIONS,
+    TOPICS,
+    Knob,
+    named,
+    names_of,
+    nearest,
+    shown,
+    shown_name,
+    value_of,
+    variable,
+)
+from holdfast.env import World
+from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings, ServerSettings, TopicSettings
+from holdfast.storage.files import read_file
+
+FILE_VARIABLE: Final = "HOLDFAST_CONFIG"
+
+_PREFIX: Final = "HOLDFAST_"
+
+
+def load_settings(text: str | None, environ: Mapping[str, str], *, path: str = "") -> Effective:
+    """The settings from the text of a file and from variables; BadSettings with every mistake in them."""
+    reading = _Reading(path)
+    if text is not None:
+        reading.take_file(text)
+    reading.take_environment(environ)
+    return reading.result(has_file=text is not None)
+
+
+def read_settings(world: World, environ: Mapping[str, str], path: str | None = None) -> Effective:
+    """The settings from the file at `path`, or the one that HOLDFAST_CONFIG names, or none."""
+    path = path or environ.get(FILE_VARIABLE) or None
+    return load_settings(None if path is None else _text_of(world, path), environ, path=path or "")
+
+
+def _text_of(world: World, path: str) -> str:
+    try:
+        content = read_file(world.disk, path)
+    except (OSError, ValueError) as error:  # a folder, no right to read it, a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise BadSettings(f"the settings file {shown_name(path)} cannot be read: {reason}") from None
+    if content is None:
+        raise BadSettings(f"there is no settings file {shown_name(path)}; make it, or name another")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadSettings(f"{shown_name(path)}, line {line}: this is not UTF-8, as TOML must be") from None
+
+
+class _Given(msgspec.Struct, frozen=True):
+    """A value that somebody set."""
+
+    knob: Knob
+    value: Any
+    origin: Origin
+    said: str
+
+
+class _Reading:
+    """What was found so far, and what is wrong with it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._given: dict[str, _Given] = {}
+        self._problems: list[str] = []
+        self._topics: list[str] = []
+        self._spoiled: set[str] = set()  # parts and topics that are not looked at as a whole any more
+        self._lines: Mapping[toml.Path, int] = {}
+
+    def take_file(self, text: str) -> None:
+        try:
+            document, self._lines = toml.parsed(text)
+        except ValueError as error:
+            self._problems.append(f"{Origin('file', self._path)}, {error}")
+            return
+        for section, table in document.items():
+            where = self._origin(section)
+            if section in ABSENT_SECTIONS:
+                self._problem(where, f"[{section}]: {ABSENT_SECTIONS[section]}")
+            elif section == TOPICS:
+                self._take_topics(table)
+            elif section not in SECTIONS and section not in FOREIGN_SECTIONS:
+                self._unknown_section(where, section, table)
+            elif not isinstance(table, dict):
+                self._problem(where, f"{section} is a section: write [{section}] and its settings below")
+            else:
+                for name, value in table.items():
+                    ours = FOREIGN_SECTIONS.get(section, section)
+                    self._take(ours, name, value, self._origin(section, name), said=f"[{section}] {shown_name(name)}")
+
+    def take_environment(self, environ: Mapping[str, str]) -> None:
+        """Variables of our sections must be known; others that begin with HOLDFAST_ are not settings."""
+        sections = {section.upper(): section for section in (*SECTIONS, *FOREIGN_SECTIONS, *ABSENT_SECTIONS, TOPICS)}
+        before = self._given
+        self._given = {}
+        for key in sorted(name for name in environ if name.startswith(_PREFIX)):
+            where = Origin("environment", key)
+            rest = key.removeprefix(_PREFIX)
+            section = next((sections[each] for each in sections if rest.startswith(f"{each}_")), None)
+            if section is None:
+                self._near_miss(where, key)
+            elif section in ABSENT_SECTIONS:
+                self._problem(where, ABSENT_SECTIONS[section].replace("the section", "it"))
+            elif section == TOPICS:
+                self._problem(where, f"settings of single topics stand in the file, as [{TOPICS}.NAME]; take it out")
+            else:
+                name = rest[len(section) + 1 :].lower()
+                ours = FOREIGN_SECTIONS.get(section, section)
+                self._take(ours, name, environ[key], where, said="", from_text=True)
+        self._given = {**before, **self._given}
+
+    def _take_topics(self, topics: Any) -> None:
+        for topic, table in topics.items() if isinstance(topics, dict) else [("NAME", None)]:
+            where = self._origin(TOPICS, topic)
+            if not isinstance(table, dict):
+                self._problem(where, f"settings of a topic stand in a section of its own: [{TOPICS}.{topic}]")
+                continue
+            try:
+                check_topic_name(topic)
+            except InvalidRequest as error:
+                self._problem(where, f"[{TOPICS}.{shown_name(topic)}]: {error}")
+                continue
+            section = f"{TOPICS}.{topic}"
+            self._topics.append(topic)
+            for name, value in table.items():
+                said = f"[{section}] {shown_name(name)}"
+                self._take(section, name, value, self._origin(TOPICS, topic, name), said=said)
+
+    def _take(self, section: str, name: str, value: Any, where: Origin, *, said: str, from_text: bool = False) -> None:
+        try:
+            self._set(
+                section, name, value, where, said=f"{said} ({where})" if said else str(where), from_text=from_text
+            )
+        except BadSettings as error:
+            self._problem(where, f"{said}: {error}" if said else str(error))
+
+    def _set(self, section: str, name: str, value: Any, where: Origin, *, said: str, from_text: bool) -> None:
+        if (section, name) in FIXED:
+            if value != FIXED[section, name]:
+                raise BadSettings(f"{shown(value)} cannot be used: it is {FIXED[section, name]} for every topic")
+            return
+        meant = named(section, name)
+        if meant is None:
+            raise BadSettings(_no_such(section, name, value, as_variable=from_text))
+        try:
+            knob, read = value_of(meant, value, from_text=from_text)
+        except BadSettings:
+            self._spoiled.add(_whole_of(meant.knobs[0]))
+            raise
+        earlier = self._given.get(knob.path)
+        if earlier is not None:
+            raise BadSettings(f"{knob.path} is set twice, also by {earlier.said}; take one out")
+        self._given[knob.path] = _Given(knob, self._from_here(knob, read, where), where, said)
+
+    def _from_here(self, knob: Knob, value: Any, where: Origin) -> Any:
+        """A path in a file is meant from where the file is, one in a variable from where we are."""
+        if knob.path not in PATHS or value is None or where.kind != "file":
+            return value
+        return posixpath.normpath(posixpath.join(posixpath.dirname(self._path), value))
+
+    def _unknown_section(self, where: Origin, section: str, table: Any) -> None:
+        if not isinstance(table, dict):
+            home = next((each for each in SECTIONS if section in names_of(each)), None)
+            words = f"write it below [{home}]" if home else f"settings stand in sections: {', '.join(SECTIONS)}"
+            return self._problem(where, f"{shown_name(section)} stands outside of every section; {words}")
+        near = get_close_matches(section, (*SECTIONS, TOPICS), n=1)
+        words = f"did you mean [{near[0]}]?" if near else f"there are {', '.join((*SECTIONS, f'{TOPICS}.NAME'))}"
+        return self._problem(where, f"there is no section [{shown_name(section)}]; {words}")
+
+    def _near_miss(self, where: Origin, key: str) -> None:
+        """A slip in the section's name is a slip, too; whatever is unlike every setting is somebody else's."""
+        near = get_close_matches(key, [*map(variable, KNOBS.values()), FILE_VARIABLE], n=1, cutoff=0.93)
+        if near and key != FILE_VARIABLE:
+            self._problem(where, f"there is no such setting; did you mean {near[0]}?")
+
+    def _problem(self, where: Origin, words: str) -> None:
+        self._problems.append(f"{where}: {words}")
+
+    def _origin(self, *path: str) -> Origin:
+        return Origin("file", self._path, self._lines.get(path))
+
+    def result(self, *, has_file: bool) -> Effective:
+        values: dict[str, dict[str, Any]] = {}
+        for given in self._given.values():
+            values.setdefault(_whole_of(given.knob), {})[given.knob.field] = given.value
+        parts = {
+            "producer": self._whole("producer", ProducerSettings, values),
+            "consumer": self._whole("consumer", ConsumerSettings, values),
+            "topic": self._whole("topic", TopicSettings, values),
+        }
+        server = self._whole("server", ServerSettings, values)
+        topics = {topic: values.get(f"{TOPICS}.{topic}", {}) for topic in self._topics}
+        broker = BrokerSettings(**values.get("broker", {}), **parts, topics=topics)
+        if "topic" not in self._spoiled:
+            general = msgspec.structs.asdict(broker.topic)
+            for topic, own in topics.items():
+                self._whole(f"{TOPICS}.{topic}", TopicSettings, {f"{TOPICS}.{topic}": {**general, **own}})
+        if self._problems:
+            raise BadSettings(_told(self._problems))
+        origins = dict.fromkeys(KNOBS, DEFAULT) | {path: given.origin for path, given in self._given.items()}
+        return Effective(
+            broker=broker,
+            server=server,
+            data_dir=values.get("place", {}).get("data_dir"),
+            path=self._path if has_file else None,
+            origins=origins,
+        )
+
+    def _whole(self, part: str, kind: Callable[..., Any], values: Mapping[str, Mapping[str, Any]]) -> Any:
+        """Settings that must fit each other; each by itself is known to be right."""
+        if part in self._spoiled:
+            return kind()
+        try:
+            return kind(**values.get(part, {}))
+        except BadSettings as error:
+            self._spoiled.add(part)
+            words = set(re.findall(r"\w+", str(error)))
+            causes = [given for given in self._given.values() if given.knob.field in words]
+            own = [str(given.origin) for given in causes if _whole_of(given.knob) in (part, "topic")]
+            self._problems.append(f"{' and '.join(own)}: {error}")
+            return kind()
+
+
+def _no_such(section: str, name: str, value: Any, *, as_variable: bool) -> str:
+    if isinstance(value, dict) and section.startswith(TOPICS):
+        return f'a topic has no sections of its own; where its name has a dot, quote it: [{TOPICS}."a.b"]'
+    near = nearest(section, name)
+    if near is None:
+        return f"there is no such setting; [{section}] has {', '.join(_own_names(section))}"
+    if as_variable:
+        return f"there is no such setting; did you mean {variable(near)}?"
+    if near.section != section:
+        return f"there is no such setting; {near.name} belongs into [{near.section}]"
+    return f"there is no such setting; did you mean {near.name}?"
+
+
+def _own_names(section: str) -> list[str]:
+    return [knob.name for knob in KNOBS.values() if knob.section == section] or list(names_of(section))
+
+
+def _whole_of(knob: Knob) -> str:
+    """What a setting must fit into: a part of the broker's, or a topic."""
+    return knob.section if knob.section.startswith(f"{TOPICS}.") else knob.part
+
+
+def _told(problems: list[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return "\n- ".join([f"{len(problems)} settings cannot be used:", *problems])
+
+
+# The settings that are in force, each with where it comes from.
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a value comes from: for a file its path and line, for a variable its name, for a limit what it fits."""
+
+    kind: Literal["default", "file", "environment", "folder", "limit"]
+    where: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "default":
+            return "default"
+        if self.kind == "limit":
+            return f"default, lowered to fit {self.where}"
+        where = shown_name(self.where) if self.where else "the settings file"
+        return where if self.line is None else f"{where}, line {self.line}"
+
+
+DEFAULT: Final = Origin("default")
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One value in force."""
+
+    name: str
+    value: Any
+    origin: Origin
+
+
+class Effective(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force, and where it comes from; `data_dir` is a path or None, `path` that of the file."""
+
+    broker: BrokerSettings
+    server: ServerSettings = msgspec.field(default_factory=ServerSettings)
+    data_dir: str | None = None
+    path: str | None = None
+    origins: Mapping[str, Origin] = msgspec.field(default_factory=dict)
+
+    def topic(self, name: str, kept: Mapping[str, Any] | None = None) -> TopicSettings:
+        """What a topic of this name follows, whose folder keeps these settings."""
+        return self.broker.of_topic(name, kept)
+
+    def settings(self) -> Iterator[Setting]:
+        """Every setting but those of single topics, in the order of the sections."""
+        parts = {
+            "place": self,
+            "broker": self.broker,
+            "server": self.server,
+            "topic": self.broker.topic,
+            "producer": self.broker.producer,
+            "consumer": self.broker.consumer,
+        }
+        for path, knob in KNOBS.items():
+            yield Setting(path, getattr(parts[knob.part], knob.field), self.origins.get(path, DEFAULT))
+
+    def topic_settings(self, name: str, kept: Mapping[str, Any] | None = None, place: str = "") -> Iterator[Setting]:
+        """Those of a topic that are said of it alone, here or by what its folder keeps in `place`."""
+        own = self.broker.topics.get(name, {})
+        for field, value in msgspec.structs.asdict(self.topic(name, kept)).items():
+            if field in own:
+                yield Setting(field, value, self.origins.get(f"{TOPICS}.{name}.{field}", DEFAULT))
+            elif field in (kept or {}):
+                yield Setting(field, value, Origin("folder", place))

@@ -1,0 +1,1 @@
+"""A disk in memory that forgets what real disks may forget, for tests that pull the plug."""

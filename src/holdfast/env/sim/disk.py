@@ -1,0 +1,293 @@
+"""Faults to order: which call of a simulated disk fails, how, and whether for good."""
+
+from __future__ import annotations
+
+import errno
+import errno as errors
+import os
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.env.disk import NOTE_BYTES, RAN_OUT, File, FolderLock, FolderLocked, OpenFolder
+from holdfast.env.sim.file import SimulatedFile
+from holdfast.env.sim.inode import Fate, Inode
+from holdfast.env.sim.names import Folder, NameTree, os_error
+
+
+@dataclass(slots=True)
+class _Fault:
+    """One thing that will go wrong; `seen` counts the calls that it might have struck."""
+
+    nth: int
+    errno: int
+    sticky: bool
+    calls: frozenset[str] | None
+    short: bool = False
+    seen: int = 0
+
+
+class FaultPlan:
+    """What goes wrong on a disk. Calls count from 1, beginning with the first after the fault was armed."""
+
+    __slots__ = ("_faults", "armed", "fired")
+
+    def __init__(self) -> None:
+        self._faults: list[_Fault] = []
+        self.armed = False  # read before every call, so that a disk without faults pays next to nothing
+        self.fired: list[str] = []  # the calls that were struck, in order; empty: nothing went wrong yet
+
+    def fail(self, nth: int, errno: int, *, sticky: bool, calls: frozenset[str] | None = None) -> None:
+        """The nth call (of those named) raises OSError(errno); sticky: so do all such calls after it."""
+        self._arm(_Fault(nth, errno, sticky, calls))
+
+    def short_write(self, nth: int, *, sticky: bool) -> None:
+        """The nth write takes about half of its bytes; sticky: the disk is full, later ones raise ENOSPC."""
+        self._arm(_Fault(nth, errors.ENOSPC, sticky, frozenset({"write"}), short=True))
+
+    def clear(self) -> None:
+        """Nothing goes wrong any more; `fired` stays."""
+        self._faults.clear()
+        self.armed = False
+
+    def strike(self, call: str) -> bool:
+        """Raise what was ordered for this call; answers whether it is a write to be cut short."""
+        for fault in self._faults:
+            if fault.calls is not None and call not in fault.calls:
+                continue
+            if call == "exists" and fault.errno not in RAN_OUT:
+                continue  # the real disk takes any other error for a "no", which is no fault to walk through
+            fault.seen += 1
+            if fault.seen == fault.nth or (fault.sticky and fault.seen > fault.nth):
+                self.fired.append(call)
+                if fault.short and fault.seen == fault.nth:
+                    return True
+                raise OSError(fault.errno, f"{os.strerror(fault.errno)} (ordered for call {call})")
+        return False
+
+    def _arm(self, fault: _Fault) -> None:
+        if fault.nth < 1:
+            raise ValueError("calls count from 1")
+        self._faults.append(fault)
+        self.armed = True
+
+
+# A disk in memory that forgets what real disks may forget, for tests that pull the plug.
+#
+# `siminode` tells what a power cut may leave of a file, `simnames` what it may leave of names, and
+# `faults` which calls fail. Here these are put behind the calls of `Disk`.
+
+
+_PLENTY_BYTES = 1 << 50
+
+
+class SimulatedLock:
+    """A held lock of the simulated disk."""
+
+    def __init__(self, inode: Inode) -> None:
+        self._inode: Inode | None = inode
+
+    def release(self) -> None:
+        if self._inode is not None:
+            self._inode.locked = False
+            self._inode = None
+
+
+class SimulatedOpenFolder:
+    """A folder of the simulated disk that is open; its names are those that it has when it is synced."""
+
+    def __init__(self, disk: SimulatedDisk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+
+    def sync(self) -> None:
+        self._disk.sync_names(self._folder)
+
+    def close(self) -> None:
+        """Nothing is kept open here."""
+
+
+class SimulatedDisk:
+    """A `Disk` in memory: counts calls, fails to order, and answers with what a cut or a kill leaves."""
+
+    def __init__(self, *, maps: bool = True, capacity_bytes: int | None = None) -> None:
+        self.faults = FaultPlan()
+        self.calls: dict[str, int] = defaultdict(int)
+        self.on_call: Callable[[str], None] | None = None  # told of each change after it took effect
+        self.maps = maps
+        self._capacity_bytes = capacity_bytes
+        self._tree = NameTree()
+        self._mount_id = 1
+
+    def can_map(self, folder: str) -> bool:
+        return self.maps
+
+    def kind(self, folder: str) -> str:
+        return "simulated"
+
+    def mount_id(self, folder: str) -> int:
+        return self._mount_id
+
+    def names(self, folder: str) -> list[str]:
+        self.reach("names")
+        return sorted(self._tree.folder(folder).names)
+
+    def exists(self, path: str) -> bool:
+        self.reach("exists")
+        return self._has(path)
+
+    def _has(self, path: str) -> bool:
+        try:
+            self._tree.node(path)
+        except OSError:
+            return False
+        return True
+
+    def make_folder(self, path: str) -> None:
+        self.reach("make_folder")
+        highest, above, current = "", "", ""
+        made = False
+        for name in path.split("/"):
+            highest, above, current = above, current, f"{current}/{name}"
+            if self._has(current):
+                if not isinstance(self._tree.node(current), Folder):
+                    raise os_error(errno.EEXIST, path)
+                continue
+            if not made:
+                self.sync_folder(highest)  # the last one that was there may not have been synced
+            made = True
+            self._tree.link(self._tree.folder(above), name, Folder())
+            self.done("make_folder")
+            self.sync_folder(above)  # the real disk does so for each folder that it makes
+        if not made:
+            self.sync_folder(above)
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        self.reach("open")
+        if create and not self._has(path):
+            self._create(path)
+            self.done("open")
+        return SimulatedFile(self, self._tree.inode(path), write=write)
+
+    def rename(self, old: str, new: str) -> None:
+        self.reach("rename")
+        self._tree.rename(old, new)
+        self.done("rename")
+
+    def remove(self, path: str) -> None:
+        self.reach("remove")
+        self._tree.inode(path)
+        self._tree.link(*self._tree.place(path), None)
+        self.done("remove")
+
+    def is_folder(self, path: str) -> bool:
+        return self._has(path) and isinstance(self._tree.node(path), Folder)
+
+    def remove_folder(self, path: str) -> None:
+        self.reach("remove_folder")
+        if self._tree.folder(path).names:
+            raise os_error(errno.ENOTEMPTY, path)
+        self._tree.link(*self._tree.place(path), None)
+        self.done("remove_folder")
+
+    def open_folder(self, folder: str) -> OpenFolder:
+        self.reach("open_folder")
+        self._tree.folder(folder)
+        return SimulatedOpenFolder(self, folder)
+
+    def sync_folder(self, folder: str) -> None:
+        self.open_folder(folder).sync()
+
+    def sync_names(self, folder: str) -> None:
+        """What `OpenFolder.sync` does."""
+        self.reach("sync_folder")
+        self._tree.sync(self._tree.folder(folder))
+        self.done("sync_folder")
+
+    def free_bytes(self, folder: str) -> int:
+        self.reach("free_bytes")
+        self._tree.folder(folder)
+        room = self.room_bytes()
+        return _PLENTY_BYTES if room is None else room
+
+    def lock(self, path: str, note: bytes) -> FolderLock:
+        self.reach("lock")
+        inode = self._tree.inode(path) if self._has(path) else self._create(path)
+        if inode.locked:
+            raise FolderLocked(bytes(inode.content[:NOTE_BYTES]).rstrip())
+        inode.locked = True
+        room = self.room_bytes()
+        if room is None or inode.allocated + room >= NOTE_BYTES:  # the note is for people: no room, no note
+            inode.write(0, note.ljust(NOTE_BYTES))
+        self.done("lock")
+        return SimulatedLock(inode)
+
+    def exposure(self, folder: str, *, above: bool = False) -> str | None:
+        return None  # it has no users
+
+    def cut(self, rng: random.Random) -> SimulatedDisk:
+        """A power cut: a new disk with what may be left. This one goes on as if nothing had happened."""
+        chance = rng.random()
+        fate = Fate.LOST if chance < 0.1 else Fate.KEPT if chance < 0.2 else Fate.MIXED
+        successor = self._successor(self._tree.after_cut(rng, fate))
+        successor._mount_id = self._mount_id + 1
+        return successor
+
+    def remount(self, rng: random.Random) -> SimulatedDisk:
+        """A disk that failed is unmounted and mounted anew: what was not synced may be gone, without a restart."""
+        return self.cut(rng)
+
+    def kill(self) -> SimulatedDisk:
+        """kill -9: a new disk with all that this one shows, unsynced things still unsynced, locks gone."""
+        return self._successor(self._tree.copy())
+
+    def flip(self, path: str, position: int, mask: int = 0xFF) -> None:
+        """Media damage: change a byte, durable and cached."""
+        self._tree.inode(path).damage(position, mask)
+
+    def cut_file(self, path: str, length: int) -> None:
+        """Media damage: lose the end of a file, durable and cached."""
+        self._tree.inode(path).shorten(length)
+
+    def contents(self, path: str) -> bytes:
+        """What the running machine reads."""
+        return self._tree.inode(path).frozen()
+
+    def durable(self, path: str) -> bytes | None:
+        """What is there after a cut that keeps nothing unsynced; None where there is no such file then."""
+        inode = self._tree.durable_inode(path)
+        return None if inode is None else inode.durable()
+
+    def reach(self, call: str) -> bool:
+        """Count a call, which may raise a fault; answers whether it is a write to be cut short."""
+        self.calls[call] += 1
+        return self.faults.armed and self.faults.strike(call)
+
+    def store(self, call: str) -> None:
+        """Count a store into memory, which cannot fail, and tell that it took effect."""
+        self.calls[call] += 1
+        self.done(call)
+
+    def done(self, call: str) -> None:
+        """Tell that a call took effect."""
+        if self.on_call is not None:
+            self.on_call(call)
+
+    def room_bytes(self) -> int | None:
+        """Bytes left; None where there is no limit. A removed file gives its room back at once."""
+        if self._capacity_bytes is None:
+            return None
+        return max(0, self._capacity_bytes - self._tree.allocated_bytes())
+
+    def _create(self, path: str) -> Inode:
+        inode = Inode()
+        self._tree.link(*self._tree.place(path), inode)
+        return inode
+
+    def _successor(self, tree: NameTree) -> SimulatedDisk:
+        """The same machine started anew: no counts, no faults, no hook."""
+        disk = SimulatedDisk(maps=self.maps, capacity_bytes=self._capacity_bytes)
+        disk._tree = tree
+        disk._mount_id = self._mount_id
+        return disk

@@ -1,0 +1,198 @@
+"""Who is calling: by token, by certificate, or because nobody else can reach this server."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from holdfast.env import World
+from holdfast.errors import BadSettings, Unauthenticated
+from holdfast.server.access.origins import check_host, check_origin, is_loopback, plain_name
+from holdfast.server.access.principals import LOCAL, Principal, principal_of
+from holdfast.server.access.tls import Reloaded, names_in
+from holdfast.server.access.tokens import Entry, Tokens, read_tokens
+from holdfast.server.http.head import parse_host
+from holdfast.settings import ServerSettings
+
+# What an answer to an unknown caller says: programs send the token as it is, browsers ask for it as a password.
+# In headers of their own: browsers understand only the first challenge of one.
+CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="holdfast"')
+
+_EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
+_HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'
+
+
+class Asking(Protocol):
+    """What of a request says who is calling."""
+
+    peer: str
+    certificate: Any
+
+    def header(self, name: str) -> str: ...
+
+
+def check_listening(settings: ServerSettings) -> list[str]:
+    """BadSettings where the server would stand open to others by accident; answers with what had better be changed."""
+    if settings.tls_cert_file is None and (settings.tls_key_file or settings.tls_client_ca_file):
+        raise BadSettings(
+            "tls_key_file and tls_client_ca_file need tls_cert_file (--tls-cert): without a certificate there is no TLS"
+        )
+    for name in settings.allowed_hosts:
+        if _host_name(name) is None:
+            raise BadSettings(
+                f"allowed_hosts has {name!r}, which is no name of a host: write a name or an address without a port, "
+                'such as "queue.example" or "10.0.0.5"'
+            )
+    if is_loopback(settings.host):
+        return []
+    asks = settings.tokens_file is not None or settings.tls_client_ca_file is not None
+    if not asks and not settings.allow_anonymous_network:
+        raise BadSettings(
+            f"the server would listen at {settings.host}, where others could reach it, and ask nobody who they are. "
+            "Name a tokens_file (--tokens; `holdfast token new` makes one), or a tls_client_ca_file (--tls-client-ca); "
+            "or listen at 127.0.0.1; or, to let everybody there do everything, set allow_anonymous_network "
+            "(--allow-anonymous-network) and allowed_hosts (--allowed-host)"
+        )
+    if not asks and not settings.allowed_hosts:
+        raise BadSettings(
+            "allow_anonymous_network needs allowed_hosts (--allowed-host): the names and addresses by which callers "
+            'reach this server, such as "queue.internal" or "10.0.0.5". Without them any web page that one of them '
+            "looks at could use the server under a name of its own"
+        )
+    if not asks:
+        return [f"everybody who reaches {settings.host} may do everything: allow_anonymous_network is set"]
+    if settings.tls_cert_file is None:
+        return ["tokens and messages cross the network readable by others: set tls_cert_file, or put a proxy in front"]
+    return []
+
+
+class Access:
+    """Knows every caller, or refuses it."""
+
+    def __init__(self, settings: ServerSettings, world: World) -> None:
+        self._settings = settings
+        self._clock = world.clock
+        self._tokens: Reloaded[Tokens] | None = None
+        if settings.tokens_file is not None:
+            path = settings.tokens_file
+            self._tokens = Reloaded([path], lambda: read_tokens(world, path), world.clock, what="tokens")
+        self._confirmed_by: Tokens | None = None
+        self._confirmed: frozenset[Entry] = frozenset()
+        self._local = Principal(name=LOCAL, read_only=settings.read_only)
+        self._checks_host = self.is_open or bool(settings.allowed_hosts)
+        self._names = frozenset(
+            found
+            for found in map(_host_name, (settings.host, *settings.allowed_hosts))
+            if found is not None and found not in _EVERY_ADDRESS
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody is asked who they are."""
+        return self._tokens is None and self._settings.tls_client_ca_file is None
+
+    def principal(self, request: Asking) -> Principal:
+        """Who sent a request."""
+        host = request.header("host")
+        check_origin(request.header("origin"), host)
+        if request.peer == LOCAL:
+            return self._local
+        if self._checks_host:
+            check_host(host, self._names)
+        return self.identify(request.header("authorization"), names_in(request.certificate))
+
+    def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
+        """Who has this token, or else this certificate."""
+        if self.is_open:
+            return self._local
+        if self._tokens is None:  # whoever has a certificate of that issuer is trusted with everything
+            if not certificate_names:
+                raise Unauthenticated("the server asks for a client certificate that has a name; there was none")
+            return Principal(name=certificate_names[0], read_only=self._settings.read_only)
+        return self._of_entry(self._entry(self._tokens.current(), authorization, certificate_names))
+
+    def tokens_problem(self) -> str:
+        """Why the tokens file, as it is now, cannot be used, so that what it said before holds; else empty."""
+        if self._tokens is None:
+            return ""
+        self._tokens.current()
+        return self._tokens.problem
+
+    def confirm(self, principal: Principal) -> None:
+        """Unauthenticated, if the tokens file says something else by now; for answers that go on for long."""
+        if principal.entry is None or self._tokens is None:
+            return
+        tokens = self._tokens.current()
+        entry: Entry | None = principal.entry
+        if tokens is not self._confirmed_by:
+            self._confirmed_by, self._confirmed = tokens, frozenset(tokens.entries)
+        if entry not in self._confirmed:
+            entry = next((each for each in tokens.entries if _is_same_caller(each, principal.entry)), None)
+            if entry is None or not _allows_all_of(entry, principal.entry):
+                raise Unauthenticated(
+                    f"the token of {principal.name} was changed or taken back since the call began, so the call was "
+                    "ended; call again, with what the token still allows or with another one"
+                )
+        self._of_entry(entry)
+
+    def _entry(self, tokens: Tokens, authorization: str, certificate_names: Sequence[str]) -> Entry:
+        if authorization:
+            entry = tokens.of_token(_token_in(authorization))
+            if entry is None:
+                raise Unauthenticated("the token is not known here; ask for a new one, `holdfast token new` makes it")
+            return entry
+        entry = tokens.of_certificate(certificate_names)
+        if entry is not None:
+            return entry
+        if certificate_names:
+            raise Unauthenticated(
+                f"no entry of the tokens file has certificate = {certificate_names[0]!r}; add one, or {_HOW}"
+            )
+        raise Unauthenticated(f"the server asks for a token; {_HOW}")
+
+    def _of_entry(self, entry: Entry) -> Principal:
+        if entry.has_expired(self._clock.now_ns()):
+            raise Unauthenticated(f"the token of {entry.name} expired at {entry.expires}; ask for a new one")
+        return principal_of(entry, read_only=self._settings.read_only)
+
+
+def _is_same_caller(entry: Entry, other: Entry) -> bool:
+    return (entry.sha256, entry.certificate) == (other.sha256, other.certificate)
+
+
+def _allows_all_of(entry: Entry, before: Entry) -> bool:
+    """Whether a changed entry allows at least what it did; when it ends is looked at elsewhere."""
+    if not entry.actions >= before.actions:
+        return False
+    for field in Entry.__struct_fields__:
+        now, then = getattr(entry, field), getattr(before, field)
+        if now == then or field in ("name", "role", "expires"):
+            continue
+        if isinstance(now, bool):
+            if then:
+                return False
+        elif not (isinstance(now, tuple) and isinstance(then, tuple) and set(now) >= set(then)):
+            return False
+    return True
+
+
+def _host_name(text: str) -> str | None:
+    """A name or an address as it is compared; None for anything else, such as one with a port."""
+    found = parse_host(f"[{text}]" if ":" in text and not text.startswith("[") else text)
+    return None if found is None or found[1] is not None else plain_name(found[0])
+
+
+def _token_in(authorization: str) -> str:
+    scheme, _, rest = authorization.strip().partition(" ")
+    match scheme.lower():
+        case "bearer":
+            return rest.strip()
+        case "basic":
+            try:
+                return base64.b64decode(rest.strip(), validate=True).decode("utf-8").partition(":")[2]
+            except (binascii.Error, UnicodeDecodeError):
+                raise Unauthenticated(f"the authorization is not what Basic means; {_HOW}") from None
+        case _:
+            raise Unauthenticated(f"the authorization is of an unknown kind; {_HOW}")

@@ -1,0 +1,258 @@
+"""YAML as people mean it: a key that is there twice is a mistake, and a day is a text like every other time."""
+
+from __future__ import annotations
+
+import posixpath
+import traceback
+from collections.abc import Mapping
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import isfunction
+from os import PathLike, fspath
+from sys import modules
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+import yaml
+
+from holdfast.env import World, real_world
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, NotInstalled
+from holdfast.spark.pipelines.context import kind_named
+from holdfast.spark.pipelines.custom import marked
+from holdfast.spark.pipelines.spec import Project, Spec, check_project, meant, read_options
+from holdfast.storage.files import read_file
+
+_RESOLVERS: Final = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_LOADER: Final[Any] = type("_Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": _RESOLVERS})
+
+
+def read_yaml(content: bytes) -> Any:
+    """The plain values of a document; raises yaml.YAMLError."""
+    loader = _LOADER(content)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_keys(node, set())
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _check_keys(node: Any, looked_at: set[int]) -> None:
+    if id(node) in looked_at or isinstance(node, yaml.ScalarNode):
+        return
+    looked_at.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _check_keys(each, looked_at)
+        return
+    keys = set()
+    for key, value in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value in keys:
+            raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
+        keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
+        _check_keys(value, looked_at)
+
+
+# What `holdfast pipeline new` writes: a file to begin with, every line of it explained.
+
+
+_HEAD: Final = """\
+# Pipelines: `holdfast pipeline run {name} --config {file}`, and `holdfast pipeline plan` to see what that would do.
+# Paths are meant from where this file is.
+folder: data                    # the data folder with the topics
+lake: lake                      # where tables go; checkpoints are in lake/_checkpoints
+# file: my_pipelines.py         # functions of your own; see `holdfast pipeline new NAME --python`
+
+pipelines:
+"""
+
+PYTHON: Final = '''\
+"""Pipelines of our own: functions from rows to rows. Name this file in the YAML with `file: {file}`."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from holdfast.spark import pipeline
+
+
+# It is called with the new rows of its source, batch by batch; what it returns goes to the table lake/{name}.
+# A batch that was cut short is done again from the beginning, so it should do nothing else than return rows.
+@pipeline(
+    source="orders-silver",  # the pipeline whose table it reads
+    name="{name}",
+    expect=[{{"name": "has_country", "check": "country IS NOT NULL", "on_fail": "quarantine"}}],
+    # partition_by=["country"],  # the folders of the table; by default the day, where there is a column dt
+)
+def {function}(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("country", f.upper("country"))
+'''
+
+
+def yaml_template(name: str, kind: str, file: str) -> str:
+    """A file with one pipeline of this kind."""
+    return f"{_HEAD.format(name=name, file=file)}{entry(name, kind)}"
+
+
+def entry(name: str, kind: str) -> str:
+    """One entry below `pipelines:`, to be added to a file that is there."""
+    import yaml
+
+    key = name if yaml.safe_load(name) == name else f'"{name}"'  # "on" and "2024" are no names to YAML
+    return f"  {key}:\n{kind_named(kind).template}"
+
+
+def python_template(name: str, file: str) -> str:
+    """A Python file with one function."""
+    function = "".join(c if c.isalnum() else "_" for c in name)
+    return PYTHON.format(name=name, file=file, function=function if not function[:1].isdigit() else f"_{function}")
+
+
+# A project from a file: YAML, or Python that makes `Pipeline` objects.
+
+
+_KEYS: Final = ("folder", "lake", "file", "pipelines")
+
+
+def read_project(path: str | PathLike[str], world: World | None = None) -> Project:
+    """The pipelines that a file declares, checked."""
+    path = fspath(path)
+    world = real_world() if world is None else world
+    if world.disk.is_folder(path):
+        raise InvalidRequest(f"{path} is a folder: name the file that declares the pipelines, such as pipelines.yaml")
+    content = read_file(world.disk, path)
+    if content is None:
+        raise InvalidRequest(f"there is no file {path}; `holdfast pipeline new NAME` writes one to begin with")
+    if path.endswith(".py"):
+        return _from_python(path)
+    return _from_yaml(path, content)
+
+
+def _from_yaml(path: str, content: bytes) -> Project:
+    try:
+        import yaml
+
+    except ImportError:
+        raise NotInstalled("pipelines need Spark and PyYAML: pip install 'holdfast[spark]'") from None
+    try:
+        document = read_yaml(content)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise BadSettings(f"{path}{where}: this is no YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(document, dict):
+        raise BadSettings(f"{path}: it must have the keys {', '.join(_KEYS)}")
+    return project_of(document, path)
+
+
+def project_of(document: dict[Any, Any], where: str) -> Project:
+    """The project that a document of plain values declares; paths in it are meant from where its file is."""
+    for key in document:
+        if key not in _KEYS:
+            raise BadSettings(f"{where}: {key!r} is not known{meant(str(key), _KEYS)}")
+    home = posixpath.dirname(where)
+    paths = {}
+    for key, said in (("folder", "the data folder"), ("lake", "the folder that tables go to")):
+        value = document.get(key)
+        if not isinstance(value, str) or not value:
+            raise BadSettings(f"{where}: {key} is missing: name {said}")
+        paths[key] = posixpath.normpath(posixpath.join(home, value))
+    found = _own(document.get("file"), home, where)
+    entries = document.get("pipelines") or {}
+    if not isinstance(entries, dict):
+        raise BadSettings(f"{where}: pipelines must be names, each with a kind and options below it")
+    pipelines = {spec.name: spec for value in found.values() if (spec := marked(value)) is not None}
+    for name, entry in entries.items():
+        if not isinstance(name, str):
+            raise BadSettings(f"{where}: YAML reads the name of a pipeline as {name!r}: put it into quotes")
+        pipelines[name] = _spec(name, entry, found, where)
+    if not pipelines:
+        raise BadSettings(f"{where}: it declares no pipelines")
+    return check_project(Project(pipelines=pipelines, where=where, **paths))
+
+
+def _spec(name: str, entry: Any, functions: Mapping[str, Any], where: str) -> Spec:
+    place = f"{where}: {name}"
+    if not isinstance(entry, dict) or "kind" not in entry:
+        raise BadSettings(f"{place}: say what it does with kind: land, refine, aggregate or another")
+    try:
+        kind = kind_named(entry["kind"])
+    except BadSettings as error:
+        raise BadSettings(f"{place}: {error}") from None
+    given = {str(key): value for key, value in entry.items() if key != "kind"}
+    if kind.name != "python":
+        return Spec(name=name, kind=kind.name, options=read_options(kind.options, given, place))
+    wanted = given.get("function") or name
+    function = functions.get(str(wanted)) or functions.get(str(wanted).replace("-", "_"))
+    if function is None:
+        known = meant(str(wanted), functions) if functions else "; name the Python file with file: at the top"
+        raise BadSettings(f"{place}: there is no function {wanted!r} for it{known}")
+    declared = marked(function)
+    if declared is not None:  # what stands above the function counts where the entry says nothing else
+        given = {**msgspec.to_builtins(declared.options), **given}
+    return Spec(name=name, kind="python", options=read_options(kind.options, given, place), function=function)
+
+
+def _own(file: Any, home: str, where: str) -> dict[str, Any]:
+    """The functions of somebody's own file, by their names."""
+    if file is None:
+        return {}
+    if not isinstance(file, str):
+        raise BadSettings(f"{where}: file must be the name of a Python file")
+    module = _executed(posixpath.join(home, file), where)
+    own = {name: value for name, value in vars(module).items() if isfunction(value)}
+    return {name: value for name, value in own.items() if marked(value) or value.__module__ == module.__name__}
+
+
+def _from_python(path: str) -> Project:
+    from holdfast.spark.pipelines.build import Pipeline
+
+    made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
+    if not made:
+        raise BadSettings(f"{path}: it makes no Pipeline: orders = Pipeline.land('orders', folder=..., lake=...)")
+    first = made[0].project
+    pipelines: dict[str, Spec] = {}
+    for each in made:
+        if (each.project.folder, each.project.lake) != (first.folder, first.lake):
+            raise BadSettings(f"{path}: all pipelines of a file have the same folder and the same lake")
+        for name, spec in each.project.pipelines.items():
+            if pipelines.setdefault(name, spec) != spec:
+                raise BadSettings(
+                    f"{path}: there are two different pipelines named {name!r}: give one another name, "
+                    "or keep only the whole chain in a variable"
+                )
+    home = posixpath.dirname(path)
+    return check_project(
+        msgspec.structs.replace(
+            first,
+            folder=posixpath.normpath(posixpath.join(home, first.folder)),
+            lake=posixpath.normpath(posixpath.join(home, first.lake)),
+            pipelines=pipelines,
+            where=path,
+        )
+    )
+
+
+def _executed(path: str, where: str) -> ModuleType:
+    spec = spec_from_file_location("holdfast_user_pipelines", path)
+    if spec is None or spec.loader is None:
+        raise BadSettings(f"{where}: {path} is no Python file")
+    module = module_from_spec(spec)
+    modules[module.__name__] = module  # dataclasses look for it there
+    try:
+        spec.loader.exec_module(module)
+    except HoldfastError:
+        raise
+    except FileNotFoundError:
+        raise BadSettings(f"{where}: there is no file {path}") from None
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f", line {lines[-1]}" if lines else ""
+        raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
+    finally:
+        del modules[module.__name__]  # so that functions go to Spark's workers by value: they cannot import it
+    return module

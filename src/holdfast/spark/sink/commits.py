@@ -1,0 +1,413 @@
+"""The driver's commit: staged rows go into the log, each exactly once, whatever stops it on the way.
+
+1. own the folder; finish what earlier commits left; stop here if this batch is in the log already
+2. note where the logs end, durably with the list of staged files: from now on the batch is committed
+3. append the files' frames, each with who wrote it and which of the lane's rows it begins with
+4. sync; note the batch as done; remove its files
+
+Who stops between 2 and 4 leaves a manifest. The next commit goes on from it: what the logs hold behind the noted
+ends says how far each lane had come.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
+from typing import Final, Protocol
+
+import msgspec
+
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.messages import DEDUP_ID, WRITTEN, Draft, mark
+from holdfast.broker.partition import BulkFrame, Partition, append_frames
+from holdfast.broker.topic import Topic
+from holdfast.codec.columns import HEADERS
+from holdfast.codec.frame import Frame
+from holdfast.env import World
+from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Unavailable, UnknownTopic
+from holdfast.model import Producer, Record
+from holdfast.settings import BrokerSettings
+from holdfast.spark.sink.staging import Done, Lane, LaneStart, Manifest, StagedFile, Staging
+from holdfast.storage.log import Log
+from holdfast.storage.opening import translated
+
+# A lane's way into its partition, which knows how far it had come: rows that are there already are passed over.
+
+
+_APPEND_BYTES: Final = 8 << 20
+_PUBLISH_ROWS: Final = 1_000
+
+
+class Track(Protocol):
+    """One lane's way into its partition."""
+
+    def take(self, frame: Frame, stored: memoryview) -> None: ...
+
+    def make_way(self) -> None:
+        """Rows of another lane come, and must not pass those that were taken before."""
+
+    def put_down(self) -> None:
+        """Write what was taken."""
+
+
+class Writer:
+    """Who the log is told that it was, and how far that one had come."""
+
+    def __init__(self, world: World, manifest: Manifest, resumed: bool) -> None:  # noqa: FBT001
+        self._world = world
+        self._resumed = resumed
+        self._id = producer_id(manifest.write_id)
+        self._epoch = manifest.batch + 1
+
+    def plain(self, partition: Partition, start: LaneStart) -> Track:
+        done = 0
+        if self._resumed:
+            for frame in _from(partition.log, start.log_end):
+                header = frame.header
+                if header.producer_id == self._id and header.producer_epoch == self._epoch:
+                    done = header.first_sequence + header.count
+        return _PlainTrack(self._world, partition, Producer(self._id, self._epoch), done)
+
+    def general(self, partition: Partition, start: LaneStart) -> Track:
+        prefix = b"%d.%d." % (self._id, self._epoch)
+        done = 0
+        if self._resumed:
+            done = _marked(_records(partition.log, start.log_end), prefix)
+            store = partition.delayed
+            if store is not None:
+                done = max(done, _marked(_records(store.intake, start.intake_end), prefix))
+                if store.intake.start > start.intake_end:  # some were put away meanwhile
+                    done = max(done, _marked((waiting.record for waiting in store.waiting()), prefix))
+        return _GeneralTrack(partition, prefix, done)
+
+
+def producer_id(write_id: str) -> int:
+    """The write's number in the log's frames, where producers have theirs."""
+    return int.from_bytes(blake2b(write_id.encode(), digest_size=8).digest(), "big") >> 1 | 1
+
+
+class NoTrack:
+    """For rows whose topic is gone."""
+
+    def take(self, frame: Frame, stored: memoryview) -> None:
+        """They are gone, too."""
+
+    def make_way(self) -> None:
+        """Nothing is in the way."""
+
+    def put_down(self) -> None:
+        """There is nothing."""
+
+
+class _PlainTrack:
+    """Frames that go into the log as they are; those that are there already are passed over."""
+
+    def __init__(self, world: World, partition: Partition, producer: Producer, done: int) -> None:
+        self._world = world
+        self._partition = partition
+        self._producer = producer
+        self._done = done
+        self._seen = 0
+        self._pending: list[BulkFrame] = []
+        self._pending_bytes = 0
+
+    def take(self, frame: Frame, stored: memoryview) -> None:
+        first, self._seen = self._seen, self._seen + frame.count
+        if self._seen <= self._done:
+            return
+        if first < self._done:
+            raise CorruptData(
+                f"{self._done} rows of a batch are in {self._partition.log.folder}, and its staged frames begin at row "
+                f"{first} and end at {self._seen}: they are not those that were written. Nothing more was written"
+            )
+        if self._pending_bytes + len(stored) > _APPEND_BYTES:
+            self.put_down()
+        self._pending.append(BulkFrame.of(frame, stored))
+        self._pending_bytes += len(stored)
+
+    def make_way(self) -> None:
+        self.put_down()
+
+    def put_down(self) -> None:
+        if self._pending:
+            now_ns = self._world.clock.now_ns()
+            append_frames(self._partition, self._pending, self._producer.after(self._done), now_ns)
+            self._done += sum(frame.header.count for frame in self._pending)
+            self._pending, self._pending_bytes = [], 0
+
+
+class _GeneralTrack:
+    """Rows that become drafts, each marked with its number; the first `done` are there already, or were duplicates."""
+
+    def __init__(self, partition: Partition, prefix: bytes, done: int) -> None:
+        self._partition = partition
+        self._prefix = prefix
+        self._done = done
+        self._seen = 0
+        self._pending: list[Draft] = []
+        self._pending_bytes = 0
+
+    def take(self, frame: Frame, stored: memoryview) -> None:
+        for record in frame.records():
+            number, self._seen = self._seen, self._seen + 1
+            if number >= self._done:
+                self._pending.append(
+                    Draft(
+                        record.value,
+                        record.key,
+                        (*record.headers, (WRITTEN, self._prefix + b"%d" % number)),
+                        record.priority,
+                        record.expires_at_ms,
+                        record.due_at_ms,
+                        mark(record, DEDUP_ID),
+                        record.flags,
+                    )
+                )
+                self._pending_bytes += len(record.value)
+            if len(self._pending) >= _PUBLISH_ROWS or self._pending_bytes >= _APPEND_BYTES:
+                self.put_down()
+
+    def make_way(self) -> None:
+        if not all(draft.due_at_ms for draft in self._pending):  # what is due later follows in any case
+            self.put_down()
+
+    def put_down(self) -> None:
+        if self._pending:
+            # Their sizes were looked at when they were staged; each has a mark more since.
+            self._partition.wait(self._partition.publish(self._pending, durability="fsync", any_size=True))
+            self._pending, self._pending_bytes = [], 0
+
+
+def _from(log: Log, offset: int) -> Iterator[Frame]:
+    return log.read(min(max(offset, log.start), log.end))
+
+
+def _records(log: Log, offset: int) -> Iterator[Record]:
+    for frame in _from(log, offset):
+        if frame.header.columns & HEADERS:
+            yield from frame.records()
+
+
+def _marked(records: Iterable[Record], prefix: bytes) -> int:
+    """How many rows of this batch were handled: each piece was on disk before the next, so all before the last."""
+    done = 0
+    for record in records:
+        written = mark(record, WRITTEN)
+        if written is not None and written.startswith(prefix):
+            done = max(done, int(written.removeprefix(prefix)) + 1)
+    return done
+
+
+logger = logging.getLogger(__name__)
+
+_LOOK_AGAIN_S: Final = 0.05
+_MOST_ROWS: Final = 2**32 - 1  # the log numbers them with 32 bits
+
+
+class Write(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be committed. `kept`: the write goes on after this batch, so that its end must be remembered.
+
+    `streaming`: it is a query's, of whose batches none but the last can come again.
+    """
+
+    write_id: str
+    batch: int
+    files: tuple[StagedFile, ...]
+    kept: bool = True
+    streaming: bool = False
+    new_partitions: int | None = None
+
+
+@contextmanager
+def owning(
+    world: World,
+    root: str,
+    settings: BrokerSettings,
+    wait_ms: int,
+    is_shared: Callable[[str], bool] | None = None,
+) -> Iterator[BrokerEngine | None]:
+    """The folder, owned; waits for a while where somebody else has it, as other writes may be at their commits.
+
+    None where whoever has it lets others in.
+    """
+    deadline_ns = world.clock.monotonic_ns() + wait_ms * 1_000_000
+    engine: BrokerEngine | None = None
+    while engine is None:
+        try:
+            engine = BrokerEngine.open(root, create=False, settings=settings, world=world)
+        except Busy as error:
+            if is_shared is not None and is_shared(root):
+                yield None
+                return
+            if world.clock.monotonic_ns() >= deadline_ns:
+                owner = str(error).partition("; ")[0]
+                raise Busy(
+                    f"{owner}, and does not share it: Spark can write there only while no such process owns it. Close "
+                    "it there, then write again; nothing is lost or doubled by that"
+                ) from None
+            world.clock.wait(threading.Event(), _LOOK_AGAIN_S)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def commit(engine: BrokerEngine, write: Write) -> bool:
+    """Bring the rows into the log, or learn that they are there: then the answer is False."""
+    staging = Staging(engine.world, engine.folder)
+    finish_pending(engine, write.write_id)
+    done = staging.done(write.write_id)
+    fresh = done.batch < write.batch
+    if not fresh:
+        _check_again(write, done)
+    elif write.files:
+        with translated(staging.root):
+            staging.check_there(write.write_id, write.batch, write.files)
+        manifest = _manifest(engine, write)
+        staging.note_manifest(manifest)
+        with _telling_that_it_counts(write):
+            _carry_out(engine, staging, manifest, resumed=False)
+    try:
+        staging.tidy()
+    except (HoldfastError, OSError) as error:  # the rows are in the log; whoever commits next tidies up
+        logger.warning("staged rows not removed", extra={"folder": staging.root, "error": str(error)})
+    return fresh
+
+
+def _check_again(write: Write, done: Done) -> None:
+    """Refuse what has the number of a batch that was written, and is another one."""
+    if write.streaming and write.batch < done.batch:
+        raise InvalidRequest(
+            f"batch {write.batch} of query {write.write_id} came again, and those up to {done.batch} are written: "
+            "its checkpoint is a copy, or older than what the query wrote. Nothing was written; start the query with a "
+            "new checkpoint, at the offsets where the old one ended"
+        )
+    topics = {lane.topic for staged in write.files for lane, _ in staged.lanes}
+    if write.batch == done.batch and done.topics and topics.isdisjoint(done.topics) and topics:
+        raise InvalidRequest(
+            f"batch {write.batch} of write {write.write_id} was written to {', '.join(done.topics)}, and now it comes "
+            f"for {', '.join(sorted(topics))}. Nothing was written; give each write an id, or each batch a number, of "
+            "its own"
+        )
+
+
+@contextmanager
+def _telling_that_it_counts(write: Write) -> Iterator[None]:
+    """Whoever has no number to try again with must know that the rows will come."""
+    try:
+        yield
+    except HoldfastError as error:
+        if not write.kept:
+            told = "do not write them again, the next write of Spark's to this folder brings them in"
+            error.args = (f"{error}. The rows are committed all the same: {told}",)
+        raise
+
+
+def finish_pending(engine: BrokerEngine, write_id: str | None = None) -> int:
+    """Finish the commits that were cut short; answers how many. One that cannot be stops none but its own write."""
+    staging = Staging(engine.world, engine.folder)
+    finished = 0
+    with translated(staging.root):
+        found = list(staging.pending())
+    for manifest in found:
+        try:
+            _carry_out(engine, staging, manifest, resumed=True)
+            finished += 1
+        except HoldfastError as error:
+            if manifest.write_id == write_id:
+                raise
+            facts = {"write": manifest.write_id, "batch": manifest.batch, "error": str(error)}
+            logger.warning("a commit that was cut short cannot be finished", extra=facts)
+    return finished
+
+
+def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
+    """The batch as it will be written down, after a look at all that could keep it from being carried out."""
+    rows: dict[Lane, int] = {}
+    for staged in write.files:
+        for lane, count in staged.lanes:
+            rows[lane.bare] = rows.get(lane.bare, 0) + count
+    _check_topics(engine, write)
+    starts = []
+    for lane, count in sorted(rows.items()):
+        if count > _MOST_ROWS:
+            raise InvalidRequest(f"{count} rows for one partition of {lane.topic} are too many; write them in parts")
+        with _topic(engine, lane.topic) as topic:
+            partition = topic.partition(lane.partition)
+            partition.sync()  # what lies below the noted ends must never be lost: they would say too little
+            intake = 0 if partition.delayed is None else partition.delayed.intake.written_end
+            starts.append(LaneStart(lane, topic.id, partition.log.written_end, intake))
+    return Manifest(
+        write_id=write.write_id,
+        batch=write.batch,
+        kept=write.kept,
+        noted_at_ms=engine.world.clock.now_ns() // 1_000_000,
+        lanes=tuple(starts),
+        files=write.files,
+    )
+
+
+def _check_topics(engine: BrokerEngine, write: Write) -> None:
+    """The topics are those that the tasks found, or are made now."""
+    wanted = write.new_partitions
+    for name, topic_id in sorted({(lane.topic, lane.topic_id) for staged in write.files for lane, _ in staged.lanes}):
+        if not topic_id and wanted is not None:
+            if name not in engine.catalog:
+                engine.create_topic(name, changes={"partitions": wanted})
+            there = engine.catalog.facts(name).partitions
+            if there != wanted:
+                raise Unavailable(
+                    f"topic {name} was made by somebody else meanwhile: it has {there} partitions, and the rows were "
+                    f"meant for {wanted}. Nothing was written; write again"
+                )
+        with _topic(engine, name, topic_id):
+            pass
+
+
+@contextmanager
+def _topic(engine: BrokerEngine, name: str, topic_id: int = 0) -> Iterator[Topic]:
+    with engine.using(name) as topic:
+        if topic_id not in (0, topic.id):
+            raise UnknownTopic(
+                f"topic {name} was deleted and made anew while rows were on their way to it; they were for the old "
+                "one, and are not written"
+            )
+        yield topic
+
+
+def _carry_out(engine: BrokerEngine, staging: Staging, manifest: Manifest, *, resumed: bool) -> None:
+    writer = Writer(engine.world, manifest, resumed)
+    with ExitStack() as topics:
+        tracks: dict[Lane, Track] = {}
+        partitions: list[Partition] = []
+        for start in manifest.lanes:
+            lane = start.lane
+            try:
+                topic = topics.enter_context(_topic(engine, lane.topic, start.topic_id))
+            except UnknownTopic:
+                if not resumed:
+                    raise
+                told = {"write": manifest.write_id, "batch": manifest.batch, "topic": lane.topic}
+                logger.warning("rows on their way to a topic went with it when it was deleted", extra=told)
+                tracks[lane] = NoTrack()
+                continue
+            partition = topic.partition(lane.partition)
+            partitions.append(partition)
+            tracks[lane] = writer.general(partition, start) if lane.general else writer.plain(partition, start)
+        last: dict[tuple[str, int], Track] = {}
+        for staged in manifest.files:
+            for lane, frame, stored in staging.frames(manifest, staged):
+                track = tracks[lane.bare]
+                before = last.setdefault((lane.topic, lane.partition), track)
+                if before is not track:
+                    before.make_way()
+                    last[lane.topic, lane.partition] = track
+                track.take(frame, stored)
+            for track in tracks.values():  # before the file is let go
+                track.put_down()
+        for partition in partitions:
+            partition.sync()
+    staging.note_done(manifest)

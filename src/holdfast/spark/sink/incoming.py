@@ -1,0 +1,474 @@
+"""What a DataFrame must look like to be written, and its rows as columns that frames are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    ByteType,
+    DataType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import check_topic_name, topic_folder
+from holdfast.broker.folder.policy import settings_for
+from holdfast.broker.messages import CORRELATION_ID, DEDUP_ID, PREFIX, TEXT_HEADERS, TEXT_KEY, TOMBSTONE
+from holdfast.broker.routing import check_partition, partitions_for
+from holdfast.codec.arrow_rows import Bytes, Headers, Rows, binary, encode_rows, murmur3_of, without_nulls
+from holdfast.codec.encode import Body, Packing
+from holdfast.env import World
+from holdfast.errors import InvalidRequest, MessageTooLarge, UnknownTopic
+from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.spark.sink.staging import Lane
+
+_TEXT: Final = (BinaryType, StringType)
+_WHOLE: Final = (IntegerType, LongType, ShortType, ByteType)
+_DURATION: Final = (DoubleType, FloatType, DecimalType, *_WHOLE, DayTimeIntervalType)
+
+# Each column with the types that it may have, and how an error names them.
+_COLUMNS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
+    "value": (_TEXT, "binary or string"),
+    "key": (_TEXT, "binary or string"),
+    "headers": ((ArrayType, MapType), "array<struct<key:string,value:binary>> or map<string,string>"),
+    "topic": ((StringType,), "string"),
+    "partition": (_WHOLE, "int"),
+    "priority": (_WHOLE, "int"),
+    "delay": (_DURATION, "double, in seconds, or an interval"),
+    "due_at": ((TimestampType,), "timestamp"),
+    "ttl": (_DURATION, "double, in seconds, or an interval"),
+    "expires_at": ((TimestampType,), "timestamp"),
+    "dedup_id": (_TEXT, "string or binary"),
+    "correlation_id": ((StringType,), "string"),
+}
+_EITHER: Final = (("delay", "due_at"), ("ttl", "expires_at"))
+_MOST_ID_BYTES: Final = 1_024
+_MOST_MS: Final = 100 * 365 * 24 * 3_600_000
+
+
+def check_columns(schema: StructType, *, has_topic: bool) -> None:
+    """Refuse a DataFrame that cannot be written, before any task runs."""
+    for field in schema.fields:
+        if field.name not in _COLUMNS:
+            raise InvalidRequest(
+                f"column {field.name!r} cannot be written: messages are made of {', '.join(_COLUMNS)}. "
+                "Select those that you mean, or put it into value, headers or key"
+            )
+        kinds, wanted = _COLUMNS[field.name]
+        if not isinstance(field.dataType, kinds) or (field.name == "headers" and not _are_pairs(field.dataType)):
+            raise InvalidRequest(f"column {field.name!r} is {field.dataType.simpleString()}; it must be {wanted}")
+    names = schema.fieldNames()
+    if "value" not in names:
+        raise InvalidRequest(
+            f"there is no column 'value' among {', '.join(names)}; a message needs one: "
+            'to_json(struct("*")) AS value makes one of all columns'
+        )
+    if not has_topic and "topic" not in names:
+        raise InvalidRequest('say where to write: option "topic", or a column topic')
+    for one, other in _EITHER:
+        if one in names and other in names:
+            raise InvalidRequest(f"columns {one!r} and {other!r} say the same thing in two ways; choose one of them")
+
+
+def _are_pairs(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and isinstance(kind.valueType, _TEXT)
+    pair = kind.elementType if isinstance(kind, ArrayType) else None
+    return (
+        isinstance(pair, StructType)
+        and pair.fieldNames() == ["key", "value"]
+        and isinstance(pair["key"].dataType, StringType)
+        and isinstance(pair["value"].dataType, _TEXT)
+    )
+
+
+class Incoming:
+    """Rows for one topic, checked; what they say of where they are to go, and the messages that they are."""
+
+    def __init__(self, batch: pa.RecordBatch, topic: str, settings: TopicSettings, now_ms: int) -> None:
+        self._batch = batch
+        self._topic = topic
+        self._settings = settings
+        self._names = frozenset(batch.schema.names)
+        self.count: int = batch.num_rows
+        self.due_at_ms = self._due_at_ms(now_ms)
+        self.expires_at_ms = self._expires_at_ms(now_ms)
+
+    def column(self, name: str) -> Any:
+        """The column, or None where there is none or nothing in it."""
+        if name not in self._names:
+            return None
+        array = self._batch.column(name)
+        return None if array.null_count == len(array) else array
+
+    def is_general(self) -> npt.NDArray[np.bool_] | None:
+        """Which rows are more than a message for the log: due later, with a dedup id, or traced. None: no row.
+
+        Where one has a dedup id all of them are, or they would pass each other.
+        """
+        if self._settings.trace_sample or self.column("dedup_id") is not None:
+            return np.ones(self.count, np.bool_)
+        found = None if self.due_at_ms is None else self.due_at_ms != 0
+        return found if found is not None and found.any() else None
+
+    def rows(self, order: npt.NDArray[np.int64] | None) -> Rows:
+        """The messages, in the given order."""
+        flags = np.zeros(self.count, np.uint8)
+        keys, keyed = self._keys(flags, order)
+        values = self._values(flags, keyed, order)
+        headers = self._headers(flags, order)
+        rows = Rows(
+            values=values,
+            keys=keys,
+            keyed=keyed,
+            headers=headers,
+            priorities=_placed(self._priorities(), order),
+            expires_at_ms=_placed(self.expires_at_ms, order),
+            due_at_ms=_placed(self.due_at_ms, order),
+            flags=flags if flags.any() else None,
+        )
+        longest = int(rows.sizes().max(initial=0))
+        if longest > self._settings.max_message_bytes:
+            raise MessageTooLarge(
+                f"a row has {longest} bytes with key and headers, the limit of topic {self._topic} is "
+                f"{self._settings.max_message_bytes}: write smaller values, or raise its max_message_bytes"
+            )
+        return rows
+
+    def _taken(self, name: str, order: npt.NDArray[np.int64] | None) -> Any:
+        array = self.column(name)
+        return array if array is None or order is None else array.take(pa.array(order))
+
+    def _keys(
+        self, flags: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
+    ) -> tuple[Bytes | None, npt.NDArray[np.bool_] | None]:
+        keys = self._taken("key", order)
+        if keys is None:
+            return None, None
+        keyed = pc.is_valid(keys).to_numpy(zero_copy_only=False) if keys.null_count else None
+        if not pa.types.is_binary(keys.type) and not pa.types.is_large_binary(keys.type):
+            flags |= np.uint8(TEXT_KEY) if keyed is None else keyed.astype(np.uint8) * np.uint8(TEXT_KEY)
+        return Bytes.of(without_nulls(binary(keys))), keyed
+
+    def _values(
+        self,
+        flags: npt.NDArray[np.uint8],
+        keyed: npt.NDArray[np.bool_] | None,
+        order: npt.NDArray[np.int64] | None,
+    ) -> Bytes:
+        values = self._batch.column("value")
+        values = values if order is None else values.take(pa.array(order))
+        if values.null_count:
+            if self._settings.cleanup == "delete":
+                raise InvalidRequest(
+                    f"{values.null_count} rows for topic {self._topic} have no value; only a topic with "
+                    'cleanup="compact" takes such rows, as tombstones. Leave them out, or give them an empty value'
+                )
+            gone = pc.is_null(values).to_numpy(zero_copy_only=False)
+            if "key" not in self._names or (keyed is not None and not keyed[gone].all()) or self.column("key") is None:
+                raise InvalidRequest(
+                    f"a row for topic {self._topic} has neither value nor key: a tombstone needs a key"
+                )
+            flags |= gone.astype(np.uint8) * np.uint8(TOMBSTONE)
+        return Bytes.of(without_nulls(binary(values)))
+
+    def _headers(self, flags: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None) -> Headers | None:
+        headers = self._taken("headers", order)
+        found = None
+        if headers is not None:
+            headers = _as_list(headers)
+            lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+            names, values = headers.flatten().flatten()
+            if names.null_count or values.null_count or pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
+                raise InvalidRequest(f"a header of a row for topic {self._topic} has no name, or no value")
+            if pc.any(pc.starts_with(names, PREFIX)).as_py():
+                raise InvalidRequest(
+                    f"a row for topic {self._topic} has a header whose name begins with {PREFIX}: those are our own"
+                )
+            if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+                flags |= (lengths > 0).astype(np.uint8) * np.uint8(TEXT_HEADERS)
+            ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            found = Headers(ends, Bytes.of(binary(names)), Bytes.of(binary(values)))
+        marks = {mark: self._ids(name, order) for mark, name in _MARKS.items() if self.column(name) is not None}
+        return _with_marks(found, marks, self.count) if marks else found
+
+    def _ids(self, name: str, order: npt.NDArray[np.int64] | None) -> list[bytes | None]:
+        ids: list[bytes | None] = binary(self._taken(name, order)).to_pylist()
+        lengths = {len(each) for each in ids if each is not None}
+        if lengths and not 0 < min(lengths) <= max(lengths) <= _MOST_ID_BYTES:
+            raise InvalidRequest(
+                f"a {name} is empty or has more than {_MOST_ID_BYTES} bytes; leave it null, or shorten it"
+            )
+        return ids
+
+    def _priorities(self) -> npt.NDArray[np.uint8] | None:
+        found = self.column("priority")
+        if found is None:
+            return None
+        numbers: npt.NDArray[np.int64] = pc.fill_null(found, 0).to_numpy(zero_copy_only=False)
+        if numbers.min() < 0 or numbers.max() > 9:
+            raise InvalidRequest(
+                f"priority {numbers.min() if numbers.min() < 0 else numbers.max()} cannot be used: "
+                "give a whole number from 0 to 9, 9 is most urgent"
+            )
+        return numbers.astype(np.uint8)
+
+    def _due_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
+        due = _moments(self.column("due_at"))
+        if due is None:
+            delays = _durations(self.column("delay"), "delay")
+            due = None if delays is None else np.where(delays > 0, now_ms + delays, 0)
+        return None if due is None else np.where(due > now_ms, due, 0)
+
+    def _expires_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
+        default = self._settings.ttl_ms or 0
+        moments = _moments(self.column("expires_at"))
+        if moments is not None:
+            given = pc.is_valid(self.column("expires_at")).to_numpy(zero_copy_only=False)
+            return np.where(given, np.maximum(moments, 1), self._after(now_ms, default))
+        ttl = _durations(self.column("ttl"), "ttl")
+        if ttl is None:
+            if not default:
+                return None
+            ttl = np.full(self.count, default, np.int64)
+        else:
+            given = pc.is_valid(self.column("ttl")).to_numpy(zero_copy_only=False)
+            if (ttl[given] < 1).any():
+                raise InvalidRequest(
+                    "a ttl is 0: a row that expires at once cannot be written; leave it null to keep it"
+                )
+            ttl = np.where(given, ttl, default)
+        return self._after(now_ms, ttl)
+
+    def _after(self, now_ms: int, ttl: Any) -> npt.NDArray[np.int64]:
+        """When a time to live ends. It begins when the message can be taken, not while it is delayed."""
+        start: Any = now_ms if self.due_at_ms is None else np.where(self.due_at_ms > 0, self.due_at_ms, now_ms)
+        return np.where(np.asarray(ttl) > 0, start + ttl, 0).astype(np.int64)
+
+
+_MARKS: Final = {DEDUP_ID: "dedup_id", CORRELATION_ID: "correlation_id"}
+
+
+def _placed(column: Any, order: npt.NDArray[np.int64] | None) -> Any:
+    return column if column is None or order is None else column[order]
+
+
+def _moments(array: Any) -> npt.NDArray[np.int64] | None:
+    """Milliseconds since 1970, rounded up; 0 for none."""
+    if array is None:
+        return None
+    micros = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    return -(-micros // 1000)  # type: ignore[no-any-return]
+
+
+def _durations(array: Any, name: str) -> npt.NDArray[np.int64] | None:
+    """Milliseconds, rounded up; 0 for none."""
+    if array is None:
+        return None
+    found: npt.NDArray[np.float64]
+    if pa.types.is_duration(array.type):
+        found = pc.fill_null(array.cast(pa.duration("us")).cast(pa.int64()), 0).to_numpy(zero_copy_only=False) / 1000
+    else:
+        found = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) * 1000
+    if not (found >= 0).all() or (found > _MOST_MS).any():
+        raise InvalidRequest(f"a {name} cannot be used: give seconds from 0 to {_MOST_MS // 1000}, or null")
+    return np.ceil(found).astype(np.int64)
+
+
+def _with_marks(headers: Headers | None, marks: dict[str, list[bytes | None]], count: int) -> Headers:
+    """The headers with ours behind each row's own; row by row, as they are rare."""
+    names: list[bytes] = []
+    values: list[bytes] = []
+    ends = np.zeros(count + 1, np.int32)
+    for row in range(count):
+        if headers is not None:
+            for pair in range(headers.ends[row], headers.ends[row + 1]):
+                names.append(_item(headers.names, pair))
+                values.append(_item(headers.values, pair))
+        for mark, ids in marks.items():
+            found = ids[row]
+            if found is not None:
+                names.append(mark.encode())
+                values.append(found)
+        ends[row + 1] = len(names)
+    return Headers(ends, Bytes.of(pa.array(names, pa.binary())), Bytes.of(pa.array(values, pa.binary())))
+
+
+def _as_list(headers: Any) -> Any:
+    """A map as the list of pairs that it is."""
+    if not pa.types.is_map(headers.type):
+        return headers
+    pairs, buffers = headers.values, headers.buffers()[:2]
+    return pa.Array.from_buffers(pa.list_(pairs.type), len(headers), buffers, offset=headers.offset, children=[pairs])
+
+
+def _item(column: Bytes, at: int) -> bytes:
+    return bytes(column.data[column.ends[at] : column.ends[at + 1]])
+
+
+# Which lane a row takes: its topic and partition, and whether it goes straight into the log or the general way.
+#
+# Within a task the rows of one lane keep their order.
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A topic that is written to; id 0 while it is still to be made."""
+
+    name: str
+    id: int
+    partitions: int
+    settings: TopicSettings
+
+
+class Targets:
+    """The topics of a data folder, looked up once each. With `new_partitions` those that are missing will be made."""
+
+    def __init__(self, world: World, root: str, settings: BrokerSettings, new_partitions: int | None) -> None:
+        self._world = world
+        self._root = root
+        self._settings = settings
+        self._new_partitions = new_partitions
+        self._catalog = Catalog(world, root)
+        self._known: dict[str, Target] = {}
+
+    def find(self, name: str) -> Target:
+        """The topic; UnknownTopic where there is none and none is to be made."""
+        if name not in self._known:
+            self._known[name] = self._look(check_topic_name(name))
+        return self._known[name]
+
+    def _look(self, name: str) -> Target:
+        filed = self._settings.topics.get(name, {})
+        if name in self._catalog:
+            facts = self._catalog.facts(name)
+            settings = settings_for(self._world, topic_folder(self._root, name), None, filed, self._settings.topic)
+            return Target(name, facts.id, facts.partitions, settings)
+        if self._new_partitions is None:
+            there = ", ".join(self._catalog.names()[:10]) or "none yet"
+            raise UnknownTopic(
+                f"there is no topic {name} in {self._root} (there are: {there}); make it first, or let the write make "
+                'it: .option("createTopics", "true").option("partitions", "4")'
+            )
+        settings = settings_for(self._world, "", None, filed, self._settings.topic)
+        return Target(name, 0, self._new_partitions, settings)
+
+
+class Router:
+    """Turns record batches into bodies, each for its lane. `turn` says where rows without a key begin."""
+
+    def __init__(self, world: World, targets: Targets, topic: str | None, turn: int) -> None:
+        self._world = world
+        self._targets = targets
+        self._topic = topic
+        self._turn = turn
+        self._packings: dict[str, Packing] = {}
+
+    def bodies(self, batch: pa.RecordBatch) -> Iterator[tuple[Lane, Body]]:
+        """All rows of the batch."""
+        for name, rows in self._by_topic(batch):
+            yield from self._of_topic(self._targets.find(name), rows)
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if self._topic is not None:
+            yield self._topic, batch
+            return
+        topics = batch.column("topic").dictionary_encode()
+        if topics.null_count:
+            raise InvalidRequest(f'{topics.null_count} rows have no topic; fill the column, or give the option "topic"')
+        if len(topics.dictionary) == 1:
+            yield topics.dictionary[0].as_py(), batch
+            return
+        for number, name in enumerate(topics.dictionary.to_pylist()):
+            yield name, batch.filter(pc.equal(topics.indices, number))
+
+    def _of_topic(self, target: Target, batch: pa.RecordBatch) -> Iterator[tuple[Lane, Body]]:
+        now_ns = self._world.clock.now_ns()
+        incoming = Incoming(batch, target.name, target.settings, now_ns // 1_000_000)
+        lanes, general = self._partitions(incoming, target) * 2, incoming.is_general()
+        if general is not None:
+            lanes = lanes + general
+        order = None if (lanes[1:] >= lanes[:-1]).all() else np.argsort(lanes, kind="stable")
+        placed = lanes if order is None else lanes[order]
+        rows = incoming.rows(order)
+        cuts = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), incoming.count]
+        for start, stop in pairwise(cuts):
+            number = int(placed[start])
+            lane = Lane(target.name, target.id, number >> 1, bool(number & 1))
+            for body in encode_rows(
+                rows,
+                start,
+                stop,
+                now_ns,
+                cap_bytes=target.settings.frame_bytes,
+                packing=self._packing(target),
+            ):
+                yield lane, body
+
+    def _partitions(self, incoming: Incoming, target: Target) -> npt.NDArray[np.int64]:
+        """The partition of each row: the one that it names, else that of its key, else one in turn."""
+        count = target.partitions
+        wanted = incoming.column("partition")
+        if count == 1 and wanted is None:
+            return np.zeros(incoming.count, np.int64)
+        found = _by_key(incoming.column("key"), incoming.count, count)
+        free = found < 0
+        if free.any():
+            found[free] = self._in_turn(int(free.sum()), count)
+        if wanted is not None:
+            given = pc.is_valid(wanted).to_numpy(zero_copy_only=False)
+            numbers = pc.fill_null(wanted, 0).to_numpy(zero_copy_only=False)
+            for end in (int(numbers.min()), int(numbers.max())):
+                check_partition(end, target.name, count)
+            found = np.where(given, numbers, found).astype(np.int64)
+        return found
+
+    def _in_turn(self, rows: int, partitions: int) -> npt.NDArray[np.int64]:
+        """Rows without a key, in runs as long as can be: each partition gets its share of every batch."""
+        first, self._turn = self._turn, self._turn + 1
+        return (np.arange(rows, dtype=np.int64) * partitions // rows + first) % partitions
+
+    def _packing(self, target: Target) -> Packing:
+        settings = target.settings
+        if target.name not in self._packings:
+            self._packings[target.name] = Packing.named(
+                settings.codec,
+                level=settings.codec_level,
+                min_bytes=settings.codec_min_bytes,
+                min_saving_percent=settings.codec_min_saving_percent,
+                max_bytes=settings.max_raw_bytes,
+            )
+        return self._packings[target.name]
+
+
+def _by_key(keys: Any, rows: int, partitions: int) -> npt.NDArray[np.int64]:
+    """The partition of each key, as the library chooses it; -1 where there is none."""
+    if keys is None:
+        return np.full(rows, -1, np.int64)
+    if not keys.null_count:
+        laid_out = Bytes.of(binary(keys))
+        hashes = murmur3_of(laid_out.ends, np.frombuffer(laid_out.data, np.uint8))
+        if hashes is not None:
+            return (hashes % np.uint32(partitions)).astype(np.int64)
+    coded = binary(keys).dictionary_encode()
+    of_key = np.array([*partitions_for(coded.dictionary.to_pylist(), partitions), -1], np.int64)
+    which: npt.NDArray[np.int32] = pc.fill_null(coded.indices, len(of_key) - 1).to_numpy(zero_copy_only=False)
+    return of_key[which]

@@ -1,0 +1,1 @@
+"""Reading: the data source, batches and streams of messages."""

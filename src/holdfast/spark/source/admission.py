@@ -1,0 +1,307 @@
+"""What the next batch of a stream may read: from where it is to where it may go, partition by partition."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker.streams.queries import NOT_READ
+from holdfast.errors import InvalidRequest, OffsetOutOfRange, TailLost
+from holdfast.model import LogPosition
+from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.source.options import ReadOptions
+from holdfast.spark.source.rows import Range, check_places, check_unwritten, lost, starting_offset
+from holdfast.storage import LogReader
+
+# How far a stream is: what Spark keeps in its checkpoint, and nobody else keeps anywhere.
+#
+#     {"version": 1, "topics": {"orders": {"id": 4711, "partitions": {"0": {"epoch": 1, "offset": 23}}}}}
+#
+# The id tells another topic of the same name from the one that was read. The epoch tells whether the offset still
+# means the message that it meant: after a power cut another one may stand there.
+
+
+_VERSION: Final = 1
+
+
+class TopicPositions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where reading goes on in each partition of a topic."""
+
+    id: int
+    partitions: dict[int, LogPosition] = {}
+
+
+class Positions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where reading goes on, by topic."""
+
+    topics: dict[str, TopicPositions] = {}
+
+    def at(self, topic: str, partition: int) -> LogPosition | None:
+        """None for a partition that was not known then: it is read from its beginning."""
+        known = self.topics.get(topic)
+        return None if known is None else known.partitions.get(partition)
+
+    def places(self) -> Iterator[tuple[str, int, LogPosition]]:
+        for topic, known in self.topics.items():
+            for partition, position in known.partitions.items():
+                yield topic, partition, position
+
+    def offsets(self) -> dict[str, tuple[int, dict[int, int]]]:
+        """By topic: its id, and the offset in each partition."""
+        return {
+            topic: (known.id, {number: position.offset for number, position in known.partitions.items()})
+            for topic, known in self.topics.items()
+        }
+
+
+def to_json(positions: Positions) -> dict[str, Any]:
+    """As Spark keeps them, always in the same order: it compares them as text."""
+    topics = {
+        topic: {
+            "id": known.id,
+            "partitions": {
+                str(number): {"epoch": position.epoch, "offset": position.offset}
+                for number, position in sorted(known.partitions.items())
+            },
+        }
+        for topic, known in sorted(positions.topics.items())
+    }
+    return {"version": _VERSION, "topics": topics}
+
+
+def from_json(document: Mapping[str, Any]) -> Positions:
+    """What a checkpoint says; refused where it is not ours, or of a newer release."""
+    if document.get("version") != _VERSION:
+        raise InvalidRequest(
+            f"the checkpoint's offsets {str(dict(document))[:200]} were not written by this source, or by a newer "
+            "release: give the query a checkpoint of its own, or upgrade"
+        )
+    try:
+        return msgspec.convert({"topics": document.get("topics", {})}, Positions, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the checkpoint's offsets cannot be used: {error}") from None
+
+
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """Decides from positions and files alone; the only thing it remembers is where a run is to end."""
+
+    def __init__(self, folder: DataFolder, options: ReadOptions) -> None:
+        self.folder = folder
+        self._options = options
+        self._last: Positions | None = None  # with AvailableNow: what was there at the beginning
+        self._told: set[tuple[str, int, int]] = set()
+
+    def initial(self) -> Positions:
+        """Where a new query begins."""
+        places = list(self.folder.partitions(self._options.subscription))
+        check_places("startingOffsets", self._options.starting, places)
+        found: dict[str, dict[int, LogPosition]] = {}
+        for topic, number in places:
+            reader = self.folder.reader(topic, number)
+            offsets = found.setdefault(topic, {})
+            if reader is None:
+                check_unwritten(self._options, topic, number)
+            else:
+                offset = starting_offset(reader, self._options, topic, number, reader.end)
+                offsets[number] = reader.position(offset)
+        return self._positions(found)
+
+    def freeze(self) -> None:
+        """Go no further than to what is there now."""
+        self._last = self.end()
+
+    def end(self) -> Positions:
+        """The end of every partition."""
+        found: dict[str, dict[int, LogPosition]] = {
+            topic: {} for topic in self.folder.topics(self._options.subscription)
+        }
+        for topic, number, reader in self._logs():
+            found[topic][number] = reader.position(reader.end)
+        return self._positions(found)
+
+    def latest(self, start: Positions, most: int | None) -> Positions:
+        """How far the next batch goes: no more than so many messages, shared out by what each partition has.
+
+        Of a topic that is new to the query it is only noted from where on it is read; reading begins one batch later.
+        Otherwise nobody could tell later whether what is gone from its head had gone before.
+        """
+        self._check_topics(start)
+        waiting = {(wanted.topic, wanted.partition): wanted for wanted in self._waiting(start)}
+        total = sum(wanted.stop - wanted.start for wanted in waiting.values())
+        bytes_left = self._options.max_bytes
+        weights = (
+            {} if bytes_left is None else {place: self._weigh(wanted, bytes_left) for place, wanted in waiting.items()}
+        )
+        weight = sum(weights.values())
+        found = {topic: dict(known.partitions) for topic, known in start.topics.items()} | self._new_topics(start)
+        for place, wanted in waiting.items():
+            stop = wanted.stop
+            if most is not None and total > most:
+                # At least one, or a small partition beside a large one would never come to its turn.
+                stop = min(stop, wanted.start + max(1, (wanted.stop - wanted.start) * most // total))
+            reader = self._reader(*place)
+            if bytes_left is not None and weight > bytes_left:
+                stop = min(stop, reader.reach(wanted.start, max(1, weights[place] * bytes_left // weight)))
+            known = start.at(*place)
+            if stop != (0 if known is None else known.offset):  # also where it passes over what is gone
+                found[place[0]][place[1]] = reader.position(stop)
+        return self._positions(found, start)
+
+    def ranges(self, start: Positions, end: Positions) -> list[Range]:
+        """What lies between the two; a checkpoint may ask for it long after it was planned."""
+        self._check_topics(start)
+        self._check_topics(end)
+        found = []
+        for topic, number, position in end.places():
+            reader = self.folder.reader(topic, number)
+            if reader is None:
+                raise InvalidRequest(
+                    f"the checkpoint knows {topic}/{number} up to offset {position.offset}, and that partition is not "
+                    f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone"
+                )
+            if topic not in start.topics:
+                continue  # it was only noted
+            stop = self._held(reader, topic, number, position)
+            if stop > reader.end:
+                stop = self._cut_short(reader, topic, number, stop)
+            first = self._first(reader, topic, number, start.at(topic, number), stop)
+            if first < stop:
+                found.append(Range(topic, number, first, stop))
+        return found
+
+    def _cut_short(self, reader: LogReader, topic: str, number: int, stop: int) -> int:
+        """A batch was planned beyond the end: the machine went down, and nobody has opened the log since."""
+        end = reader.end
+        if self._options.fail_on_data_loss:
+            raise OffsetOutOfRange(
+                f"{topic}/{number} ends at {end}, and the checkpoint has planned to read up to {stop}: messages that "
+                "were not synced may be lost. Open the folder once, so that it is recovered, and start the query "
+                'again; or set the option "failOnDataLoss" to false',
+                offset=stop,
+                start=reader.start,
+                end=end,
+            )
+        self._tell(topic, number, end, stop)
+        return end
+
+    def unread(self, positions: Positions) -> dict[str, tuple[int, dict[int, int]]]:
+        """What retention must leave: every topic that is read, from where it is read on."""
+        known, found = positions.offsets(), {}
+        for topic in self.folder.topics(self._options.subscription):
+            topic_id, offsets = known.get(topic, (self.folder.topic_id(topic), {}))
+            others = range(0 if self._options.subscription.partitions is None else self.folder.partition_count(topic))
+            unread = {n: NOT_READ for n in others if not self._options.subscription.wants(topic, n)}
+            found[topic] = (topic_id, offsets | unread)
+        return found
+
+    def _new_topics(self, start: Positions) -> dict[str, dict[int, LogPosition]]:
+        """Those that have come since, each from its beginning."""
+        found: dict[str, dict[int, LogPosition]] = {}
+        for topic, number in self.folder.partitions(self._options.subscription):
+            if topic in start.topics or (self._last is not None and topic not in self._last.topics):
+                continue
+            offsets, reader = found.setdefault(topic, {}), self.folder.reader(topic, number)
+            if reader is not None:
+                offsets[number] = reader.position(reader.lasting_start)
+        return found
+
+    def _waiting(self, start: Positions) -> Iterator[Range]:
+        """What could be read, partition by partition."""
+        for topic, number, reader in self._logs():
+            if topic not in start.topics:
+                continue
+            end = self._stop(topic, number, reader)
+            first = self._first(reader, topic, number, start.at(topic, number), end)
+            if first <= end:
+                yield Range(topic, number, first, end)
+
+    def _stop(self, topic: str, number: int, reader: LogReader) -> int:
+        if self._last is None:
+            return reader.end
+        last = self._last.at(topic, number)
+        return 0 if last is None else min(last.offset, reader.end)
+
+    def _first(self, reader: LogReader, topic: str, number: int, position: LogPosition | None, stop: int) -> int:
+        """Where reading goes on; what is gone from there is told, or is an error.
+
+        A partition without a position had nothing in it when the topic was noted: it is read from 0 on.
+        """
+        wanted = 0 if position is None else self._held(reader, topic, number, position)
+        start = reader.start
+        if wanted < start and wanted < stop:
+            if self._options.fail_on_data_loss:
+                raise lost(Range(topic, number, wanted, stop), start)
+            self._tell(topic, number, wanted, min(start, stop))
+        return max(wanted, start)
+
+    def _held(self, reader: LogReader, topic: str, number: int, position: LogPosition) -> int:
+        """The offset, if it still means what it meant; the end of its epoch otherwise."""
+        try:
+            reader.check_position(position)
+        except TailLost as gone:
+            if self._options.fail_on_data_loss:
+                raise TailLost(
+                    f"{position.offset - gone.epoch_end} messages of {topic}/{number} that this query has read, "
+                    f"offsets {gone.epoch_end} to {position.offset - 1}, were lost in a power cut or truncated, and "
+                    'others may stand there now. To go on with those, set the option "failOnDataLoss" to false',
+                    epoch=gone.epoch,
+                    offset=gone.offset,
+                    epoch_end=gone.epoch_end,
+                ) from None
+            self._tell(topic, number, gone.epoch_end, position.offset)
+            return gone.epoch_end
+        return position.offset
+
+    def _tell(self, topic: str, number: int, first: int, stop: int) -> None:
+        if (topic, number, stop) not in self._told:  # once, though Spark plans again and again
+            self._told.add((topic, number, stop))
+            logger.warning(
+                "%d messages of %s/%d are gone, offsets %d to %d: the stream goes on behind them",
+                stop - first, topic, number, first, stop - 1,
+            )  # fmt: skip
+
+    def _check_topics(self, positions: Positions) -> None:
+        """A checkpoint of other topics than those that are read, or of another topic of the same name, is refused."""
+        topics = self.folder.topics(self._options.subscription)
+        for topic, known in positions.topics.items():
+            if topic not in topics:
+                reads = ", ".join(topics[:10]) or "none"
+                raise InvalidRequest(
+                    f"the checkpoint is of topic {topic}, and this query reads {reads}: give it a checkpoint of its "
+                    "own, or read what the checkpoint is of"
+                )
+            if known.id != self.folder.topic_id(topic):
+                raise InvalidRequest(
+                    f"topic {topic} was deleted and made anew since the checkpoint was written: give the query a new "
+                    "checkpoint to read the new topic"
+                )
+
+    def _logs(self) -> Iterator[tuple[str, int, LogReader]]:
+        for topic, number in self.folder.partitions(self._options.subscription):
+            reader = self.folder.reader(topic, number)
+            if reader is not None:
+                yield topic, number, reader
+
+    def _reader(self, topic: str, number: int) -> LogReader:
+        reader = self.folder.reader(topic, number)
+        assert reader is not None  # it was asked for its end
+        return reader
+
+    def _weigh(self, wanted: Range, most: int) -> int:
+        """About how many bytes are waiting; not counted any further than to what a batch may have."""
+        reader = self._reader(wanted.topic, wanted.partition)
+        return most + 1 if reader.reach(wanted.start, most) < wanted.stop else reader.weigh(wanted.start, wanted.stop)
+
+    def _positions(self, found: dict[str, dict[int, LogPosition]], known: Positions | None = None) -> Positions:
+        """Of the topics found; of one that a checkpoint knows, its id as it was there."""
+        topics = {}
+        for topic, partitions in found.items():
+            before = None if known is None else known.topics.get(topic)
+            topics[topic] = TopicPositions(self.folder.topic_id(topic) if before is None else before.id, partitions)
+        return Positions(topics)

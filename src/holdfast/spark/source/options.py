@@ -1,0 +1,272 @@
+"""The options of the source, checked: a wrong one is refused by its name, never ignored."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
+from holdfast.delivery.where import Expression
+from holdfast.embedded.times import instant_ns, parse_duration, parse_instant
+from holdfast.errors import InvalidRequest
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+# By topic and partition; EARLIEST and LATEST stand for where a partition begins and ends.
+Places: TypeAlias = Literal["earliest", "latest"] | dict[str, dict[int, int]]
+
+_SUBSCRIPTIONS: Final = ("topic", "subscribe", "subscribePattern", "assign")
+_WHERE: Final = ("path", "table", *_SUBSCRIPTIONS)
+_READING: Final = ("startingOffsets", "startingTimestamp", "minPartitions", "includeHeaders", "includeRedriven",
+                   "failOnDataLoss", "onCorrupt")  # fmt: skip
+BATCH: Final = frozenset({*_WHERE, *_READING, "endingOffsets", "endingTimestamp"})
+STREAM: Final = frozenset({*_WHERE, *_READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger", "groupId", "pinTimeout"})
+
+_DEFAULT_OFFSETS: Final = 1_000_000
+_DEFAULT_BYTES: Final = 256 << 20
+_SIZE: Final = re.compile(r"([0-9]+) ?(|b|[kmg](?:i?b)?)")
+_SHIFTS: Final = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30}
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """Which topics are read: by name, by pattern, or only some partitions of them."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+    partitions: dict[str, tuple[int, ...]] | None = None
+
+    def wants(self, topic: str, partition: int) -> bool:
+        return self.partitions is None or partition in self.partitions[topic]
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reader is told; times are in ns since 1970."""
+
+    path: str
+    subscription: Subscription
+    starting: Places
+    ending: Places = "latest"
+    starting_ns: int | None = None
+    ending_ns: int | None = None
+    min_partitions: int = 0
+    include_headers: bool = False
+    include_redriven: bool = False
+    fail_on_data_loss: bool = True
+    skip_corrupt: bool = False
+    max_offsets: int | None = _DEFAULT_OFFSETS
+    max_bytes: int | None = _DEFAULT_BYTES
+    group: str | None = None
+    pin_ms: int = TTL_MS
+
+
+def check_options(given: Mapping[str, str]) -> None:
+    """What can be said of the options before it is known how they are used; the rest comes with the reader."""
+    refuse_unknown(given, BATCH | STREAM)
+    _Options(given, 0).common(starting="earliest")
+
+
+def batch_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+    """The options of a batch read; it begins at the earliest message."""
+    options = _Options(given, now_ms)
+    options.check_names(BATCH, other=STREAM, kind="stream", here="batch")
+    return options.common(
+        starting=options.places("startingOffsets", "earliest"),
+        starting_ns=options.instant("startingTimestamp", "startingOffsets"),
+        ending=options.places("endingOffsets", "latest"),
+        ending_ns=options.instant("endingTimestamp", "endingOffsets"),
+    )
+
+
+def stream_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+    """The options of a stream; it begins behind the latest message."""
+    options = _Options(given, now_ms)
+    options.check_names(STREAM, other=BATCH, kind="batch", here="stream")
+    return options.common(
+        starting=options.places("startingOffsets", "latest"),
+        starting_ns=options.instant("startingTimestamp", "startingOffsets"),
+        max_offsets=options.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS),
+        max_bytes=options.limit("maxBytesPerTrigger", _DEFAULT_BYTES),
+        group=options.text("groupId"),
+        pin_ms=options.pin_ms("pinTimeout"),
+    )
+
+
+class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the reader of a table is told; without a subscription it looks at all topics."""
+
+    path: str
+    subscription: Subscription
+    all_topics: bool
+    starting_ns: int | None = None
+    ending_ns: int | None = None
+
+
+def table_options(given: Mapping[str, str], now_ms: int, *, timed: bool) -> TableOptions:
+    """The options of a table other than the messages; only some tables take times."""
+    known = frozenset({*_WHERE, *(("startingTimestamp", "endingTimestamp") if timed else ())} - {"assign"})
+    for name in sorted((BATCH | STREAM) - known):
+        if name in given:
+            raise InvalidRequest(f'option "{name}" is not for table {given.get("table")}: leave it out')
+    refuse_unknown(given, known)
+    options = _Options(given, now_ms)
+    all_topics = not any(given.get(name) for name in _SUBSCRIPTIONS)
+    return TableOptions(
+        path=required_path(given),
+        subscription=Subscription(pattern=".*") if all_topics else options._subscription(),
+        all_topics=all_topics,
+        starting_ns=options.instant("startingTimestamp", "startingOffsets"),
+        ending_ns=options.instant("endingTimestamp", "endingOffsets"),
+    )
+
+
+def required_path(given: Mapping[str, str]) -> str:
+    """The data folder."""
+    path = given.get("path")
+    if not path:
+        raise InvalidRequest('option "path" is missing: name the data folder, .option("path", "/data/shop")')
+    return path.removeprefix("file://").removeprefix("file:")
+
+
+def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
+    """Refuse an option that nobody looks at, with the one that was meant; Spark hands names over in lower case."""
+    names = {name.lower(): name for name in known}
+    for option in given:
+        if option.lower().startswith("kafka."):
+            raise InvalidRequest(
+                f'option "{option}" is for a server, and there is none: leave it out, and name a folder'
+            )
+        if option.lower() not in names and not option.lower().startswith("spark."):
+            near = get_close_matches(option.lower(), names, n=1)
+            meant = f'; did you mean "{names[near[0]]}"?' if near else f"; there are {', '.join(sorted(known))}"
+            raise InvalidRequest(f'option "{option}" is not known{meant}')
+
+
+def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """An option that is true or false."""
+    text = (given.get(name) or str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidRequest(f'option "{name}" is {given.get(name)!r}: say true or false')
+    return text == "true"
+
+
+def whole_number(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+    """An option that is a count."""
+    text = (given.get(name) or "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise InvalidRequest(f'option "{name}" is {text!r}: give a whole number, {least} or more')
+    return int(text)
+
+
+class _Options:
+    def __init__(self, given: Mapping[str, str], now_ms: int) -> None:
+        self._given = given
+        self._now_ms = now_ms
+
+    def check_names(self, known: frozenset[str], *, other: frozenset[str], kind: str, here: str) -> None:
+        for name in sorted(other - known):
+            if name in self._given:
+                raise InvalidRequest(f'option "{name}" is for a {kind} read, and this is a {here} read: leave it out')
+        refuse_unknown(self._given, known)
+
+    def common(self, **more: Any) -> ReadOptions:
+        corrupt = self._given.get("onCorrupt", "fail").lower()
+        if corrupt not in ("fail", "skip"):
+            raise InvalidRequest(f'option "onCorrupt" is {corrupt!r}: say "fail" or "skip"')
+        return ReadOptions(
+            path=required_path(self._given),
+            subscription=self._subscription(),
+            min_partitions=whole_number(self._given, "minPartitions", 0),
+            include_headers=flag(self._given, "includeHeaders", default=False),
+            include_redriven=flag(self._given, "includeRedriven", default=False),
+            fail_on_data_loss=flag(self._given, "failOnDataLoss", default=True),
+            skip_corrupt=corrupt == "skip",
+            **more,
+        )
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name) or None
+
+    def limit(self, name: str, default: int) -> int | None:
+        """A number of messages or bytes; "none" for no limit."""
+        text = self._given.get(name)
+        if text is None:
+            return default
+        if text.lower() == "none":
+            return None
+        found = _SIZE.fullmatch(text.strip().lower())
+        if found is None or not int(found[1]) or (found[2] and "Bytes" not in name):
+            such = "256m" if "Bytes" in name else "100000"
+            raise InvalidRequest(f'option "{name}" is {text!r}: give a number of 1 or more, such as {such}, or none')
+        return int(found[1]) << _SHIFTS[found[2][:1]]
+
+    def pin_ms(self, name: str) -> int:
+        text = self._given.get(name)
+        if text is None:
+            return TTL_MS
+        found = round(parse_duration(text.strip(), f'option "{name}"') * 1000)
+        if not LEAST_TTL_MS <= found <= MOST_TTL_MS:
+            raise InvalidRequest(f'option "{name}" is {text!r}: give a second (1s) to a week (1w)')
+        return found
+
+    def instant(self, name: str, instead_of: str) -> int | None:
+        """A moment: ISO 8601, `-10m` from now, or milliseconds since 1970, as Spark's Kafka source takes them."""
+        text = (self._given.get(name) or "").strip()
+        if not text:
+            return None
+        if self._given.get(instead_of) is not None:
+            raise InvalidRequest(f'options "{name}" and "{instead_of}" are both given: choose one of them')
+        if text.isascii() and text.isdigit() and len(text) >= 10:
+            return int(text) * 1_000_000
+        return instant_ns(parse_instant(text, self._now_ms, f'option "{name}"'), name)
+
+    def places(self, name: str, default: Literal["earliest", "latest"]) -> Places:
+        text = (self._given.get(name) or default).strip()
+        if text.lower() in ("earliest", "latest"):
+            return "earliest" if text.lower() == "earliest" else "latest"
+        found: dict[str, dict[int, int]] | None = _json_of(text, dict[str, dict[int, int]])
+        if found is None or any(offset < EARLIEST for places in found.values() for offset in places.values()):
+            raise InvalidRequest(
+                f'option "{name}" is {text!r}: say earliest, latest, or offsets by topic and partition such as '
+                '{"orders": {"0": 23, "1": -2}} (-2 is earliest, -1 is latest)'
+            )
+        return found
+
+    def _subscription(self) -> Subscription:
+        given = [name for name in _SUBSCRIPTIONS if self._given.get(name)]
+        if len(given) != 1:
+            said = f"{' and '.join(given)} are" if given else "none is"
+            raise InvalidRequest(f"say what to read with one of the options {', '.join(_SUBSCRIPTIONS)}; {said} given")
+        name, text = given[0], self._given[given[0]]
+        if name == "subscribePattern":
+            try:
+                Expression(text)
+            except InvalidRequest as error:
+                raise InvalidRequest(f'option "subscribePattern" is {text!r}, which cannot be used: {error}') from None
+            return Subscription(pattern=text)
+        if name == "assign":
+            partitions = _json_of(text, dict[str, tuple[int, ...]])
+            if not partitions or not all(partitions.values()):
+                raise InvalidRequest(
+                    f'option "assign" is {text!r}: give partitions by topic, such as {{"orders": [0, 1]}}'
+                )
+            return Subscription(names=tuple(sorted(partitions)), partitions=partitions)
+        names = tuple(sorted({part.strip() for part in text.split(",")} - {""}))
+        if not names:
+            raise InvalidRequest(f'option "{name}" is {text!r}: name a topic, or several with commas between them')
+        return Subscription(names=names)
+
+
+def _json_of(text: str, kind: Any) -> Any:
+    """The JSON in the text, or None where it is none of this kind."""
+    try:
+        return msgspec.convert(json.loads(text), kind, strict=False)
+    except (ValueError, RecursionError):
+        return None

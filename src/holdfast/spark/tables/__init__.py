@@ -1,0 +1,1 @@
+"""What a data folder can tell besides its messages, as tables."""

@@ -1,0 +1,358 @@
+"""Steps of messages' lives as spans: what OpenTelemetry shows of them, without a word of its packages.
+
+    publish orders   PRODUCER   published                       below the span of whoever sent it
+    process orders   CONSUMER   leased ... acked, nacked, ...   below publish, linked to it and to the attempt before
+    bury orders      INTERNAL   buried; so are released, redriven, expired, cancelled, skipped and lost
+
+Ids are those of the steps: spans of another program that hands on the message's `traceparent` join them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from queue import Empty, SimpleQueue
+from typing import Final, Literal, Protocol, TypeAlias
+
+import msgspec
+
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.tracing.steps import (
+    ACKED,
+    BURIED,
+    CANCELLED,
+    DELAYED,
+    EXPIRED,
+    EXTENDED,
+    LEASED,
+    LOST,
+    NACKED,
+    PUBLISHED,
+    REDRIVEN,
+    RELEASED,
+    RETURNED,
+    SKIPPED,
+    TraceStep,
+)
+from holdfast.delivery.commands import CLOSED, DEFERRED
+
+Attributes: TypeAlias = dict[str, str | int | float]
+Kind: TypeAlias = Literal["producer", "consumer", "internal"]
+
+_MOST_EVENTS: Final = 128
+
+# Each is a span of its own: what it is about has ended long ago, and a span that ended cannot be added to.
+_SHORT: Final = {
+    RELEASED: "release",
+    BURIED: "bury",
+    REDRIVEN: "redrive",
+    EXPIRED: "expire",
+    CANCELLED: "cancel",
+    SKIPPED: "skip",
+    LOST: "lose",
+}
+_ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
+_UNHARMED: Final = frozenset({DEFERRED, CLOSED})
+
+
+class SpanLink(msgspec.Struct, frozen=True):
+    """Another span that this one has to do with, and why."""
+
+    trace_id: str
+    span_id: str
+    why: str
+
+
+class SpanEvent(msgspec.Struct, frozen=True):
+    """Something that happened on the way."""
+
+    at_ns: int
+    name: str
+    attributes: Attributes
+
+
+class SpanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One span; `error` is None where nothing went wrong."""
+
+    name: str
+    kind: Kind
+    trace_id: str
+    span_id: str
+    parent_id: str
+    start_ns: int
+    end_ns: int
+    attributes: Attributes
+    state: str = ""
+    links: tuple[SpanLink, ...] = ()
+    events: tuple[SpanEvent, ...] = ()
+    error: str | None = None
+
+
+class _Delivery(msgspec.Struct):
+    """A message in somebody's hands."""
+
+    leased: TraceStep
+    events: list[SpanEvent]
+
+
+class SpanMaker:
+    """Makes spans of steps, in the order in which they come. It knows the deliveries under way, up to a number."""
+
+    def __init__(self, most_open: int = 20_000) -> None:
+        self._most_open = most_open
+        self._open: dict[str, _Delivery] = {}  # by their spans
+        self._failed: dict[tuple[str, str], str] = {}  # by message and group: the span of the attempt before
+        self.forgotten = 0  # deliveries of which nobody heard the end, and there were too many
+
+    def spans(self, steps: Sequence[TraceStep], written_ns: int) -> Iterator[SpanFacts]:
+        """The spans that end with these steps, which were written down at that time."""
+        dues_ms = {step.id: step.due_ms for step in steps if step.step == DELAYED}
+        for step in steps:
+            if step.step == PUBLISHED:
+                yield _publish(step, written_ns, dues_ms.get(step.id, 0))
+            elif step.step == LEASED:
+                self._begin(step)
+            elif step.step == EXTENDED:
+                self._extend(step)
+            else:
+                yield from self._others(step)
+
+    def _begin(self, step: TraceStep) -> None:
+        self._open[step.span_id] = _Delivery(step, [])
+        if len(self._open) > self._most_open:
+            del self._open[next(iter(self._open))]
+            self.forgotten += 1
+
+    def _extend(self, step: TraceStep) -> None:
+        delivery = self._open.get(step.span_id)
+        if delivery is not None and len(delivery.events) < _MOST_EVENTS:
+            delivery.events.append(SpanEvent(step.at_ns, EXTENDED, {"holdfast.until_ms": step.until_ms}))
+
+    def _others(self, step: TraceStep) -> Iterator[SpanFacts]:
+        if step.step in _ENDS and (step.step != BURIED or step.span_id in self._open):
+            yield self._process(step)
+        # A retry that comes due is told by the gap between two attempts.
+        if step.step in _SHORT and not (step.step == RELEASED and step.group):
+            yield _short(step)
+
+    def _process(self, step: TraceStep) -> SpanFacts:
+        delivery = self._open.pop(step.span_id, None)
+        start_ns = step.at_ns if delivery is None else min(delivery.leased.at_ns, step.at_ns)
+        key = (step.id, step.group)
+        links = [SpanLink(step.trace_id, step.parent_id, "published")]
+        before = self._failed.pop(key, None)
+        if before is not None:
+            links.append(SpanLink(step.trace_id, before, "attempt before"))
+        if step.step in (NACKED, RETURNED):
+            self._failed[key] = step.span_id
+            if len(self._failed) > self._most_open:
+                del self._failed[next(iter(self._failed))]
+        attributes = _attributes(step, "process", "process") | {"holdfast.outcome": step.step}
+        error = _error(step)
+        if error is not None:
+            attributes["error.type"] = step.why or step.step
+        return SpanFacts(
+            name=f"process {step.topic}",
+            kind="consumer",
+            trace_id=step.trace_id,
+            span_id=step.span_id,
+            parent_id=step.parent_id,
+            start_ns=start_ns,
+            end_ns=step.at_ns,
+            attributes=attributes,
+            links=tuple(links),
+            events=() if delivery is None else tuple(delivery.events),
+            error=error,
+        )
+
+
+def _publish(step: TraceStep, written_ns: int, due_ms: int) -> SpanFacts:
+    attributes = _attributes(step, "publish", "send")
+    if due_ms:
+        attributes["holdfast.due_ms"] = due_ms
+    redriven = step.why == REDRIVEN
+    return SpanFacts(
+        name=f"publish {step.topic}",
+        kind="producer",
+        trace_id=step.trace_id,
+        span_id=step.span_id,
+        parent_id=step.parent_id,
+        start_ns=step.at_ns,
+        end_ns=max(step.at_ns, written_ns),
+        attributes=attributes,
+        state=step.state,
+        links=(SpanLink(step.trace_id, step.parent_id, REDRIVEN),) if redriven and step.parent_id else (),
+    )
+
+
+def _short(step: TraceStep) -> SpanFacts:
+    verb = _SHORT[step.step]
+    source = f"{step.span_id}/{step.step}/{step.group}/{step.at_ns}"
+    return SpanFacts(
+        name=f"{verb} {step.topic}",
+        kind="internal",
+        trace_id=step.trace_id,
+        span_id=blake2b(source.encode(), digest_size=8).hexdigest(),
+        parent_id=step.span_id,
+        start_ns=step.at_ns,
+        end_ns=step.at_ns,
+        attributes=_attributes(step, verb, ""),
+        error=(step.error or step.why) if step.step in (BURIED, LOST) else None,
+    )
+
+
+def _attributes(step: TraceStep, operation: str, kind: str) -> Attributes:
+    """By the conventions for messaging, and what is only known here."""
+    found: Attributes = {
+        "messaging.system": "holdfast",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": step.topic,
+        "messaging.destination.partition.id": str(step.partition),
+        "messaging.message.id": step.id,
+        "messaging.consumer.group.name": step.group,
+        "messaging.client.id": step.holder,
+        "holdfast.attempt": step.attempt,
+        "holdfast.reason": step.why,
+        "holdfast.related": step.related,
+    }
+    if step.offset is not None:
+        found["holdfast.offset"] = step.offset
+    return {name: value for name, value in found.items() if value != "" and (name, value) != ("holdfast.attempt", 0)}
+
+
+def _error(step: TraceStep) -> str | None:
+    if step.step == ACKED or step.why in _UNHARMED:
+        return None
+    return step.error or step.why or step.step
+
+
+# Traces on their way out: a thread makes spans of the steps and hands them on, and nobody waits for it.
+#
+#     publish, receive, ack   --steps-->   a queue with an end   --thread-->   spans, in batches   -->   an outlet
+#
+# Where the outlet is slow or gone the queue fills up, and what finds no place in it is dropped and counted.
+
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING: Final = 20_000
+_MOST_TOGETHER: Final = 512
+_NS: Final = 1_000_000_000
+
+
+class Outlet(Protocol):
+    """Where spans go."""
+
+    def send(self, spans: Sequence[SpanFacts]) -> bool:
+        """Hand them on; answers whether they arrived. It may take its time."""
+
+    def shutdown(self) -> None:
+        """Give up whatever is under way."""
+
+
+class TraceExport:
+    """Exports the traces of one engine until it is closed, or the engine is."""
+
+    def __init__(
+        self,
+        engine: BrokerEngine,
+        outlet: Outlet,
+        *,
+        every_s: float = 1.0,
+        close_s: float = 5.0,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self._clock = engine.world.clock
+        self._log = engine.traces.log
+        self._outlet = outlet
+        self._every_ns = round(every_s * _NS)
+        self._close_s = close_s
+        self._most_waiting = most_waiting
+        # Not a Queue: steps may come from a finalizer, at any point of any thread.
+        self._queue: SimpleQueue[tuple[Sequence[TraceStep], int] | None] = SimpleQueue()
+        self._put = self._taken = 0  # steps
+        self._maker = SpanMaker(most_waiting)
+        self._exported = self._failed = self._dropped = 0
+        self._told = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="holdfast-otel", daemon=True)
+        self._thread.start()
+        self._log.listeners = (*self._log.listeners, self._listen)
+        engine.at_close(self.close)
+
+    def counts(self) -> dict[str, int]:
+        """Spans that arrived, and that did not; steps that found no place, of which there are no spans."""
+        return {"exported": self._exported, "failed": self._failed, "dropped": self._dropped + self._maker.forgotten}
+
+    def _listen(self, steps: Sequence[TraceStep]) -> None:
+        count = len(steps)
+        if self._put - self._taken + count > self._most_waiting:
+            self._dropped += count
+            return
+        self._put += count
+        self._queue.put((steps, self._clock.now_ns()))
+
+    def _run(self) -> None:
+        spans: list[SpanFacts] = []
+        due_ns: int | None = None
+        going_on = True
+        while going_on:
+            with suppress(Empty):
+                found = self._queue.get(timeout=None if due_ns is None else max(due_ns - self._mono_ns(), 0) / _NS)
+                if found is None:
+                    going_on = False
+                else:
+                    spans += self._maker.spans(*found)
+                    self._taken += len(found[0])
+            if spans and due_ns is None:
+                due_ns = self._mono_ns() + self._every_ns
+            if spans and (len(spans) >= _MOST_TOGETHER or not going_on or self._is_over(due_ns)):
+                self._send(spans)
+                spans, due_ns = [], None
+
+    def _is_over(self, due_ns: int | None) -> bool:
+        return due_ns is not None and self._mono_ns() >= due_ns
+
+    def _mono_ns(self) -> int:
+        return self._clock.monotonic_ns()
+
+    def _send(self, spans: Sequence[SpanFacts]) -> None:
+        for first in range(0, len(spans), _MOST_TOGETHER):
+            some = spans[first : first + _MOST_TOGETHER]
+            try:
+                arrived = self._outlet.send(some)
+            except Exception as error:  # whatever it is: the next ones may arrive
+                arrived = False
+                self._tell(repr(error))
+            if arrived:
+                self._exported += len(some)
+                self._told = False
+            else:
+                self._failed += len(some)
+                self._tell("they were not taken")
+
+    def _tell(self, error: str) -> None:
+        if not self._told:  # once, until it works again
+            self._told = True
+            logger.warning("spans of traces could not be exported", extra={"error": error})
+
+    def close(self) -> None:
+        """Send what is there, for a few seconds at most, and end. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._log.listeners = tuple(each for each in self._log.listeners if each != self._listen)
+        self._queue.put(None)
+        self._thread.join(self._close_s)
+        self._outlet.shutdown()
+        self._thread.join(1.0)
+
+    def __enter__(self) -> TraceExport:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
