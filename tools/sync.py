@@ -323,13 +323,13 @@ class Translation:
         self._edit(self._end(kept), end, closing + behind)
 
     def _change_annotation(self, node: ast.Subscript) -> None:
-        """`Awaitable[T]` becomes `T`; a generator for threads has a third argument: what it returns."""
+        """`Awaitable[T]` becomes `T`; a generator for threads also says what it returns."""
         several = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if _last_name(node.value) in PROMISES:
             self._edit(self._start(node), self._start(several[-1]), "")
             self._edit(self._end(several[-1]), self._end(node), "")
         elif _last_name(node.value) == "AsyncGenerator":
-            self._edit(self._end(several[-1]), self._end(several[-1]), ", None")
+            self._edit(self._end(several[-1]), self._end(several[-1]), ", None" * (3 - len(several)))
 
     def _rename(self, number: int, token: Token) -> None:
         """The name as threads have it; the keywords of tasks are left out."""

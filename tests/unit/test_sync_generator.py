@@ -95,6 +95,7 @@ def test_what_is_called_aside_is_called_here(tasks: str, threads: str):
         ("Coroutine[Any, Any, list[T]]", "list[T]"),
         ("Opening[AsyncQueue[Any]]", "Queue[Any]"),
         ("AsyncGenerator[T, None]", "Generator[T, None, None]"),
+        ("AsyncGenerator[Awaitable[T]]", "Generator[T, None, None]"),
         ("AbstractAsyncContextManager[AsyncQueue]", "AbstractContextManager[Queue]"),
     ],
 )
