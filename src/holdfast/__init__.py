@@ -34,25 +34,24 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings
 
 if TYPE_CHECKING:
     from holdfast import aio
+    from holdfast.api.drafts import NewMessage, Stored
+    from holdfast.api.letters import DeadGroup
+    from holdfast.api.listed import DeadLetter
+    from holdfast.api.sync.group import Group
+    from holdfast.api.sync.message import Message
+    from holdfast.api.sync.queue import Queue
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.tracing.steps import TraceStep
     from holdfast.client.broker import RemoteBroker
     from holdfast.client.connecting import connect
-    from holdfast.client.group import RemoteGroup, RemoteMessage, RemoteQueue
     from holdfast.client.opening import open_broker
     from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.embedded.broker import Broker
     from holdfast.embedded.consumer import Consumer
-    from holdfast.embedded.dead import DeadGroup
-    from holdfast.embedded.drafts import NewMessage
     from holdfast.embedded.feeds import StreamMessage
-    from holdfast.embedded.group import Group, Message
-    from holdfast.embedded.listed import DeadLetter
     from holdfast.embedded.locking import Document, Lock, LockInfo
     from holdfast.embedded.producer import Producer
-    from holdfast.embedded.publisher import Stored
-    from holdfast.embedded.queue import Queue
     from holdfast.embedded.topics import GroupInfo, TopicInfo
     from holdfast.model import Retained
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
@@ -102,9 +101,6 @@ __all__ = [
     "QueueStats",
     "Reject",
     "RemoteBroker",
-    "RemoteGroup",
-    "RemoteMessage",
-    "RemoteQueue",
     "Retained",
     "Retry",
     "Stored",
@@ -131,27 +127,24 @@ _LATER = {
     "Broker": "holdfast.embedded.broker",
     "Compacted": "holdfast.broker.group",
     "Consumer": "holdfast.embedded.consumer",
-    "DeadGroup": "holdfast.embedded.dead",
-    "DeadLetter": "holdfast.embedded.listed",
+    "DeadGroup": "holdfast.api.letters",
+    "DeadLetter": "holdfast.api.listed",
     "Document": "holdfast.embedded.locking",
-    "Group": "holdfast.embedded.group",
+    "Group": "holdfast.api.sync.group",
     "GroupInfo": "holdfast.embedded.topics",
     "Lock": "holdfast.embedded.locking",
     "LockInfo": "holdfast.embedded.locking",
-    "Message": "holdfast.embedded.group",
-    "NewMessage": "holdfast.embedded.drafts",
+    "Message": "holdfast.api.sync.message",
+    "NewMessage": "holdfast.api.drafts",
     "Observer": "holdfast.broker.metrics",
     "Producer": "holdfast.embedded.producer",
-    "Queue": "holdfast.embedded.queue",
+    "Queue": "holdfast.api.sync.queue",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
     "RemoteBroker": "holdfast.client.broker",
-    "RemoteGroup": "holdfast.client.group",
-    "RemoteMessage": "holdfast.client.group",
-    "RemoteQueue": "holdfast.client.group",
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
-    "Stored": "holdfast.embedded.publisher",
+    "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.embedded.feeds",
     "TopicInfo": "holdfast.embedded.topics",
     "TraceStep": "holdfast.broker.tracing.steps",

@@ -3,16 +3,16 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.message import AsyncMessage
+from holdfast.api.aio.queue import AsyncQueue
 from holdfast.client.aio_opening import connect, open, open_broker  # noqa: A004  the same names as for threads
-from holdfast.embedded.aio import AsyncQueue
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.aio_consumer import AsyncConsumer
-from holdfast.embedded.aio_group import AsyncGroup, AsyncMessage
 from holdfast.embedded.aio_producer import AsyncProducer
 
 if TYPE_CHECKING:
     from holdfast.client.aio_broker import AsyncRemoteBroker
-    from holdfast.client.aio_group import AsyncRemoteGroup, AsyncRemoteMessage, AsyncRemoteQueue
 
 __all__ = [
     "AsyncBroker",
@@ -22,20 +22,14 @@ __all__ = [
     "AsyncProducer",
     "AsyncQueue",
     "AsyncRemoteBroker",
-    "AsyncRemoteGroup",
-    "AsyncRemoteMessage",
-    "AsyncRemoteQueue",
     "connect",
     "open",
     "open_broker",
 ]
 
-# An owner of a folder has no use for these, and does not load them.
+# An owner of a folder has no use for it, and does not load it.
 _LATER = {
     "AsyncRemoteBroker": "holdfast.client.aio_broker",
-    "AsyncRemoteGroup": "holdfast.client.aio_group",
-    "AsyncRemoteMessage": "holdfast.client.aio_group",
-    "AsyncRemoteQueue": "holdfast.client.aio_group",
 }
 
 

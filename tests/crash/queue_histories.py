@@ -204,7 +204,7 @@ class QueueHistory:
                 self.told.ended.add(n)
 
     def seek(self) -> None:
-        log, group = self.q._log, self.q._delivery.group
+        log, group = self.q._port.stations[0].partition.log, self.q._port.stations[0].delivery.group
         to = self.rng.randint(log.start, log.end)
         records = list(log.records(log.start))
         before = {number_of(r.value) for r in records if r.offset < to and group.phase(r.offset) is not Phase.DONE}
@@ -247,12 +247,12 @@ class QueueHistory:
         self.told.all_synced()
 
     def snapshot(self) -> None:
-        self.q._station.delivery.save()
+        self.q._port.stations[0].delivery.save()
         self.told.journal_synced()
 
     def wait(self) -> None:
         self.clock.advance(ms=self.rng.choice([1, 200, 1_100, 6_000, 30_000]))
-        self.q._engine.tick()
+        self.q._port.engine.tick()
 
     # Restarts
 

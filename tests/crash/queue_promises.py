@@ -114,7 +114,7 @@ class Found:
 
 def look(q: Queue[bytes]) -> Found:
     """All that is there, by way of the files."""
-    station = q._station
+    station = q._port.stations[0]
     group, log = station.delivery.group, station.partition.log
     records = list(log.records(log.start))
     live = Counter(number_of(r.value) for r in records if group.phase(r.offset) is not Phase.DONE)
@@ -154,7 +154,7 @@ def where(found: Found, n: int) -> str:
 
 
 def check_invariants(q: Queue[bytes]) -> None:
-    station = q._station
+    station = q._port.stations[0]
     assert check(station.delivery.group) == []
     if station._graves is not None:
         assert check(station._graves.letters.group) == []
@@ -175,7 +175,7 @@ def check_after_cut(history: QueueHistory, disk: SimulatedDisk, *, killed: bool 
     if go_on:
         with small_queue(disk, clock, ids, durability=history.durability) as q:
             clock.advance(seconds=4_000)
-            q._engine.tick()
+            q._port.engine.tick()
             assert not q.get_many(10, timeout=0), "what was done came back"
             check_invariants(q)
 
@@ -207,7 +207,7 @@ def check_drained(history: QueueHistory, q: Queue[bytes], clock: ManualClock, *,
     delivered: Counter[int] = Counter()
     for _ in range(8):
         clock.advance(seconds=100)
-        q._engine.tick()
+        q._port.engine.tick()
         for message in q.get_many(1_000, timeout=0):
             n = number_of(message.raw)
             delivered[n] += 1

@@ -26,7 +26,7 @@ def released_and_held(history: QueueHistory) -> None:
     history.put(delay=0.5)
     history.sync()
     history.clock.advance(seconds=1)
-    history.q._engine.tick()
+    history.q._port.engine.tick()
     history.get(1)
 
 
@@ -48,12 +48,12 @@ def nack_now(history: QueueHistory) -> None:
 
 def release(history: QueueHistory) -> None:
     history.clock.advance(seconds=6)
-    history.q._engine.tick()
+    history.q._port.engine.tick()
 
 
 def lease_end(history: QueueHistory) -> None:
     history.clock.advance(seconds=40)
-    history.q._engine.tick()
+    history.q._port.engine.tick()
 
 
 def release_and_ack(history: QueueHistory) -> None:

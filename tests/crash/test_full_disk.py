@@ -58,7 +58,7 @@ class Machine:
 
     def tick(self) -> None:
         self.clock.advance(seconds=61)
-        self.q._engine.tick()
+        self.q._port.engine.tick()
 
     @property
     def reserve_bytes(self) -> int:
@@ -134,10 +134,10 @@ def test_new_messages_get_nothing_of_the_reserve(maps: bool):
 
 def test_the_reserve_is_filled_up_when_there_is_room(maps: bool):
     machine = Machine(maps=maps)
-    assert machine.q._engine.world.make_space(1, urgent_bytes=1_000)
+    assert machine.q._port.engine.world.make_space(1, urgent_bytes=1_000)
     assert machine.reserve_bytes == MIB - 4 * KIB
-    assert machine.q._engine.world.make_space(1, urgent_bytes=MIB - 4 * KIB)
-    assert not machine.q._engine.world.make_space(1, urgent_bytes=1)
+    assert machine.q._port.engine.world.make_space(1, urgent_bytes=MIB - 4 * KIB)
+    assert not machine.q._port.engine.world.make_space(1, urgent_bytes=1)
     machine.tick()
     assert machine.reserve_bytes == 0, "it would take what is there to be used now"
     machine.free()

@@ -97,7 +97,7 @@ class History:
         if seconds == 40:
             self.held.clear()  # nobody comes back to them
         self.clock.advance(seconds=seconds)
-        self.q._engine.tick()
+        self.q._port.engine.tick()
 
 
 def check_order(history: History, disk: SimulatedDisk, seed: int, *, lossy: bool) -> None:
@@ -116,7 +116,7 @@ def check_order(history: History, disk: SimulatedDisk, seed: int, *, lossy: bool
             if not q.stats().delayed:
                 break
             clock.advance(seconds=1)
-            q._engine.tick()
+            q._port.engine.tick()
     dead = {message.body for message in q.messages("dead")}  # the holder of a third attempt may be gone
     for key, numbers in seen.items():
         assert numbers == sorted(set(numbers)), f"key {key} came out of order"

@@ -191,7 +191,7 @@ with holdfast.open(folder, max_message_bytes=1024 * MIB, backoff_ms=0) as q:
     watcher.start()
     q.put_stream(pieces(), key="k")
     q.get().reject("no good")
-    q._engine.tick()
+    q._port.engine.tick()
     (letter,) = q.dead.list()
     with letter.open() as file:
         assert digest(iter(lambda: file.read(100_000), b"")) == expected

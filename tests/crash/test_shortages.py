@@ -162,7 +162,7 @@ def test_a_redrive_that_is_refused_leaves_the_letters_for_the_next_try_and_moves
     at_rest, shortage, monkeypatch
 ):
     history, _ = prepared("a redrive", "fsync", maps=True)
-    before, letters = history.q.stats(), history.q._station.graves().letters
+    before, letters = history.q.stats(), history.q._port.stations[0].graves().letters
     append = Partition.append_moved
 
     def append_without_files(partition: Partition, batch: Any) -> Any:
@@ -180,9 +180,9 @@ def test_a_redrive_that_is_refused_leaves_the_letters_for_the_next_try_and_moves
     history.disk.faults.clear()
     if at_rest == "journal":
         for _ in range(3):  # the lease under which they were moved ends, and the pause behind it
-            history.q._engine.tick()
+            history.q._port.engine.tick()
             history.clock.advance(seconds=2 * 3600)
-        history.q._engine.tick()
+        history.q._port.engine.tick()
     assert history.q.dead.redrive().done == (before.dead if at_rest == "queue" else 0)
     assert history.q.stats().dead == 0
 
@@ -215,9 +215,9 @@ def check_queue(history: QueueHistory, *, closes: bool) -> None:
     """The same queue does everything again, and what it had promised is there."""
     check_after_cut(history, history.disk.kill(), killed=True)
     check_after_cut(history, history.disk.cut(random.Random(1)), go_on=False)
-    if closes and history.q._engine.closed:  # refused or not, it let go of the folder
+    if closes and history.q._port.engine.closed:  # refused or not, it let go of the folder
         history._restart()
-    history.q._engine.tick()
+    history.q._port.engine.tick()
     assert not [log.folder for log in logs_of(history.q) if not log.usable]
     history.told.taking = True
     for options in ({}, {"delay": 1}, {"dedup_id": "another"}, {"key": "a"}):
@@ -232,7 +232,7 @@ def check_queue(history: QueueHistory, *, closes: bool) -> None:
 
 
 def logs_of(q: Queue[bytes]) -> list[Log]:
-    station = q._station
+    station = q._port.stations[0]
     places = [(station.partition, station.delivery)]
     if station._graves is not None:
         places.append((station._graves.target, station._graves.letters))
@@ -293,8 +293,8 @@ def forget_half_made(history: BrokerHistory) -> None:
 
 def expect_burials(history: QueueHistory) -> None:
     """A reject that was refused may have been noted: then the message is moved by the next tick."""
-    for offset in history.q._delivery.group.burials:
-        history.told.begin_replay({number_of(next(history.q._log.records(offset)).value)})
+    for offset in history.q._port.stations[0].delivery.group.burials:
+        history.told.begin_replay({number_of(next(history.q._port.stations[0].partition.log.records(offset)).value)})
 
 
 _STARTS_ANEW = {"reopen", "kill", "power_cut"}

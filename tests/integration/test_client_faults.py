@@ -62,7 +62,7 @@ def queue(proxy: Proxy) -> Iterator[Any]:
 
 def fresh(queue: Any) -> None:
     """Let the next call make a connection, which is the one with the fault."""
-    queue._client.caller.drop_idle()
+    queue._port.client.caller.drop_idle()
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_publish_is_stored_once_wherever_its_connection_is_cut(queue, proxy):
             stored = queue.put(body)
             assert not stored.duplicate
             sent.append((stored.offset, body))
-    found = queue._client  # by another way than the one that was cut
+    found = queue._port.client  # by another way than the one that was cut
     with holdfast.connect(found.caller.address.text) as broker:
         kept = [(each.offset, each.body) for each in broker.read("jobs", limit=1000)]
     assert kept == [(0, b"the lane is there"), *sent]
@@ -150,7 +150,7 @@ def test_a_take_that_came_to_no_answer_at_all_is_gone_on_with_by_the_next_one(pr
             queue.get(timeout=0)
         proxy.swallow_answers = False
         proxy.cut_all()
-        queue._caller.timeout_s = 20
+        queue._port.client.caller.timeout_s = 20
         message = queue.get(timeout=20)
         assert (message.body, message.attempt) == (b"x", 1)
         message.ack()
@@ -201,7 +201,7 @@ def test_a_task_that_is_cancelled_loses_nothing(server):
         async with aio.open(server.url, topic="jobs") as queue:
             waiting = asyncio.create_task(queue.get(timeout=60))
             await asyncio.sleep(0)  # it is on its way
-            while not queue._caller.state.is_open:
+            while not queue._port.client.caller.state.is_open:
                 await asyncio.sleep(0.01)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)

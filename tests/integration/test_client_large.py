@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import MessageTooLarge, Unavailable, UnknownTopic, aio
-from holdfast.client.messages import RemoteContents
+from holdfast.api.contents import Contents
 from tests.integration.http_gear import Serving, serving
 from tests.integration.proxies import proxied
 
@@ -287,7 +287,7 @@ def test_a_small_message_asks_for_nothing_more(broker: Any):
     queue = broker.queue("big")
     queue.put(b"x" * 1000)
     (seen,) = queue.peek()
-    assert isinstance(seen, RemoteContents)
+    assert isinstance(seen, Contents)
     queue.close()
     broker.close()
     assert seen.raw == b"x" * 1000

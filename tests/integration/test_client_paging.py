@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import NewMessage, aio
-from holdfast.embedded.listing import listed
+from holdfast.local.listing import listed
 from tests.integration.http_gear import Serving, serving
 
 COUNT = 2_500  # more than two pages
@@ -50,7 +50,7 @@ def test_a_list_is_whole_and_in_order_in_every_phase(server: Serving, broker: An
     fill(queue, phase)
     found = [message.id for message in queue.messages(phase)]
     group = server.run(server.server.service.group("jobs"))
-    assert found == [message.id for message in listed(group, phase, None, None)]
+    assert found == [message.id for message in listed(group.port, phase, None, None)]
     assert len(set(found)) == COUNT + (1_200 if phase == "delayed" else 0)
     assert [message.id for message in queue.messages(phase, limit=1_700)] == found[:1_700]
     assert [message.id for message in queue.messages(phase, where=lambda each: each.id == found[-1])] == found[-1:]

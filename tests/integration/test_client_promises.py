@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.client import group_face
+from holdfast.remote import group
 from tests.integration.http_gear import serving
 
 
@@ -23,7 +23,7 @@ def test_the_durability_that_a_client_was_opened_with_is_that_of_its_queues(tmp_
 def test_all_that_can_be_acked_is_acked_though_some_of_each_piece_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(group_face, "_MOST_AT_ONCE", 3)
+    monkeypatch.setattr(group, "MOST_AT_ONCE", 3)
     with serving(tmp_path) as server, holdfast.connect(server.url) as broker:
         queue = broker.queue("orders")
         queue.put_many([b"%d" % i for i in range(9)])

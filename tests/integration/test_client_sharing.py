@@ -19,10 +19,10 @@ import pytest
 
 import holdfast
 from holdfast import Busy, Empty, LeaseLost, aio
-from holdfast.client.group import RemoteQueue
+from holdfast.api.sync.queue import Queue
 from holdfast.client.sharing import share
-from holdfast.embedded.queue import Queue
 from holdfast.env import real_world
+from holdfast.remote.sync.group import RemoteGroupPort
 from tests.integration.http_gear import serving
 
 # A process that uses the folder, and does what it is told: lines of Python, each answered with what it gives.
@@ -30,7 +30,7 @@ PROGRAM = """
 import sys, holdfast
 queue = holdfast.open(sys.argv[1], lease_ms=600_000)
 kept = {}
-print(type(queue).__name__, flush=True)
+print(type(queue).__name__, "there" if hasattr(queue._port, "client") else "here", flush=True)
 for line in sys.stdin:
     try:
         print(repr(eval(line)), flush=True)
@@ -102,7 +102,7 @@ def other(folder: Path, before: str = "") -> Iterator[Other]:
 @pytest.mark.slow
 def test_a_second_process_uses_the_folder_through_its_owner(folder):
     with holdfast.open(folder) as queue, other(folder) as second:
-        assert (type(queue), second.kind) == (Queue, "RemoteQueue")
+        assert (type(queue), second.kind) == (Queue, "Queue there")
         assert second.do("queue.put(b'from there').offset") == "0"
         with queue.get(timeout=10) as message:
             assert message.body == b"from there"
@@ -113,7 +113,7 @@ def test_a_second_process_uses_the_folder_through_its_owner(folder):
 @pytest.mark.slow
 def test_a_folder_is_shared_where_no_extra_is_installed(folder):
     with other(folder, WITHOUT_EXTRAS) as owner, other(folder, WITHOUT_EXTRAS) as second:
-        assert (owner.kind, second.kind) == ("Queue", "RemoteQueue")
+        assert (owner.kind, second.kind) == ("Queue here", "Queue there")
         assert second.do("queue.put(b'x').offset") == "0"
         assert owner.do("queue.get(timeout=10).body") == "b'x'"
 
@@ -126,14 +126,14 @@ def test_when_the_owner_closes_another_takes_over(folder):
         first.close()
         assert second.do("queue.put(b'b').offset") == "1"
         with holdfast.open(folder) as third:
-            assert isinstance(third, RemoteQueue)
+            assert isinstance(third._port, RemoteGroupPort)
             assert [third.get(timeout=10).body for _ in range(2)] == [b"a", b"b"]
 
 
 @pytest.mark.slow
 def test_when_the_owner_is_killed_its_messages_come_back_and_those_of_others_stay_theirs(folder):
     with other(folder) as owner:
-        assert owner.kind == "Queue"
+        assert owner.kind == "Queue here"
         with holdfast.open(folder) as queue:
             queue.put_many([b"mine", b"its"])
             message = queue.get(timeout=10, renew=True)
@@ -186,7 +186,7 @@ def test_each_message_is_stored_once_while_owners_are_killed_one_after_the_other
 
 def test_in_one_process_the_second_opening_shares_too(folder):
     with holdfast.open(folder, body_type=str) as first, holdfast.open(folder, body_type=str) as second:
-        assert isinstance(second, RemoteQueue)
+        assert isinstance(second._port, RemoteGroupPort)
         assert second.folder == str(folder)
         second.put("x")
         assert first.get(timeout=5).body == "x"
@@ -212,7 +212,7 @@ def test_a_server_shares_its_folder_with_processes_beside_it(folder):
         server.request("PUT", "/v1/queues/jobs", {})
         share(server.server.broker._engine)
         with holdfast.open(folder) as queue:
-            assert isinstance(queue, RemoteQueue)
+            assert isinstance(queue._port, RemoteGroupPort)
             assert queue.put(b"x").offset == 0
 
 
@@ -239,7 +239,7 @@ def test_a_path_may_be_longer_than_the_name_of_a_socket(tmp_path):
     folder = tmp_path / ("long" * 40) / "jobs"
     folder.parent.mkdir()
     with holdfast.open(folder) as first, holdfast.open(folder) as second:
-        assert isinstance(second, RemoteQueue)
+        assert isinstance(second._port, RemoteGroupPort)
         second.put(b"x")
         assert first.get(timeout=5).body == b"x"
 
@@ -303,10 +303,10 @@ def test_a_receipt_of_one_opening_is_good_in_another(folder):
 @pytest.mark.parametrize("verb", ["ack", "nack", "defer", "extend"])  # a reject is always synced
 def test_the_second_program_chooses_what_its_acks_survive(tmp_path, chosen, on_disk, verb):
     with holdfast.open(tmp_path / "jobs", sync_interval_ms=3_600_000) as owner:
-        journal = owner._station.delivery.journal.log
+        journal = owner._port.stations[0].delivery.journal.log
         changes = {} if chosen is None else {"ack_durability": chosen}
         with holdfast.open(tmp_path / "jobs", **changes) as second:
-            assert isinstance(second, RemoteQueue)
+            assert isinstance(second._port, RemoteGroupPort)
             second.put(b"x")
             message = second.get(timeout=5)
             journal.sync()

@@ -100,6 +100,58 @@ def story(function: Callable[[Place], Any]) -> Callable[[Place], None]:
 
 
 @story
+async def test_all_that_a_queue_gives_is_of_one_class_wherever_it_is(place):
+    prefix = "Async" if place.tasks else ""
+    async with place.queue(max_attempts=1) as queue:
+        assert isinstance(queue, aio.AsyncQueue if place.tasks else holdfast.Queue)
+        assert repr(queue).startswith(f"<{prefix}Queue jobs ")
+        await done(queue.put_many([b"a", b"b", NewMessage(b"later", delay=600)]))
+        message = await done(queue.get(timeout=5))
+        assert type(message) is (aio.AsyncMessage if place.tasks else holdfast.Message)
+        assert repr(message) == f"<{prefix}Message {message.id}: b'a'>"
+        await done(message.reject("no"))
+        for found, kind in ((await done(queue.peek()), "Contents"), (await done(queue.dead.list()), "DeadLetter")):
+            assert [type(each).__name__ for each in found] == [kind]
+        for phase, kind in (("ready", "Listed"), ("delayed", "Waiting"), ("dead", "DeadLetter")):
+            assert [type(each).__name__ for each in await all_of(queue.messages(phase))] == [kind]
+    async with place.broker() as broker:
+        group = await done(broker.group("jobs", "others"))
+        assert type(group) is (aio.AsyncGroup if place.tasks else holdfast.Group)
+        assert repr(group).startswith(f"<{prefix}Group of others jobs ")
+
+
+@story
+async def test_what_cannot_be_asked_for_is_refused_with_the_same_words_everywhere(place):
+    async with place.queue() as queue:
+        refusals = {
+            "count=0 cannot be used": lambda: queue.get_many(0),
+            "timeout='soon' cannot be used": lambda: queue.get(timeout="soon"),
+            "holder=5 cannot be used": lambda: queue.get(holder=5),
+            "renew=1 cannot be used": lambda: queue.get(renew=1),
+            "ack_many takes messages, not int": lambda: queue.ack_many([5]),
+            "nack_many takes a list of messages, not str": lambda: queue.nack_many("x"),
+            "a receipt is text, not int": lambda: queue.resume(5),
+            "a message's id is text, not int": lambda: queue.cancel(5),
+            "seek takes one of": queue.seek,
+            "seek cannot go to 'middle'": lambda: queue.seek("middle"),
+            "offset='x' is no offset": lambda: queue.seek(offset="x"),
+            "phase='nope' is not known": lambda: queue.messages("nope"),
+            "limit=-1 cannot be used": lambda: queue.messages(limit=-1),
+            "a dead letter's id is text, not int": lambda: queue.dead.show(5),
+            "rate=0 cannot be used": lambda: queue.dead.redrive(rate=0),
+            "give ids or where, not both": lambda: queue.dead.purge(["x"], where="true"),
+            "size_hint=-1 cannot be used": lambda: queue.put_stream([b"x"], size_hint=-1),
+            "colour cannot be used here": lambda: queue.put_stream([b"x"], colour="red"),
+            "put_many takes a list": lambda: queue.put_many(b"x"),
+        }
+        for words, call in refusals.items():
+            with pytest.raises(InvalidRequest) as caught:
+                await done(call())
+            assert words in str(caught.value)
+        assert (await done(queue.stats())).end == 0
+
+
+@story
 async def test_what_is_put_comes_out_as_it_went_in(place):
     async with place.queue() as queue:
         stored = await done(queue.put(b"\x00\xff", key="k", headers={"a": "text", "b": b"\xfe"}, priority=3))

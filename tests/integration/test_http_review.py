@@ -359,7 +359,7 @@ def test_what_is_cut_off_at_the_end_is_given_back_before_the_folder_is_closed(tm
 
 
 async def _leased(server: Serving) -> int:
-    return (await (await server.server.service.group("orders")).stats()).leased
+    return (await (await server.server.service.group("orders")).port.stats()).leased
 
 
 def test_no_answer_holds_much_more_than_it_should_however_much_is_asked_for(server: Serving):

@@ -18,7 +18,7 @@ import pytest
 import holdfast
 from holdfast import aio
 from holdfast.client import forked
-from holdfast.client.group_face import GroupFace
+from holdfast.remote.sync.group import RemoteGroupPort
 from holdfast.storage import Log
 from tests.integration.http_gear import serving
 
@@ -71,7 +71,7 @@ def unshared(tmp_path: Path) -> Iterator[Any]:
         (lambda q: q.dead.list(), "[]"),
         (lambda q: isinstance(q, holdfast.Queue), "True"),
         (lambda q: (q.name, q.group, q.closed), "('jobs', 'default', False)"),
-        (lambda q: "RemoteQueue jobs" in repr(q), "True"),
+        (lambda q: repr(q).startswith("<Queue jobs at "), "True"),
         (lambda q: q.close(), "None"),
     ],
 )
@@ -190,11 +190,19 @@ def test_the_child_finds_the_folder_though_it_goes_elsewhere(tmp_path, monkeypat
         assert in_a_child(work) == "0"
 
 
-def test_a_method_that_was_looked_up_before_the_fork_says_so(queue):
+def test_a_method_of_a_queue_that_was_looked_up_before_the_fork_works_in_the_child(queue):
     put = queue.put
-    assert "looked up before a fork" in in_a_child(lambda: put(b"x"))
-    assert in_a_child(lambda: (hasattr(queue, "put"), hasattr(queue, "_engine"))) == "(True, False)"
-    assert queue.stats().ready == 1
+    assert in_a_child(lambda: put(b"x").offset) == "1"
+    assert queue.stats().ready == 2
+
+
+def test_a_method_of_a_broker_that_was_looked_up_before_the_fork_says_so(tmp_path):
+    with holdfast.open_broker(tmp_path / "shop") as broker:
+        broker.create_topic("orders")
+        publish = broker.publish
+        assert "looked up before a fork" in in_a_child(lambda: publish("orders", b"x"))
+        assert in_a_child(lambda: (hasattr(broker, "publish"), hasattr(broker, "_engine"))) == "(True, False)"
+        assert broker.describe_topic("orders").messages == 0
 
 
 def test_a_queue_that_was_closed_before_the_fork_is_closed_in_the_child(tmp_path):
@@ -299,14 +307,14 @@ def test_a_take_that_came_to_no_answer_is_asked_for_again_by_the_parent_alone(tm
     with serving(tmp_path) as server, holdfast.connect(server.url) as broker:
         queue = broker.queue("jobs")
         queue.put_many([b"first", b"second"])
-        asking = GroupFace._ask
+        asking = RemoteGroupPort._ask
 
-        async def unheard(*arguments: Any, **options: Any) -> Any:
-            await asking(*arguments, **options)
+        def unheard(*arguments: Any, **options: Any) -> Any:
+            asking(*arguments, **options)
             raise holdfast.Unavailable("the answer was lost")
 
         with monkeypatch.context() as patched:
-            patched.setattr(GroupFace, "_ask", unheard)
+            patched.setattr(RemoteGroupPort, "_ask", unheard)
             with pytest.raises(holdfast.Unavailable):
                 queue.receive(timeout=0, holder="worker")
         assert in_a_child(lambda: queue.receive(timeout=0, holder="worker").body) == "b'second'"
@@ -314,13 +322,13 @@ def test_a_take_that_came_to_no_answer_is_asked_for_again_by_the_parent_alone(tm
 
 
 def test_threads_of_a_child_may_all_be_the_first_to_use_a_queue(queue, monkeypatch):
-    remote_kind, client_of = forked._remote_kind, forked._client_of
+    port_of, client_of = forked._port_of, forked._client_of
     made, four = [], threading.Barrier(4)
 
-    def together(kind: str) -> Any:
+    def together(*arguments: Any) -> Any:
         with suppress(threading.BrokenBarrierError):
             four.wait(0.5)
-        return remote_kind(kind)
+        return port_of(*arguments)
 
     def counted(*arguments: Any, **options: Any) -> Any:
         made.append(client_of(*arguments, **options))
@@ -331,6 +339,6 @@ def test_threads_of_a_child_may_all_be_the_first_to_use_a_queue(queue, monkeypat
             offsets = set(threads.map(lambda body: queue.put(body).offset, [b"x"] * 32))
         return len(offsets), len(made)
 
-    monkeypatch.setattr(forked, "_remote_kind", together)
+    monkeypatch.setattr(forked, "_port_of", together)
     monkeypatch.setattr(forked, "_client_of", counted)
     assert in_a_child(from_threads) == "(32, 1)"

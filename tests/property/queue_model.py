@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast import NewMessage
+from holdfast.api.drafts import Stored
 from holdfast.delivery.decide import backoff_ms
 from holdfast.delivery.events import Phase
-from holdfast.embedded.publisher import Stored
 from holdfast.env import ManualClock
 from holdfast.settings import QueueSettings
 

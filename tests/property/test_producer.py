@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import NewMessage
+from holdfast.api.bodies import Bodies
 from holdfast.broker.engine import BrokerEngine
-from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.producer import Producer
-from holdfast.embedded.publisher import Publisher
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull, Unavailable
+from holdfast.local.publisher import Publisher
 from holdfast.settings import ProducerSettings
 
 FOLDER = "/data"

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast
+from holdfast.api.aio.group import AsyncGroup
 from holdfast.broker.waiters import ThreadWaiter, Waiters
-from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.local.opening import async_group_here
 
 counts = st.sampled_from([1, 1, 1, 2, 5])
 picks = st.integers(0, 20)
@@ -73,7 +74,7 @@ class Story:
         self.broker = holdfast.open_broker("/data", world=world, durability="os")
         self.broker.create_topic("jobs", partitions=partitions, min_free_bytes=0)
         self.q = self.broker.group("jobs", "workers", lease_ms=3_600_000, **settings)
-        self.tasks_view: AsyncGroup[Any] = AsyncGroup(self.q._engine, self.q._group, None)
+        self.tasks_view: AsyncGroup[Any] = async_group_here(self.q._port.engine, self.q._port.queue_group, None)
         self.asked: list[Asked] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.held: list[Any] = []
@@ -148,7 +149,7 @@ class Story:
         results = await asyncio.gather(*self.tasks, return_exceptions=True)
         wrong = [result for result in results if isinstance(result, AssertionError)]
         assert not wrong, wrong
-        line = self.q._group.waiters
+        line = self.q._port.queue_group.waiters
         assert (list(line.standing), len(line)) == ([], 0)
         self.broker.close()
 

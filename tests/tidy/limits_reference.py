@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from holdfast.api import arguments, drafts, times
 from holdfast.broker import locks
 from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
-from holdfast.embedded import consuming, drafts, face, times
+from holdfast.embedded import consuming
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import media, messages, queues
 from holdfast.server import attempts, forms, limits, payload, scans, served, waiting
@@ -87,7 +88,7 @@ def _calls() -> list[Limit]:
     receipts = get_type_hints(messages.Receipts, include_extras=True)["receipts"]
     prefetch = get_type_hints(messages.Subscribe, include_extras=True)["prefetch"]
     return [
-        Limit("messages of one take, in your process", f"{face._MOST_AT_ONCE:,}"),
+        Limit("messages of one take, in your process", f"{arguments.MOST_AT_ONCE:,}"),
         Limit("messages of one take, over HTTP", f"{_most(messages.Count):,}"),
         Limit("messages of one poll, in your process", f"{consuming._MOST_AT_ONCE:,}"),
         _setting("messages of one call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),

@@ -123,12 +123,12 @@ INTERNAL = frozenset({"await_all", "call_when_done", "disown", "end", "open", "r
 
 def test_every_method_and_argument_of_a_queue_is_in_the_reference():
     holdfast = importlib.import_module("holdfast")
-    dead = importlib.import_module("holdfast.embedded.dead")
+    dead, letters = importlib.import_module("holdfast.api.sync.dead"), importlib.import_module("holdfast.api.letters")
     written = markdown.code(reference("queue.md"))
     faults = []
     for kind in (holdfast.Queue, holdfast.Message, holdfast.Stored, dead.DeadLetters, holdfast.DeadLetter):
         faults += unwritten(kind, written)
-    for struct in (holdfast.NewMessage, holdfast.Stored, holdfast.Compacted, holdfast.DeadGroup, dead.Redriven):
+    for struct in (holdfast.NewMessage, holdfast.Stored, holdfast.Compacted, holdfast.DeadGroup, letters.Redriven):
         faults += [f"{struct.__name__}.{field}" for field in struct.__struct_fields__ if not names(written, field)]
     faults += [f"open: {name}" for name in inspect.signature(holdfast.open).parameters if not names(written, name)]
     assert_none(faults, "Add each of these, as code, to docs/reference/queue.md.")

@@ -45,7 +45,7 @@ class Place:
         return self.q
 
     def tick(self) -> None:
-        self.q._engine.tick()
+        self.q._port.engine.tick()
 
     def after(self, *, seconds: float = 0, ms: int = 0) -> None:
         """Time passes, and what falls due is done."""

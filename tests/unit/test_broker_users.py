@@ -133,7 +133,7 @@ def test_whoever_holds_a_message_counts_as_a_member_of_a_group_in_queue_mode():
     assert [info.members for info in broker.groups()] == [0]
     held = [*group.receive_many(2, timeout=0, holder="anna"), *group.receive_many(2, timeout=0, holder="bert")]
     assert [info.members for info in broker.groups()] == [2]  # both may hold messages of each partition
-    with group._group.waiters.in_line(ThreadWaiter(streams.clock)):
+    with group._port.queue_group.waiters.in_line(ThreadWaiter(streams.clock)):
         assert [info.members for info in broker.groups()] == [3]
     group.ack_many(held)
     assert [info.members for info in broker.groups()] == [0]

@@ -7,14 +7,11 @@ import inspect
 import pytest
 
 from holdfast.client.aio_broker import AsyncRemoteBroker
-from holdfast.client.aio_group import AsyncRemoteGroup, AsyncRemoteMessage, AsyncRemoteQueue, AsyncRemoteState
 from holdfast.client.aio_opening import open as aio_open
 from holdfast.client.aio_opening import open_broker as aio_open_broker
 from holdfast.client.broker import RemoteBroker
 from holdfast.client.consumer import AsyncRemoteConsumer, RemoteConsumer
 from holdfast.client.consuming import RemoteStreamMessage
-from holdfast.client.dead import AsyncRemoteDeadLetters, RemoteDeadLetters
-from holdfast.client.group import RemoteGroup, RemoteMessage, RemoteQueue, RemoteState
 from holdfast.client.locks import (
     AsyncRemoteDocuments,
     AsyncRemoteHeldLock,
@@ -23,45 +20,23 @@ from holdfast.client.locks import (
     RemoteHeldLock,
     RemoteLocks,
 )
-from holdfast.client.messages import RemoteContents, RemoteDeadLetter, RemoteListed
 from holdfast.client.opening import open_broker, open_queue
 from holdfast.client.producer import AsyncRemoteProducer, AsyncRemoteSent, RemoteProducer, RemoteSent
-from holdfast.embedded import aio as embedded_aio
 from holdfast.embedded import aio_broker as embedded_aio_broker
 from holdfast.embedded import broker as embedded_broker
-from holdfast.embedded import queue as embedded_queue
-from holdfast.embedded.aio import AsyncQueue
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.aio_consumer import AsyncConsumer
-from holdfast.embedded.aio_group import AsyncDeadLetters, AsyncGroup, AsyncMessage, AsyncState
 from holdfast.embedded.aio_locks import AsyncDocuments, AsyncHeldLock, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer, AsyncSent
 from holdfast.embedded.broker import Broker
 from holdfast.embedded.consumer import Consumer
-from holdfast.embedded.dead import DeadLetters
 from holdfast.embedded.feeds import StreamMessage
-from holdfast.embedded.group import Group, Message, State
-from holdfast.embedded.listed import DeadLetter, Listed
 from holdfast.embedded.locks import Documents, HeldLock, Locks
-from holdfast.embedded.message import Contents
 from holdfast.embedded.parcels import Sent
 from holdfast.embedded.producer import Producer
-from holdfast.embedded.queue import Queue
+from holdfast.local import opening
 
 PAIRS = [
-    (Queue, RemoteQueue),
-    (AsyncQueue, AsyncRemoteQueue),
-    (Group, RemoteGroup),
-    (AsyncGroup, AsyncRemoteGroup),
-    (Message, RemoteMessage),
-    (AsyncMessage, AsyncRemoteMessage),
-    (State, RemoteState),
-    (AsyncState, AsyncRemoteState),
-    (Contents, RemoteContents),
-    (Listed, RemoteListed),
-    (DeadLetter, RemoteDeadLetter),
-    (DeadLetters, RemoteDeadLetters),
-    (AsyncDeadLetters, AsyncRemoteDeadLetters),
     (Broker, RemoteBroker),
     (AsyncBroker, AsyncRemoteBroker),
     (Consumer, RemoteConsumer),
@@ -111,9 +86,9 @@ def test_their_methods_take_the_same_arguments(here, there):
 @pytest.mark.parametrize(
     ("here", "there"),
     [
-        (embedded_queue.open_queue, open_queue),
+        (opening.open_queue, open_queue),
         (embedded_broker.open_broker, open_broker),
-        (embedded_aio.open, aio_open),
+        (opening.open_queue, aio_open),
         (embedded_aio_broker.open_broker, aio_open_broker),
     ],
 )

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast
+from holdfast.api.letters import DeadGroup, fingerprint
 from holdfast.delivery.where import compile_where
-from holdfast.embedded.dead import DeadGroup, fingerprint
 from holdfast.server.console import formatting, messages
 from holdfast.server.console.dead import both, where_of
 from holdfast.server.console.overview import EVERY_S, KEPT, Rates, points

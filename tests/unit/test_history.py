@@ -125,7 +125,7 @@ def test_an_id_that_leads_to_nothing_is_not_found():
 
 
 def pasts(place: Place) -> list[str]:
-    station = place.q._stations[0]
+    station = place.q._port.stations[0]
     return [name for name in place.disk.names(station.delivery.journal.log.folder) if is_past(name)]
 
 
@@ -144,7 +144,7 @@ def worked_through(place: Place, count: int) -> None:
 def test_history_outlives_the_segments_of_the_journal_that_had_it():
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 300)
-    journal = place.q._stations[0].delivery.journal
+    journal = place.q._port.stations[0].delivery.journal
     assert journal.log.start > 0
     assert len(pasts(place)) > 3
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_history_outlives_the_segments_of_the_journal_that_had_it():
 def test_a_look_for_one_message_opens_few_of_the_files(monkeypatch: pytest.MonkeyPatch):
     place = Place(segment_bytes=16384, snapshot_events=100)
     worked_through(place, 1_000)
-    past = place.q._stations[0].delivery.journal.past
+    past = place.q._port.stations[0].delivery.journal.past
     opened: list[object] = []
     unpacked = type(past)._unpacked
     monkeypatch.setattr(type(past), "_unpacked", lambda self, each: opened.append(each) or unpacked(self, each))
@@ -170,7 +170,7 @@ def test_a_look_for_one_message_opens_few_of_the_files(monkeypatch: pytest.Monke
 def test_past_events_go_with_the_messages_that_they_tell_of():
     place = Place(segment_bytes=4096, snapshot_events=100, retention_segments=2)
     worked_through(place, 300)
-    log = place.q._stations[0].partition.log
+    log = place.q._port.stations[0].partition.log
     place.q.compact()
     log.retain()
     place.q.compact()
@@ -182,7 +182,7 @@ def test_past_events_go_with_the_messages_that_they_tell_of():
 def test_past_events_that_are_damaged_cost_their_own_history_and_nothing_else():
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 300)
-    folder = place.q._stations[0].delivery.journal.log.folder
+    folder = place.q._port.stations[0].delivery.journal.log.folder
     first = sorted(pasts(place))[0]
     file = place.disk.open(f"{folder}/{first}", write=True)
     file.write(20, [b"spoiled"])
@@ -197,9 +197,9 @@ def test_past_events_that_are_damaged_cost_their_own_history_and_nothing_else():
 def test_a_check_names_past_events_that_are_damaged_and_calls_the_folder_whole(damage: str):
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 300)
-    folder, first = place.q._stations[0].delivery.journal.log.folder, sorted(pasts(place))[0]
-    root = place.q._engine.folder
-    world = place.q._engine.world
+    folder, first = place.q._port.stations[0].delivery.journal.log.folder, sorted(pasts(place))[0]
+    root = place.q._port.engine.folder
+    world = place.q._port.engine.world
     place.q.close()
     assert check_folder(root, world).notes == ()
     path = f"{folder}/{first}"
@@ -256,7 +256,7 @@ def test_a_message_that_was_gone_before_its_letter_is_told_by_the_letter():
         place.q.put(b"y" * 3_000)
         place.q.get().ack()
     place.q.compact()
-    place.q._stations[0].partition.log.retain()
+    place.q._port.stations[0].partition.log.retain()
     (letter,) = place.q.dead.list()
     assert names(place.q.history(letter.id)) == ["published", "nacked", "buried"]
 
@@ -264,7 +264,7 @@ def test_a_message_that_was_gone_before_its_letter_is_told_by_the_letter():
 def test_a_file_of_past_events_is_a_packed_segment_with_a_checksum():
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 200)
-    folder = place.q._stations[0].delivery.journal.log.folder
+    folder = place.q._port.stations[0].delivery.journal.log.folder
     content = place.disk.contents(f"{folder}/{sorted(pasts(place))[0]}")
     magic, check = struct.unpack_from("<4sI", content)
     assert (magic, check) == (b"HFP\x01", crc32c(content[8:]))
@@ -275,7 +275,7 @@ def test_what_is_packed_and_not_trimmed_yet_is_told_once():
     """A crash may come between the two."""
     place = Place(segment_bytes=4096)
     worked_through(place, 100)
-    journal = place.q._stations[0].delivery.journal
+    journal = place.q._port.stations[0].delivery.journal
     journal.past.keep(journal.log.end, end=100)
     assert journal.log.start == 0
     assert pasts(place)
@@ -293,7 +293,7 @@ def test_a_journal_is_trimmed_though_its_past_cannot_be_kept(
     monkeypatch.setattr(PastEvents, "_pack", no_room)
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 200)
-    assert place.q._stations[0].delivery.journal.log.start > 0
+    assert place.q._port.stations[0].delivery.journal.log.start > 0
     assert "what became of settled messages is forgotten" in caplog.text
     assert names(place.q.history(f"{place.q.name}-0-0")) == ["published"]
 

@@ -428,7 +428,7 @@ def test_one_group_has_an_order_and_another_has_none():
 
 def test_somebody_looks_again_when_the_rate_allows_more():
     place = Place(body_type=str, key_group_rate=1.0)
-    delivery = place.q._station.delivery
+    delivery = place.q._port.stations[0].delivery
     put(place.q, "a1", "a2")
     place.tick()
     take(place.q)
@@ -437,7 +437,7 @@ def test_somebody_looks_again_when_the_rate_allows_more():
 
 def test_somebody_looks_again_for_a_message_that_came_too_early():
     place = Place(body_type=str, key_group_rate=1.0)
-    delivery = place.q._station.delivery
+    delivery = place.q._port.stations[0].delivery
     put(place.q, "a1")
     take(place.q)
     place.after(ms=100)
@@ -455,7 +455,7 @@ def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.q._station.delivery._supply.keyed, "note", interrupted)
+        patch.setattr(place.q._port.stations[0].delivery._supply.keyed, "note", interrupted)
         with pytest.raises(KeyboardInterrupt):
             message.ack()
     assert list(take(place.q)) == ["a2"]
@@ -532,7 +532,7 @@ def test_many_threads_never_hold_two_messages_of_a_key(tmp_path: Any):
     keys, count = 7, 350
     with holdfast.open(tmp_path, durability="os", key_order=True, body_type=int) as q:
         q.put_many([holdfast.NewMessage(body=number, key=str(number % keys)) for number in range(count)])
-        delivery = q._station.delivery
+        delivery = q._port.stations[0].delivery
         lock, order, wrong = threading.Lock(), [[] for _ in range(keys)], []
 
         def work() -> None:

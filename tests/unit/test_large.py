@@ -379,7 +379,7 @@ def test_a_large_message_may_be_delayed(value, spilled):
     stored = place.q.put_stream(pieces(value), delay=62, key="k")
     assert stored.delayed_id is not None
     if spilled:
-        store = place.q._publisher._partitions[0].delayed
+        store = place.q._port.publisher.partitions[0].delayed
         store.spill(place.clock.now_ns() // 1_000_000)
         place.reopen()
     assert place.q.stats().ready == 0

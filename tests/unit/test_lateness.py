@@ -42,7 +42,7 @@ def slow_down(disk: SimulatedDisk, clock: ManualClock, ms: int) -> None:
 
 def test_messages_that_come_due_during_a_spill_do_not_wait_for_its_end():
     place = Place(durability="os")
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(8_000)])
     place.q.put_many([NewMessage(body=b"near", delay=0.1 * n) for n in range(1, 21)])
     began_ms = place.clock.now_ns() // 1_000_000
@@ -73,7 +73,7 @@ def test_a_spill_of_one_topic_does_not_hold_up_the_messages_of_another():
 
 def test_what_cannot_be_released_meanwhile_does_not_end_the_spill():
     place = Place(durability="os")
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(500)])
     place.q.put(b"near", delay=1)
     place.clock.advance(seconds=2)
@@ -219,7 +219,7 @@ def test_a_message_behind_one_that_was_cancelled_calls_for_attention_when_somebo
 def test_releases_keep_up_with_puts_that_never_stop(tmp_path):
     """In real time, so with much patience: what was put long ago is not still waiting when the putting ends."""
     with holdfast.open(tmp_path, durability="os", min_free_bytes=0) as queue:
-        partition = queue._station.partition
+        partition = queue._port.stations[0].partition
         done = threading.Event()
 
         def put() -> None:

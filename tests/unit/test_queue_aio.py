@@ -118,7 +118,7 @@ def test_the_context_manager_acks_nacks_or_gives_back():
             async with await q.get():
                 raise ValueError("boom")
         place.clock.advance(ms=100)
-        q._engine.tick()
+        q._port.engine.tick()
         m = await q.get(timeout=0)
         assert m.attempt == 2
         await m.defer()
@@ -171,7 +171,7 @@ def test_a_lost_lease_is_told():
         await q.put(b"x")
         m = await q.get(lease=1)
         place.clock.advance(seconds=1)
-        q._engine.tick()
+        q._port.engine.tick()
         assert m.lost
         for call in (m.ack, m.nack, m.defer, m.reject, m.extend, lambda: m.state.save(1), lambda: q.resume(m.receipt)):
             with pytest.raises(LeaseLost):
@@ -314,7 +314,7 @@ def test_a_cancelled_get_loses_nothing_and_lets_the_next_one_be_woken(tmp_path):
         second = asyncio.create_task(q.get())
         await in_line(q, 2)
         stored = asyncio.create_task(q.put(b"x"))
-        while q._station.delivery.waiters and len(q._station.delivery.waiters) == 2:
+        while q._port.stations[0].delivery.waiters and len(q._port.stations[0].delivery.waiters) == 2:
             await asyncio.sleep(0)
         first.cancel()  # it was woken, and has not run since
         await stored

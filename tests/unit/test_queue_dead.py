@@ -11,7 +11,8 @@ import pytest
 import holdfast
 from holdfast import DiskFull, InvalidRequest, NewMessage
 from holdfast.broker import dead_letters
-from holdfast.embedded.lookup import find_message
+from holdfast.local.lookup import find_message
+from holdfast.local.opening import queue_here
 from tests.unit.queues import Place, bodies
 
 LIMIT = 1_000
@@ -272,7 +273,7 @@ def test_a_redrive_cut_short_at_any_call_neither_loses_nor_doubles():
 
 def test_a_redrive_into_another_queue_cut_short_at_any_call_is_whole_after_the_next_one():
     place = Place()
-    place.q._engine.create_topic("repairs")
+    place.q._port.engine.create_topic("repairs")
     buried(place, b"a", b"b")
     stages = []
     place.disk.on_call = lambda call: stages.append(place.disk.kill())
@@ -284,7 +285,7 @@ def test_a_redrive_into_another_queue_cut_short_at_any_call_is_whole_after_the_n
         place.q = place.open(topic="jobs")
         place.q.dead.redrive(to="repairs")
         assert place.q.dead.list() == []
-        log = place.q._engine.topic("repairs").partitions[0].log
+        log = place.q._port.engine.topic("repairs").partitions[0].log
         assert sorted(bytes(record.value) for record in log.records(0)) == [b"a", b"b"]
         assert bodies(place.q) == []
         place.q.close()
@@ -292,7 +293,7 @@ def test_a_redrive_into_another_queue_cut_short_at_any_call_is_whole_after_the_n
 
 def test_letters_at_the_places_of_a_topic_that_was_deleted_are_no_duplicates_of_its_own():
     place = Place()
-    engine = place.q._engine
+    engine = place.q._port.engine
     engine.create_topic("repairs")
     name = place.q.name
     for _ in range(2):
@@ -301,7 +302,7 @@ def test_letters_at_the_places_of_a_topic_that_was_deleted_are_no_duplicates_of_
         assert place.q.dead.redrive(to="repairs").done == 1
         engine.delete_topic(name)
         engine.create_topic(name)
-        place.q = type(place.q)(engine, engine.topic(name).group("default"), None)
+        place.q = queue_here(engine, engine.topic(name).group("default"), None)
     assert engine.topic("repairs").partitions[0].log.end == 2
 
 
@@ -448,11 +449,11 @@ def test_one_letter_is_found_among_many_by_either_id_without_reading_their_notes
     for number in (0, 1, 25, 299):
         for name in (stored[number].id, letters[number].id):
             read.clear()
-            found = find_message(place.q, name)
+            found = find_message(place.q._port, name)
             assert found is not None
             assert (found.message.body, found.phase) == (b"%d" % number, "dead")
             assert len(read) <= 2  # once for the letter, and once for its history
-    assert find_message(place.q, "jobs.dlq-0-300") is None
+    assert find_message(place.q._port, "jobs.dlq-0-300") is None
     place.q.dead.purge()
-    found = find_message(place.q, stored[25].id)
+    found = find_message(place.q._port, stored[25].id)
     assert found is None or found.phase == "done"

@@ -126,7 +126,7 @@ def test_a_reject_does_not_hold_the_floor_back():
 def test_the_leases_of_one_group_do_not_block_another():
     place = Place()
     place.q.put_many([b"a", b"b"])
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     folder = group_folder(FOLDER, "jobs", 0, "auditors")
     auditors = Delivery.open(place.world, partition.log, folder, QueueSettings(), Metrics())
     held = place.q.get_many(2)
@@ -142,7 +142,7 @@ def test_a_retry_reaches_the_one_who_waits():
     place = Place()
     place.q.put_many([b"a", b"b"])
     a, b = place.q.get_many(2)
-    waiters, line = place.q._station.delivery.waiters, Line()
+    waiters, line = place.q._port.stations[0].delivery.waiters, Line()
     with waiters.in_line(line):
         a.nack(delay=0)
         assert line.woken
@@ -318,7 +318,7 @@ def test_dedup_survives_a_crash():
 def test_dedup_does_not_switch_itself_off_when_memory_is_full():
     place = Place(durability="os")
     place.q.put(b"", dedup_id="first")
-    index = place.q._group.topic.duplicates.index
+    index = place.q._port.queue_group.topic.duplicates.index
     assert isinstance(index, DedupIndex)
     index._max_recent = 100
     for n in range(500):

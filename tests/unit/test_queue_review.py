@@ -66,9 +66,9 @@ def in_test_gear(frame: FrameType) -> bool:
 
 def expect_sound(place: Place) -> None:
     """Nothing is locked, everything works on, and what another process would read says the same."""
-    delivery = place.q._station.delivery
+    delivery = place.q._port.stations[0].delivery
     assert not delivery.lock.locked()
-    assert not place.q._station.partition.log._writer.lock.locked()
+    assert not place.q._port.stations[0].partition.log._writer.lock.locked()
     assert not delivery.journal.log._writer.lock.locked()
     place.q.put(b"behind")
     bodies = []
@@ -80,11 +80,11 @@ def expect_sound(place: Place) -> None:
         bodies.append(message.body)
         message.ack()
     assert bodies[-1] == b"behind"
-    seen = place.q._station.partition.log
+    seen = place.q._port.stations[0].partition.log
     assert [record.offset for record in seen.records(seen.start)] == list(range(seen.start, seen.end))
     assert check(delivery.group) == []
     place.kill()
-    assert check(place.q._station.delivery.group) == []
+    assert check(place.q._port.stations[0].delivery.group) == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's end
@@ -111,7 +111,7 @@ def test_a_signal_at_any_moment_of_put_get_and_ack_leaves_the_queue_sound(durabi
 
 def test_all_that_a_sync_lets_be_seen_wakes_as_many_consumers():
     place = Place(durability="os")
-    log, waiters = place.q._station.partition.log, place.q._station.delivery.waiters
+    log, waiters = place.q._port.stations[0].partition.log, place.q._port.stations[0].delivery.waiters
     held = log.write([b"held until it is synced"], durability="fsync")
     place.q.put(b"behind it, and not to be seen before it")
     with pytest.raises(Empty):
@@ -126,7 +126,7 @@ def test_all_that_a_sync_lets_be_seen_wakes_as_many_consumers():
 def test_a_put_that_is_cancelled_while_it_is_synced_still_wakes_a_consumer(tmp_path):
     async def story() -> None:
         async with holdfast.aio.open(tmp_path / "jobs", durability="fsync", min_free_bytes=0) as q:
-            station = q._station
+            station = q._port.stations[0]
             go_on = threading.Event()
             sync = station.partition.log._gate._sync
 
@@ -153,16 +153,16 @@ def test_a_put_that_is_cancelled_while_it_is_synced_still_wakes_a_consumer(tmp_p
 def test_a_delayed_put_tells_the_keeper_before_it_waits_for_its_sync():
     place = Place()
     calls: list[str] = []
-    place.q._engine.on_attention = lambda: calls.append("attention")
+    place.q._port.engine.on_attention = lambda: calls.append("attention")
     draft = Draft(b"later", due_at_ms=place.clock.now_ns() // 1_000_000 + 5_000)
-    place.q._station.partition.publish([draft])
+    place.q._port.stations[0].partition.publish([draft])
     assert calls
 
 
 def test_two_compactions_at_once_save_the_dedup_ids_one_after_the_other():
     place = Place()
     place.q.put(b"x", dedup_id="1")
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     inner: list[threading.Thread] = []
     sync = partition.sync
 
@@ -177,7 +177,7 @@ def test_two_compactions_at_once_save_the_dedup_ids_one_after_the_other():
     inner[0].join(10)
     assert not inner[0].is_alive()
     assert place.q.put(b"x", dedup_id="1").duplicate
-    index = place.q._group.topic.duplicates.index
+    index = place.q._port.queue_group.topic.duplicates.index
     assert index is not None
     assert index._saving is None
 
@@ -187,7 +187,7 @@ def test_the_pin_of_the_log_never_overtakes_a_seek():
     for i in range(3):
         place.q.put(b"%d" % i)
         place.q.get().ack()
-    station = place.q._station
+    station = place.q._port.stations[0]
     place.q.sync()
     station.delivery.pin()
     station.delivery.pin()
@@ -257,7 +257,7 @@ def test_resuming_a_message_that_cannot_be_read_says_so():
     place = Place()
     place.q.put(b"x" * 100)
     message = place.q.get()
-    place.q._station.delivery.fetch = lambda offsets: []  # type: ignore[method-assign,assignment]
+    place.q._port.stations[0].delivery.fetch = lambda offsets: []  # type: ignore[method-assign,assignment]
     with pytest.raises(CorruptData, match="cannot be read"):
         place.q.resume(message.receipt)
 
@@ -309,7 +309,7 @@ def test_an_opening_that_is_cancelled_does_not_keep_the_folder(tmp_path):
 def test_the_first_delayed_message_does_not_read_the_whole_log():
     place = Place()
     place.q.put_many([b"x"] * 100)
-    log = place.q._station.partition.log
+    log = place.q._port.stations[0].partition.log
     read = log.read
 
     def refuse(*arguments: Any, **options: Any) -> Any:
@@ -325,13 +325,13 @@ def test_a_listing_of_what_is_in_hand_reads_some_at_a_time():
     place.q.put_many([b"x"] * 1_000)
     messages = place.q.get_many(1_000)
     sizes: list[int] = []
-    fetch = place.q._station.delivery.fetch
+    fetch = place.q._port.stations[0].delivery.fetch
 
     def counted(offsets: Any) -> Any:
         sizes.append(len(offsets))
         return fetch(offsets)
 
-    place.q._station.delivery.fetch = counted  # type: ignore[method-assign]
+    place.q._port.stations[0].delivery.fetch = counted  # type: ignore[method-assign]
     found = place.q.messages("leased")
     next(found)
     place.q.ack_many(messages[256:])
@@ -343,7 +343,7 @@ def test_messages_that_die_in_one_call_are_moved_in_one_go():
     place = Place(durability="os", max_attempts=1)
     place.q.put_many([b"1", b"2", b"3"])
     place.q.nack_many(place.q.get_many(3), error="no")
-    graves = place.q._station.graves()
+    graves = place.q._port.stations[0].graves()
     assert [frame.next_offset for frame in graves.target.log.read(0)] == [3]
 
 
@@ -363,13 +363,13 @@ def test_a_detached_lease_is_renewed_only_as_long_as_somebody_has_the_message_in
     message: Any = place.q.get(detached=True, renew=True, lease=30)
     for _ in range(10):
         place.clock.advance(seconds=9)
-        place.q._engine.tick()
+        place.q._port.engine.tick()
     assert not message.lost
     del message
     gc.collect()
     place.clock.advance(seconds=29)
-    place.q._engine.tick()
+    place.q._port.engine.tick()
     assert place.q.stats().leased == 1
     place.clock.advance(seconds=2)
-    place.q._engine.tick()
+    place.q._port.engine.tick()
     assert place.q.stats().leased == 0

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.embedded.times import (
+from holdfast.api.times import (
     MAX_DURATION_MS,
     due_at_ms,
     duration_ms,

@@ -30,7 +30,7 @@ def traced(**changes: Any) -> Place:
 
 
 def life(place: Place, message: str) -> list[TraceStep]:
-    return place.q._engine.trace(message)
+    return place.q._port.engine.trace(message)
 
 
 def names(place: Place, message: str) -> list[str]:
@@ -41,7 +41,7 @@ class Asked(TraceFace):
     """A face of traces beside the queue's."""
 
     def __init__(self, place: Place) -> None:
-        self._engine = place.q._engine
+        self._engine = place.q._port.engine
 
 
 def found(place: Place, **wanted: Any) -> list[TraceStep]:
@@ -141,7 +141,7 @@ def test_a_message_that_is_redriven_again_and_again_carries_one_note_of_its_trac
     for _ in range(3):
         place.q.get().reject("no")
         place.q.dead.redrive()
-    (record,) = place.q._log.records(3)
+    (record,) = place.q._port.stations[0].partition.log.records(3)
     assert [name for name, _ in record.headers].count("holdfast.trace") == 1
     steps = life(place, "jobs-0-3")
     assert [step.id for step in steps if step.step == "published"] == [f"jobs-0-{n}" for n in range(4)]
@@ -243,7 +243,7 @@ def test_without_sampling_nothing_is_hooked_and_nothing_is_written():
     assert found(place) == []
     assert life(place, "jobs-0-0") == []
     assert not place.disk.exists(TRACES)
-    station = place.q._station
+    station = place.q._port.stations[0]
     assert not set(_OF_PARTITION) & set(vars(station.partition))
     assert not set(_OF_DELIVERY) & set(vars(station.delivery))
     assert station.partition.tracer is None
@@ -258,20 +258,20 @@ def test_sampling_is_switched_while_messages_are_in_hand():
     place = Place()
     place.q.put_many([b"a", b"b", b"c"])
     first = place.q.get()
-    place.q._engine.alter_topic("jobs", {"trace_sample": 1.0})
+    place.q._port.engine.alter_topic("jobs", {"trace_sample": 1.0})
     second = place.q.get()
     first.ack()
     assert names(place, "jobs-0-0") == ["acked"]
     assert life(place, "jobs-0-0")[0].attempt == 1
-    place.q._engine.alter_topic("jobs", {"trace_sample": 0.0})
+    place.q._port.engine.alter_topic("jobs", {"trace_sample": 0.0})
     second.ack()
     place.q.get().ack()
     assert names(place, "jobs-0-1") == ["leased"]
     assert names(place, "jobs-0-2") == []
-    assert not set(_OF_DELIVERY) & set(vars(place.q._station.delivery))
-    assert not set(_OF_PARTITION) & set(vars(place.q._station.partition))
-    place.q._engine.alter_topic("jobs", {"trace_sample": 0.5})
-    assert set(_OF_DELIVERY) <= set(vars(place.q._station.delivery))
+    assert not set(_OF_DELIVERY) & set(vars(place.q._port.stations[0].delivery))
+    assert not set(_OF_PARTITION) & set(vars(place.q._port.stations[0].partition))
+    place.q._port.engine.alter_topic("jobs", {"trace_sample": 0.5})
+    assert set(_OF_DELIVERY) <= set(vars(place.q._port.stations[0].delivery))
 
 
 def test_a_trace_that_cannot_be_written_costs_the_message_nothing(caplog):
@@ -283,14 +283,14 @@ def test_a_trace_that_cannot_be_written_costs_the_message_nothing(caplog):
     )
     place.q = place.open(trace_sample=1.0, min_free_bytes=0)
     place.q.put(b"a")
-    log = place.q._engine.traces.log.log
+    log = place.q._port.engine.traces.log.log
     log._writer.fail("writing", OSError(errno.EIO, "gone"))
     place.q.put(b"b")
     for message in place.q.get_many(2):
         message.ack()
     stats = place.q.stats()
     assert (stats.ready, stats.leased, stats.metrics.acked) == (0, 0, 2)
-    assert place.q._engine.traces.log.lost == 5
+    assert place.q._port.engine.traces.log.lost == 5
     said = [record for record in caplog.records if "trace steps lost" in record.message]
     assert len(said) == 1
     place.tick()
@@ -308,7 +308,7 @@ def test_traces_that_cannot_be_opened_keep_nobody_from_the_queue(caplog):
     assert [message.body for message in taken] == [b"a", b"b"]
     place.tick()
     place.q.ack_many(taken)
-    assert place.q._engine.traces.log.lost == 6
+    assert place.q._port.engine.traces.log.lost == 6
     assert found(place) == []
     place.q.close()
 
@@ -337,7 +337,7 @@ def test_tasks_ask_the_same():
     place = traced()
     stored = place.q.put(b"a")
     tasks = AsyncTraceFace()
-    tasks._engine = place.q._engine
+    tasks._engine = place.q._port.engine
 
     async def ask() -> None:
         assert await tasks.trace(stored.id) == Asked(place).trace(stored.id)
@@ -376,7 +376,7 @@ def test_a_question_that_makes_no_sense_is_refused():
 
 def test_each_group_has_its_own_deliveries_of_one_message():
     place = traced()
-    engine = place.q._engine
+    engine = place.q._port.engine
     place.q.put(b"a")
     topic = engine.topic("jobs")
     billing = topic.group("billing")
@@ -397,7 +397,7 @@ def test_each_group_has_its_own_deliveries_of_one_message():
 
 def test_a_message_that_came_back_for_one_group_is_no_step_of_another():
     place = traced()
-    topic = place.q._engine.topic("jobs")
+    topic = place.q._port.engine.topic("jobs")
     topic.group("billing")
     place.q.put(b"a")
     place.q.get().reject("no")

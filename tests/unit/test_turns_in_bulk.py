@@ -64,7 +64,7 @@ def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
             await group.ack(receipts, None)
             assert turns.count >= 6  # while they are read, and while they are settled
             turns.stop()
-            stats = await group.stats()
+            stats = await group.port.stats()
             assert (stats.ready, stats.leased) == (0, 0)
 
     asyncio.run(story())
@@ -80,7 +80,7 @@ def test_a_large_take_that_is_given_back_gives_other_tasks_their_turn(tmp_path):
             await group.give_back(receipts_of(found))
             assert turns.count >= 4
             turns.stop()
-            assert (await group.stats()).ready == MANY
+            assert (await group.port.stats()).ready == MANY
 
     asyncio.run(story())
 
@@ -92,7 +92,7 @@ def test_leases_that_end_together_end_in_portions_and_all_of_them():
     q.put_many([b"x"] * many)
     messages = q.get_many(many, detached=True)
     assert len(messages) == many
-    delivery = q._stations[0].delivery
+    delivery = q._port.stations[0].delivery
     commits = []
     committed = delivery.commit_events
     delivery.commit_events = lambda events, *rest: commits.append(len(events)) or committed(events, *rest)
@@ -108,7 +108,7 @@ def test_many_retries_that_fall_due_together_are_released_a_bearable_number_at_a
     place.q.put_many([b"x"] * many)
     for message in place.q.get_many(many, timeout=0):
         message.nack(delay=5)
-    delivery = place.q._group.stations[0].delivery
+    delivery = place.q._port.queue_group.stations[0].delivery
     sizes: list[int] = []
     plain = delivery.commit_events
 

@@ -14,7 +14,8 @@ from holdfast import Empty
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.server.served import MOST_AT_ONCE, ServedGroup
+from holdfast.local.opening import async_queue_here
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup, wanted_at_once
 from tests.unit.queues import Place
 
 
@@ -183,7 +184,7 @@ def test_a_wake_up_that_comes_as_the_time_ends_goes_to_the_next_in_line():
     world = World(clock=clock, disk=SimulatedDisk(), ids=SeededIds(1))
     q = holdfast.open("/data/jobs", world=world, min_free_bytes=0)
     behind = Noting()
-    waiters = q._station.delivery.waiters
+    waiters = q._port.stations[0].delivery.waiters
 
     def arrive() -> None:
         waiters._line.append(behind)  # another consumer, who came later
@@ -207,7 +208,7 @@ class Line:
 
     def __init__(self, *counts: int) -> None:
         self.place = Place(durability="os")
-        self.q, self.group = self.place.q, self.place.q._group
+        self.q, self.group = self.place.q, self.place.q._port.queue_group
         self.waiters = [ThreadWaiter(self.place.clock, count) for count in counts]
         self.stays = [ExitStack() for _ in counts]
         for stay, waiter in zip(self.stays, self.waiters, strict=True):
@@ -272,7 +273,7 @@ def test_who_was_woken_goes_before_those_behind_it_whoever_runs_first():
 
 def test_who_comes_before_anybody_was_told_of_a_message_leaves_it_to_them_and_wakes_them():
     line = Line(1, 1)
-    line.q._station.partition.log.append([b"a"], durability="os")
+    line.q._port.stations[0].partition.log.append([b"a"], durability="os")
     assert line.woken == [False, False]
     assert line.take(1) == 0
     assert line.woken == [True, False]
@@ -323,12 +324,12 @@ def test_nobody_waits_for_one_who_was_woken_and_does_not_come():
 
 def test_a_call_that_takes_many_has_its_place_in_line_for_the_first_of_them():
     line = Line(200, 1)
-    served: Any = ServedGroup(line.q._engine, line.group, None)
+    served: Any = ServedGroup(line.q._port.engine, line.group, None)
     line.q.put_many([b"x"] * 150)
-    wanted = served._wanted(200, 0, None, None, renew=False, detached=True)
+    wanted = wanted_at_once(200, 0, None, None)
     assert served.take_now(200, None, "bob") == []
     assert line.turn(1) == 0
-    found = served._take(wanted, line.waiters[0])
+    found = served.port.take_ready(wanted, line.waiters[0])
     assert sum(len(taken) for _, taken in found) == MOST_AT_ONCE
 
 
@@ -356,7 +357,7 @@ def test_a_thread_that_waits_is_served_before_one_that_comes_by(tmp_path):
 def test_a_task_that_waits_is_served_before_one_that_comes_by():
     async def story() -> None:
         place = Place(durability="os")
-        q: Any = holdfast.aio.AsyncQueue(place.q._engine, place.q._group, None)
+        q: Any = async_queue_here(place.q._port.engine, place.q._port.queue_group, None)
         waiting = asyncio.create_task(q.get())
         while not place.q.stats().waiters:
             await asyncio.sleep(0)

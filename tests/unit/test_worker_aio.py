@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Reject, Worker
+from holdfast.local.opening import async_queue_here
 from tests.unit.workers import PATIENCE_S, Place, ended, eventually
 
 
@@ -23,7 +24,7 @@ def place(tmp_path: Path):
 
 def for_tasks(place: Place) -> Any:
     """The queue as tasks see it."""
-    return holdfast.aio.AsyncQueue(place.q._engine, place.q._group, None)
+    return async_queue_here(place.q._port.engine, place.q._port.queue_group, None)
 
 
 @pytest.mark.parametrize("face", ["threads", "tasks"])
@@ -108,7 +109,7 @@ def test_one_that_will_not_be_cancelled_is_left_behind(place: Place):
 def test_a_handler_that_blocks_the_loop_neither_loses_its_lease_nor_stops_the_clock(tmp_path: Path):
     place = Place(tmp_path)
     place.q.put(b"blocks")
-    leases = place.q._delivery.group.leases
+    leases = place.q._port.stations[0].delivery.group.leases
     lost = []
 
     async def handler(message: Any) -> None:

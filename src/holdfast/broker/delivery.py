@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from holdfast.broker.choose import Supply, give_way, look_ahead
 from holdfast.broker.folder.layout import DEFAULT_GROUP
@@ -80,7 +80,7 @@ class Delivery:
         metrics: Metrics,
         name: str = DEFAULT_GROUP,
     ) -> None:
-        self._clock = world.clock
+        self.clock = world.clock
         self._now_ns, self._mono_ns = world.clock.now_ns, world.clock.monotonic_ns
         self._log = log
         self.journal = journal
@@ -103,6 +103,7 @@ class Delivery:
         self._floor_mark = (0, 0)
         self._skipped_to = 0
         self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
+        self.home: Any = None  # whose delivery it is: what is taken from it says so
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
@@ -199,9 +200,9 @@ class Delivery:
             self._expect_tick(now.mono_ms + lease_ms)
             lease = group.leases[offsets[0]]
             if group.histories:
-                out += [Delivered(record, lease, group.attempts(record.offset) + 1) for record in records]
+                out += [Delivered(record, lease, group.attempts(record.offset) + 1, self.home) for record in records]
             else:
-                out += [Delivered(record, lease, 1) for record in records]
+                out += [Delivered(record, lease, 1, self.home) for record in records]
             self._count_all(records)
         return out
 
@@ -216,7 +217,7 @@ class Delivery:
             taken = [record.offset for record in records]
             self._commit(Receive(taken, self.group.cursor, lease_ms, holder, self.group.session, moving_to), now=now)
             self._expect_tick(now.mono_ms + lease_ms)
-            return [Delivered(record, self.group.leases[record.offset], 1) for record in records]
+            return [Delivered(record, self.group.leases[record.offset], 1, self.home) for record in records]
 
     def _load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
         """The messages, without those that are expired or lost; these are passed over."""

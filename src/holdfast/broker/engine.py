@@ -54,7 +54,7 @@ class BrokerEngine:
         self.closed = False
         self._forked = self.closed_before_fork = False
         # What a face of this folder becomes in a forked child, and by which client; where it is not shared, nothing.
-        self.stand_in: Callable[[Any], None] | None = None
+        self.stand_in: Callable[[Any], Any] | None = None
         self.client_in_child: Any = None
         self._observer = observer
         self.on_attention: Callable[[], None] = lambda: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,10 +26,19 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
     record: Record
     lease: Lease
     attempt: int
+    home: Any = None  # the station that it was taken from
 
     @property
     def receipt(self) -> Receipt:
         return Receipt(self.record.offset, self.lease.fence)
+
+    @property
+    def holder(self) -> str:
+        return self.lease.holder
+
+    @property
+    def fence(self) -> int:
+        return self.lease.fence
 
 
 class Dropped:

@@ -72,7 +72,7 @@ class QuickDelivery(KeyedDelivery):
             self.on_attention()
         self._count_delivered()
         self._observe_wait(now_ns - record.timestamp_ns)
-        return Delivered(record, lease, 1)
+        return Delivered(record, lease, 1, self.home)
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
         """The fused form of `ack` for one message, where acks need not be synced."""

@@ -71,6 +71,7 @@ class Station:
         self._graves_lock = threading.Lock()
         self._graves: Graveyard | None = None
         delivery.dead_end = self._dead_end
+        delivery.home = self
 
     def recover(self, *, dead: bool) -> None:
         """End what a crash cut short; `dead` tells whether the partition has dead letters already."""
@@ -225,7 +226,7 @@ class Station:
                 f"message {receipt.offset} cannot be read; run `holdfast check` on {self.partition.log.folder}"
             )
         group = self.delivery.group
-        return Delivered(record, group.leases[receipt.offset], group.attempts(receipt.offset) + 1)
+        return Delivered(record, group.leases[receipt.offset], group.attempts(receipt.offset) + 1, self)
 
     def cancel(self, place: MessagePlace, message: object) -> bool:
         """Take back a message that nobody works on, wherever it waits; False where it is too late."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import holdfast
+from holdfast.api.times import parse_duration
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
@@ -24,13 +25,14 @@ from holdfast.broker.folder.layout import (
 from holdfast.cli.options import WAIT
 from holdfast.cli.places import connected, queue_of
 from holdfast.client.address import Address, is_address
+from holdfast.client.shared import engine_of
 from holdfast.client.sharing import socket_of
 from holdfast.config.settings_file import read_settings
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
+from holdfast.local.opening import queue_here
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
 from holdfast.storage.opening import is_log, require_own, translated
@@ -150,7 +152,7 @@ def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool =
     may_make = make and (group is not None or not opened_topic.groups)
     if name not in opened_topic.groups and not may_make:
         raise no_group(topic, name, sorted(opened_topic.groups), group)
-    queue: holdfast.Queue[bytes] = holdfast.Queue(engine, opened_topic.group(name), None)
+    queue: holdfast.Queue[bytes] = queue_here(engine, opened_topic.group(name), None)
     engine.tick()
     return queue
 
@@ -263,7 +265,7 @@ _Answer = TypeVar("_Answer")
 
 def is_remote(face: object) -> bool:
     """Whether somebody else has the messages, and is asked for them."""
-    return not hasattr(face, "_engine")
+    return engine_of(face) is None
 
 
 def has_owner(folder: str) -> bool:
@@ -294,7 +296,7 @@ def owner_at(folder: str) -> RemoteBroker | None:
 def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> holdfast.Queue[bytes]:
     """A group in queue mode; made where there is none only if that is said."""
     from holdfast.client.broker_face import topic_settings
-    from holdfast.client.group import RemoteQueue
+    from holdfast.remote.opening import queue_there
 
     name = check_name(group or DEFAULT_GROUP, "group")
     settings: dict[str, Any] = {}
@@ -309,8 +311,7 @@ def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> ho
             if not make or (group is None and info.groups):
                 raise no_group(topic, name, info.groups, group)
             broker.group(topic, name)
-    queue: RemoteQueue[bytes] = RemoteQueue(broker._client, topic, name, None, topic_settings(settings))
-    return cast("holdfast.Queue[bytes]", queue)
+    return queue_there(broker._client, topic, name, None, topic_settings(settings))
 
 
 def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET", **query: Any) -> _Answer:
@@ -318,7 +319,9 @@ def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET",
     from holdfast.client.http import Ask, path_of
     from holdfast.client.ways import run
 
-    answer: _Answer = run(face._caller.call(Ask(method=method, path=path_of(*path, **query), answers=kind)))
+    port = getattr(face, "_port", None)
+    caller = face._caller if port is None else port.client.caller
+    answer: _Answer = run(caller.call(Ask(method=method, path=path_of(*path, **query), answers=kind)))
     return answer
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import msgspec
 import typer
 
+from holdfast.api.times import parse_duration
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.options import AsJson, Yes
 from holdfast.cli.output import (
@@ -34,7 +35,6 @@ from holdfast.cli.pipeline_view import (
     standing_table,
 )
 from holdfast.cli.text import safe, show_table, table
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
 

@@ -454,7 +454,7 @@ def _refuse_time(place: object) -> None:
     """`put --at` was a time once; taken for a folder, it would be made, and the messages would be ready at once."""
     if not isinstance(place, str) or is_address(place) or os.path.isdir(place):
         return
-    from holdfast.embedded.times import parse_instant
+    from holdfast.api.times import parse_instant
 
     try:
         parse_instant(place, 0)

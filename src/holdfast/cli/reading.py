@@ -12,6 +12,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any, Final
 
+from holdfast.api.times import instant_ns, parse_instant
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
 from holdfast.broker.routing import check_partition
@@ -22,7 +23,6 @@ from holdfast.cli.output import stderr
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
 from holdfast.delivery.where import compile_where
-from holdfast.embedded.times import instant_ns, parse_instant
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
@@ -338,7 +338,7 @@ class ToldReading:
                 yield message
 
     def _of_partition(self, number: int) -> Iterator[AnyMessage]:
-        from holdfast.client.messages import RemoteContents
+        from holdfast.remote.records import contents_told
 
         at, end = self._at[number], None
         while end is None or at < end:
@@ -348,8 +348,7 @@ class ToldReading:
             for told in some.messages:
                 if told.offset >= end:
                     break
-                message: Any = RemoteContents(self._broker._client, self._broker._bodies, told)
-                yield message
+                yield contents_told(self._broker._client, self._broker._bodies, told)
             at = max(some.next_offset, at + 1)
         self._at[number] = max(self._at[number], end)
 

@@ -6,23 +6,24 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.queue import AsyncQueue
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
+from holdfast.api.streams import AsyncStream, stream_options
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.client.aio_group import AsyncRemoteGroup, AsyncRemoteQueue
 from holdfast.client.broker_face import RemoteBrokerFace
 from holdfast.client.consumer import AsyncRemoteConsumer
 from holdfast.client.locks import AsyncRemoteDocuments, AsyncRemoteLocks
-from holdfast.client.messages import RemoteContents
 from holdfast.client.producer import AsyncRemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.streaming import AsyncStream
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.remote.opening import async_group_there, async_queue_there
 from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -40,10 +41,10 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         body_type: Any = None,
         settings: QueueSettings | None = None,
         **changes: Any,
-    ) -> AsyncRemoteQueue[Any]:
+    ) -> AsyncQueue[Any]:
         """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
         return await self._queue(
-            AsyncRemoteQueue[Any], name, create=create, body_type=body_type, settings=settings, changes=changes
+            async_queue_there, name, create=create, body_type=body_type, settings=settings, changes=changes
         )
 
     async def create_topic(
@@ -119,7 +120,9 @@ class AsyncRemoteBroker(RemoteBrokerFace):
 
         `options` are those of `publish`, but `codec`.
         """
-        return await publish_stream(self._client.publishing, topic, stream, partition, size_hint, durability, options)
+        return await publish_stream(
+            self._client.publishing, topic, stream, stream_options(options), partition, size_hint, durability
+        )
 
     async def read(
         self,
@@ -129,7 +132,7 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         offset: int | None = None,
         limit: int = 100,
         on_damage: Literal["raise", "skip"] = "raise",
-    ) -> list[RemoteContents[Any]]:
+    ) -> list[Contents[Any]]:
         """Messages of a partition from an offset on, whoever has them; nothing changes.
 
         Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
@@ -138,12 +141,12 @@ class AsyncRemoteBroker(RemoteBrokerFace):
 
     async def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
-    ) -> AsyncRemoteGroup[Any]:
+    ) -> AsyncGroup[Any]:
         """The group in queue mode, made where there is none: with all that is kept, or ("latest") with what comes.
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return await self._group(AsyncRemoteGroup[Any], topic, name, start, body_type, changes)
+        return await self._group(async_group_there, topic, name, start, body_type, changes)
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any

@@ -9,19 +9,21 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
+from holdfast.api.aio.group import port_of
+from holdfast.api.aio.queue import AsyncQueue
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.opening import QueueOpening, given, refuse_local, refuse_remote, shared
-from holdfast.embedded.aio import AsyncQueue
+from holdfast.client.shared import engine_of
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.broker_face import open_broker_face
-from holdfast.embedded.face import open_face
+from holdfast.local.opening import async_queue_here, open_face
 
 if TYPE_CHECKING:
     import ssl
 
+    from holdfast.api.drafts import Seconds
     from holdfast.broker.metrics import Observer
     from holdfast.client.client import Client
-    from holdfast.embedded.drafts import Seconds
     from holdfast.env import World
     from holdfast.model import Durability
     from holdfast.settings import BrokerSettings, QueueSettings
@@ -66,7 +68,8 @@ class Opening(Generic[_Face]):
 
 
 def _let_go(found: Any) -> None:
-    (found._engine if hasattr(found, "_engine") else found).close()
+    engine = engine_of(found)
+    (found if engine is None else engine).close()
 
 
 def open(  # noqa: A001  the same name as in the module for threads
@@ -98,7 +101,7 @@ def open(  # noqa: A001  the same name as in the module for threads
     refuse_remote(token=token, tls=tls, timeout=timeout)
     open_here = partial(
         open_face,
-        AsyncQueue,
+        async_queue_here,
         folder,
         create=create,
         topic=topic,
@@ -126,8 +129,8 @@ async def _queue(opening: QueueOpening, name: str | None, found: Any) -> AsyncQu
     except BaseException:
         await found.close_async()
         raise
-    opening.promise(queue)
-    return cast("AsyncQueue[Any]", queue)
+    opening.promise(port_of(queue))
+    return queue
 
 
 def open_broker(

@@ -6,24 +6,25 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
+from holdfast.api.streams import Stream, stream_options
+from holdfast.api.sync.group import Group
+from holdfast.api.sync.queue import Queue
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.broker_face import RemoteBrokerFace
 from holdfast.client.consumer import RemoteConsumer
-from holdfast.client.group import RemoteGroup, RemoteQueue
 from holdfast.client.locks import RemoteDocuments, RemoteLocks
-from holdfast.client.messages import RemoteContents
 from holdfast.client.producer import RemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
 from holdfast.embedded.broker import Broker
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.streaming import Stream
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.remote.opening import group_there, queue_there
 from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -41,10 +42,10 @@ class RemoteBroker(RemoteBrokerFace):
         body_type: Any = None,
         settings: QueueSettings | None = None,
         **changes: Any,
-    ) -> RemoteQueue[Any]:
+    ) -> Queue[Any]:
         """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
         return run(
-            self._queue(RemoteQueue[Any], name, create=create, body_type=body_type, settings=settings, changes=changes)
+            self._queue(queue_there, name, create=create, body_type=body_type, settings=settings, changes=changes)
         )
 
     def create_topic(
@@ -120,7 +121,11 @@ class RemoteBroker(RemoteBrokerFace):
 
         `options` are those of `publish`, but `codec`.
         """
-        return run(publish_stream(self._client.publishing, topic, stream, partition, size_hint, durability, options))
+        return run(
+            publish_stream(
+                self._client.publishing, topic, stream, stream_options(options), partition, size_hint, durability
+            )
+        )
 
     def read(
         self,
@@ -130,7 +135,7 @@ class RemoteBroker(RemoteBrokerFace):
         offset: int | None = None,
         limit: int = 100,
         on_damage: Literal["raise", "skip"] = "raise",
-    ) -> list[RemoteContents[Any]]:
+    ) -> list[Contents[Any]]:
         """Messages of a partition from an offset on, whoever has them; nothing changes.
 
         Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
@@ -139,12 +144,12 @@ class RemoteBroker(RemoteBrokerFace):
 
     def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
-    ) -> RemoteGroup[Any]:
+    ) -> Group[Any]:
         """The group in queue mode, made where there is none: with all that is kept, or ("latest") with what comes.
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return run(self._group(RemoteGroup[Any], topic, name, start, body_type, changes))
+        return run(self._group(group_there, topic, name, start, body_type, changes))
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any

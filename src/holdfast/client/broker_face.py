@@ -9,19 +9,18 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.api.arguments import switch
+from holdfast.api.bodies import Bodies, kind_of
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import Stored
+from holdfast.api.times import duration_ms, instant_ns, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name, check_readable_name, check_topic_name
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.calling import packed
 from holdfast.client.client import Client
-from holdfast.client.group_face import GroupFace
 from holdfast.client.http import Ask, path_of
-from holdfast.client.messages import RemoteContents
-from holdfast.embedded.bodies import Bodies, kind_of
-from holdfast.embedded.face import switch
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.times import duration_ms, instant_ns, to_datetime
 from holdfast.embedded.topics import GroupInfo, TopicInfo, changes_of, changes_to, to_of
 from holdfast.env import refuse_to_pickle
 from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
@@ -30,10 +29,11 @@ from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
 from holdfast.protocol.queues import CreateQueue
 from holdfast.protocol.traces import Steps
+from holdfast.remote.records import contents_told
 from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 
-_Group = TypeVar("_Group", bound=GroupFace[Any])
+_Group = TypeVar("_Group")
 
 _MOST_READ: Final = 10_000
 _MOST_AT_ONCE: Final = 100_000
@@ -155,7 +155,7 @@ class RemoteBrokerFace:
 
     async def _read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: str
-    ) -> list[RemoteContents[Any]]:
+    ) -> list[Contents[Any]]:
         if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
             raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
         if offset is not None and type(offset) is not int:
@@ -164,7 +164,7 @@ class RemoteBrokerFace:
             raise UnknownTopic(f"topic {topic} has no partition {partition!r}")
         if on_damage not in ("raise", "skip"):
             raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: "raise" or "skip"')
-        found: list[RemoteContents[Any]] = []
+        found: list[Contents[Any]] = []
         while len(found) < limit:
             query: dict[str, Any] = {"offset": offset, "limit": min(limit - len(found), _MOST_READ)}
             if on_damage != "raise":  # an older server knows nothing of it
@@ -176,7 +176,7 @@ class RemoteBrokerFace:
                 if found:
                     break  # those before it first: who reads on from there is told
                 raise
-            found += [RemoteContents(self._client, self._bodies, each) for each in some.messages]
+            found += [contents_told(self._client, self._bodies, each) for each in some.messages]
             if not some.messages or some.next_offset >= some.end:
                 break
             offset = some.next_offset
@@ -236,7 +236,7 @@ class RemoteBrokerFace:
         except Forbidden:
             if wanted:
                 raise
-            return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, TopicSettings()))
+            return kind(self._client, name, DEFAULT_GROUP, body_type, TopicSettings(), durability=self._durability)
         if info is None or wanted or DEFAULT_GROUP not in info.groups:
             try:
                 info = await self._make_queue(name, info, wanted)
@@ -244,7 +244,8 @@ class RemoteBrokerFace:
                 if info is None or wanted:
                     raise  # otherwise its default group is made as soon as somebody receives
         info = await self._keep_bodies(name, info, kind_of(body_type))
-        return self._durable(kind(self._client, name, DEFAULT_GROUP, body_type, topic_settings(info.settings)))
+        known = topic_settings(info.settings)
+        return kind(self._client, name, DEFAULT_GROUP, body_type, known, durability=self._durability)
 
     async def _keep_bodies(self, name: str, info: TopicInfo, kind: BodyKind | None) -> TopicInfo:
         """Note what bodies are, for workers; where that cannot be, the queue is as good without."""
@@ -254,11 +255,6 @@ class RemoteBrokerFace:
             return await self._make_queue(name, info, {"bodies": kind})
         except (BadSettings, Forbidden, DiskFull):  # an older server; one who may not change the queue; no room for it
             return info
-
-    def _durable(self, queue: _Group) -> _Group:
-        """The queue, with what this broker's messages are to survive where a call does not say."""
-        queue._durability = self._durability
-        return queue
 
     async def _make_queue(self, name: str, info: TopicInfo | None, changes: Mapping[str, Any]) -> TopicInfo:
         given = _plain(changes)

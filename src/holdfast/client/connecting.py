@@ -5,11 +5,11 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms
 from holdfast.client.address import parse_address
 from holdfast.client.client import Client
 from holdfast.client.trust import context_of
-from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.times import duration_ms
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Generic, Self
 
+from holdfast.api.contents import Body
+from holdfast.api.drafts import Seconds
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.client.client import Client
 from holdfast.client.consuming import RemoteConsuming, RemoteStreamMessage
 from holdfast.client.ways import run
-from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.message import Body
 from holdfast.errors import Closed
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -15,6 +15,10 @@ from typing import Any, Final, Generic, TypeAlias
 
 import msgspec
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Body
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms, instant_ns
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.routing import check_partition
 from holdfast.broker.streams.positions import PartitionLag
@@ -24,11 +28,7 @@ from holdfast.client.http import Ask, path_of
 from holdfast.client.messages import Heard, payload_at
 from holdfast.client.payloads import Payload
 from holdfast.client.pulse import Pulse
-from holdfast.embedded.bodies import Bodies
 from holdfast.embedded.consuming import _checked, _text, _topic_names
-from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.message import Body
-from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest
 from holdfast.membership.assignment import TopicPartition

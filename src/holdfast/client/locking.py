@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias
 
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms
 from holdfast.broker.folder.layout import parse_lease
 from holdfast.client.calling import Caller, packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.client.ways import run
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.locking import Document, Lock, LockInfo
-from holdfast.embedded.times import duration_ms
 from holdfast.errors import Closed, Conflict, HoldfastError, InvalidRequest, LeaseLost, LockHeld, NotFound, Unavailable
 from holdfast.protocol import locks as wire
 

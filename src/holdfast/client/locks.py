@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from holdfast.api.drafts import Seconds
 from holdfast.client.locking import DocumentCalls, LockCalls, RemoteHolding, RemoteLockLike
 from holdfast.client.ways import run
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.locking import LEASE_S, Document, Lock, LockInfo
 
 list_ = list  # inside the classes the name means their method

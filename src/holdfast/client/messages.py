@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from datetime import datetime
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic
+from typing import TYPE_CHECKING, BinaryIO, Generic
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.chunks import Chunks
+from holdfast.api.contents import Body, Headers
+from holdfast.api.times import to_datetime
 from holdfast.client.http import path_of
 from holdfast.client.payloads import Payload
-from holdfast.delivery.group import Failure
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.chunks import Chunks
-from holdfast.embedded.listed import PhaseName
-from holdfast.embedded.message import Body, Headers
-from holdfast.embedded.times import to_datetime
 from holdfast.large import CHUNK_BYTES
-from holdfast.protocol import dead, messages, queues
+from holdfast.protocol import messages
 
 if TYPE_CHECKING:
     from holdfast.client.client import Client
-    from holdfast.client.group_face import GroupFace
-    from holdfast.client.upkeep import Held
 
 
 class Heard(Generic[Body]):
@@ -135,185 +131,10 @@ class Heard(Generic[Body]):
         return f"<{type(self).__name__} {self.id}: {body[:40]!r}{'…' if len(body) > 40 else ''}>"
 
 
-class RemoteContents(Heard[Body]):
-    """A stored message that was looked at."""
-
-    __slots__ = ("_bodies", "_client", "_told")
-
-    def __init__(self, client: Client, bodies: Bodies, told: messages.Said) -> None:
-        self._client = client
-        self._bodies = bodies
-        self._told = told
-
-    def _payload(self) -> Payload:
-        return payload_at(self._client, self._told)
-
-
-class RemoteListed(RemoteContents[Body]):
-    """A message that was looked at, and where it stands."""
-
-    __slots__ = ("_group", "_queue")
-
-    _told: queues.Listed
-
-    def __init__(self, face: GroupFace[Any], told: queues.Listed) -> None:
-        super().__init__(face._client, face._bodies, told)
-        self._queue, self._group = face.topic, face.group
-
-    @property
-    def offset(self) -> int | None:  # type: ignore[override]
-        """Its place in the partition's log; None while it is delayed and in no log yet."""
-        return self._told.offset
-
-    def _payload(self) -> Payload:
-        return payload_by_id(self._client, self._queue, self._group, self._told)
-
-    @property
-    def phase(self) -> PhaseName:
-        return self._told.phase
-
-    @property
-    def attempts(self) -> int:
-        return self._told.attempts
-
-    @property
-    def holder(self) -> str:
-        return self._told.holder
-
-    @property
-    def reason(self) -> str:
-        """Why it died: MAX_ATTEMPTS, REJECTED or EXPIRED; empty while it lives."""
-        return self._told.reason
-
-    @property
-    def error(self) -> str:
-        """What went wrong last."""
-        return self._told.error
-
-    @property
-    def due_at(self) -> datetime | None:
-        """When it will be ready, or was to be."""
-        return _moment(self._told.due_ms or self._told.due_at_ms)
-
-
-class RemoteDeadLetter(RemoteListed[Body]):
-    """A message that died: as it was, with every error, the reason and its original place."""
-
-    __slots__ = ()
-
-    _told: dead.Letter
-
-    @property
-    def original_id(self) -> str:
-        return self._told.original_id
-
-    @property
-    def original_offset(self) -> int:
-        return self._told.original_offset
-
-    @property
-    def original_timestamp(self) -> datetime:
-        return self._told.original_timestamp
-
-    @property
-    def failures(self) -> tuple[Failure, ...]:
-        """How each delivery ended: when, with whom, why, and the error."""
-        return tuple(self._told.failures)
-
-    @property
-    def first_delivery(self) -> datetime | None:
-        return self._told.first_delivery
-
-    @property
-    def last_delivery(self) -> datetime | None:
-        return self._told.last_delivery
-
-    @property
-    def dead_at(self) -> datetime:
-        return self._told.dead_at
-
-    @property
-    def state(self) -> Any:
-        """The document that went with it, or None."""
-        return self._told.state
-
-
-class RemoteHandle(Heard[Body], Generic[Body]):
-    """A message in hand, and the facts of its delivery."""
-
-    __slots__ = ("_face", "_held", "_settled", "_state", "_told")
-
-    _told: messages.Delivery
-
-    def __init__(self, face: Any, told: messages.Delivery, held: Held) -> None:
-        self._face = face
-        self._told = told
-        self._held = held
-        self._settled = False
-        self._state: Any = None
-
-    @property
-    def _bodies(self) -> Bodies:  # type: ignore[override]
-        bodies: Bodies = self._face._bodies
-        return bodies
-
-    def _payload(self) -> Payload:
-        face, told = self._face, self._told
-        if self._settled:  # its receipt is of no use any more
-            return payload_by_id(face._client, face.topic, face.group, told)
-        path = path_of("queues", face.topic, "payload", receipt=told.receipt, group=face.group)
-        return Payload(face._client.beside, path, told.size)
-
-    def __del__(self) -> None:
-        if not self._settled:
-            self._face._let_go(self._held)
-
-    @property
-    def attempt(self) -> int:
-        """Which delivery this is: 1 for the first. Deferred ones are not counted."""
-        return self._told.attempt
-
-    @property
-    def holder(self) -> str:
-        return self._told.holder
-
-    @property
-    def fence(self) -> int:
-        """The number of this delivery: a later one of any message has a higher one."""
-        return self._told.fence
-
-    @property
-    def receipt(self) -> str:
-        """The proof of this delivery as text, for a later process: see `resume`."""
-        return self._told.receipt
-
-    @property
-    def lost(self) -> bool:
-        """Whether the lease has ended meanwhile, as far as this end knows: then stop, another may have the message."""
-        if self._settled:
-            return False
-        return self._held.is_lost(self._face._caller.world.clock.monotonic_ns())
-
-    @property
-    def settled(self) -> bool:
-        """Whether it was acked, nacked, deferred or rejected by this handle."""
-        return self._settled
-
-    def _end(self) -> None:
-        """This handle is through with the message."""
-        self._settled = True
-        self._held.ended = True
-
-
 def payload_at(client: Client, told: messages.Said) -> Payload:
     """A body by its place."""
     path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
     return Payload(client.beside, path, told.size)
-
-
-def payload_by_id(client: Client, queue: str, group: str, told: messages.Said) -> Payload:
-    """A body by the id of its message, which may be a dead letter, or still be delayed."""
-    return Payload(client.beside, path_of("queues", queue, "messages", told.id, "payload", group=group), told.size)
 
 
 def _moment(ms: int) -> datetime | None:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from holdfast.api.sync.group import port_of
 from holdfast.broker.folder.policy import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared import open_shared
 from holdfast.embedded.broker import open_broker as open_broker_here
-from holdfast.embedded.queue import open_queue as open_queue_here
 from holdfast.errors import InvalidRequest
+from holdfast.local.opening import open_queue as open_queue_here
 from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
     import ssl
 
+    from holdfast.api.drafts import Seconds
+    from holdfast.api.sync.queue import Queue
     from holdfast.broker.metrics import Observer
-    from holdfast.client.aio_group import AsyncRemoteQueue
     from holdfast.client.broker import RemoteBroker
     from holdfast.client.client import Client
-    from holdfast.client.group import RemoteQueue
     from holdfast.embedded.broker import Broker
-    from holdfast.embedded.drafts import Seconds
-    from holdfast.embedded.queue import Queue
     from holdfast.env import World
     from holdfast.model import Durability
+    from holdfast.remote.group import RemoteGroup
     from holdfast.settings import BrokerSettings, QueueSettings
 
 _Face = TypeVar("_Face")
@@ -71,7 +71,7 @@ def open_queue(
 
         refuse_local(observer=observer, world=world, trust_folder=trust_folder)
         client = client_of(str(folder), for_tasks=False, **given(token=token, tls=tls, timeout=timeout))
-        return cast("Queue[Any]", opening.remote(client, parse_address(folder).queue))
+        return opening.remote(client, parse_address(folder).queue)
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
 
@@ -122,13 +122,11 @@ class QueueOpening:
         check_settings(settings, given)
         return given, {name: value for name, value in changes.items() if name not in _PROMISES}
 
-    def promise(self, queue: RemoteQueue[Any] | AsyncRemoteQueue[Any]) -> None:
+    def promise(self, port: RemoteGroup) -> None:
         """The queue is the program's only one here: it is closed with its client, and keeps the program's promises."""
-        queue._alone = True
-        queue._durability = self._promises.get("durability")
-        queue._ack_durability = self._promises.get("ack_durability")
+        port.promise(self._promises.get("durability"), self._promises.get("ack_durability"))
 
-    def remote(self, client: Client, name: str | None) -> RemoteQueue[Any]:
+    def remote(self, client: Client, name: str | None) -> Queue[Any]:
         """The queue behind the client's server, which is this queue's own."""
         from holdfast.client.broker import RemoteBroker
 
@@ -137,7 +135,7 @@ class QueueOpening:
         except BaseException:
             client.close()
             raise
-        self.promise(queue)
+        self.promise(port_of(queue))
         return queue
 
 

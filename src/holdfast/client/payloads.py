@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
 from holdfast.client.calling import Caller, Connection, Cut
@@ -15,19 +15,24 @@ from holdfast.large import CHUNK_BYTES
 
 
 class Payload:
-    """A body behind a server. It is read by the blocking calls of `caller`; each reading asks the server anew."""
+    """A body behind a server, read by the blocking calls of `caller`. Each reading asks the server anew, at the path
+    of that moment; what was read as a whole is kept.
+    """
 
-    def __init__(self, caller: Caller, path: str, size: int) -> None:
+    def __init__(self, caller: Caller, path: str | Callable[[], str], size: int) -> None:
         self._caller = caller
         self._path = path
         self._size = size
+        self._whole: bytes | None = None
 
     def __len__(self) -> int:
         return self._size
 
     def __bytes__(self) -> bytes:
         """All of it, in memory."""
-        return b"".join(self._pieces())
+        if self._whole is None:
+            self._whole = b"".join(self._pieces())
+        return self._whole
 
     def chunks(self, size: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Pieces of `size` bytes each, but the last."""
@@ -47,7 +52,10 @@ class Payload:
 
     def _pieces(self) -> Iterator[bytes]:
         """Whatever comes; Unavailable where it ends too early."""
-        fetching = _Fetching(self._caller, self._path)
+        if self._whole is not None:
+            yield self._whole
+            return
+        fetching = _Fetching(self._caller, self._path if isinstance(self._path, str) else self._path())
         came = 0
         try:
             for piece in fetching.pieces():

@@ -9,11 +9,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, overload
 
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
+from holdfast.api.times import duration_ms
 from holdfast.client.producing import Answer, RemoteProducing
 from holdfast.client.ways import run
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.times import duration_ms
 from holdfast.errors import HoldfastError, Unavailable
 
 

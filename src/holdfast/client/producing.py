@@ -12,6 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Stored
 from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin
@@ -20,8 +22,6 @@ from holdfast.client.client import Client
 from holdfast.client.publishing import Known, Publishing, check_places, is_loose, route_of
 from holdfast.client.sequences import Identity
 from holdfast.client.ways import run
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.publisher import Stored
 from holdfast.env import Clock, close_in_children, end_at_exit
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
 from holdfast.membership.assignment import TopicPartition

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from holdfast.api.drafts import Stored
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
-from holdfast.embedded.publisher import Stored
 from holdfast.errors import OutOfSequence
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -48,8 +48,14 @@ def open_shared(
                 raise
             clock.wait(threading.Event(), _PAUSE_S)
         else:
-            share(face._engine)
+            share(engine_of(face))
             return face
+
+
+def engine_of(opened: Any) -> Any:
+    """The engine behind a queue or a broker that was opened here; None for what is no face of one."""
+    port = getattr(opened, "_port", None)
+    return getattr(opened, "_engine", None) if port is None else getattr(port, "engine", None)
 
 
 def load_faces() -> None:

@@ -7,19 +7,18 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import NewMessage, Stored
+from holdfast.api.streams import PIECE_BYTES, AsyncStream, check_size_hint, no_stream
 from holdfast.client.calling import Caller, Connection, Cut, Unsent
 from holdfast.client.http import BROKEN, Answer, Ask, path_of
 from holdfast.client.publishing import Publishing, check_options
 from holdfast.client.strangers import told
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.streaming import AsyncStream, stream_options
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.model import Durability
 from holdfast.protocol import messages as wire
 from holdfast.protocol.media import MULTIPART, RAW
 
-_PIECE_BYTES: Final = 256 * 1024
 _GATHERED_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
 _MOST_IN_PATH: Final = 4_000
@@ -31,16 +30,14 @@ async def publish_stream(
     publishing: Publishing,
     topic: str,
     stream: AsyncStream,
+    message: NewMessage,
     partition: int | None,
     size_hint: int | None,
     durability: Durability | None,
-    options: dict[str, Any],
 ) -> Stored:
-    """Store all that the stream gives as one message."""
-    if size_hint is not None and (type(size_hint) is not int or size_hint < 0):
-        raise InvalidRequest(f"size_hint={size_hint!r} cannot be used: give a number of bytes, or None")
+    """Store all that the stream gives as one message, which has all but its body already."""
+    check_size_hint(size_hint)
     check_options(durability, None)
-    message = stream_options(options)
     reading = Reading(publishing.caller, stream)
     if await reading.gather(_GATHERED_BYTES):
         whole = msgspec.structs.replace(message, body=b"".join(reading.gathered))
@@ -118,10 +115,7 @@ class Reading:
             self._start = stream.tell() if seekable is not None and seekable() else None  # type: ignore[union-attr]
         elif not isinstance(stream, AsyncIterable):
             if isinstance(stream, (bytes, bytearray, memoryview, str)) or not isinstance(stream, Iterable):
-                raise InvalidRequest(
-                    f"a stream is a binary file or gives pieces of bytes; {type(stream).__name__} does not. "
-                    "Use put or publish for a body that is in memory"
-                )
+                raise no_stream(stream)
             self._stream = iter(stream)
         self._source = self._pieces()
 
@@ -159,7 +153,7 @@ class Reading:
             return
         ended = object()
         while True:
-            piece = await self._aside(lambda: self._read(_PIECE_BYTES) if self._read else next(self._stream, ended))
+            piece = await self._aside(lambda: self._read(PIECE_BYTES) if self._read else next(self._stream, ended))
             if piece is ended or (self._read and not piece):
                 return
             for part in _parts(piece):

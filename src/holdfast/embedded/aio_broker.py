@@ -10,32 +10,35 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
+from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.queue import AsyncQueue
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
+from holdfast.api.streams import AsyncStream, stream_options
 from holdfast.broker.engine import BrokerEngine, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_readable_name, check_topic_name
+from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic
-from holdfast.embedded.aio import AsyncQueue, Opening
 from holdfast.embedded.aio_consumer import AsyncConsumer
-from holdfast.embedded.aio_group import AsyncGroup
 from holdfast.embedded.aio_locks import AsyncDocuments, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.aio_topics import TopicThreads
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
-from holdfast.embedded.message import Contents
+from holdfast.embedded.opening import Opening
 from holdfast.embedded.producing import producer_settings
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.streaming import AsyncStream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
+from holdfast.local.opening import async_group_here, async_queue_here
+from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
 _Result = TypeVar("_Result")
-_Served = TypeVar("_Served", bound=AsyncGroup[Any])
+_Served = TypeVar("_Served")
 
 
 class AsyncBroker(AsyncTraceFace, BrokerFace):
@@ -55,7 +58,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         **changes: Any,
     ) -> AsyncQueue[Any]:
         """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
-        made = partial(self._queue, AsyncQueue[Any], create=create)
+        made = partial(self._queue, async_queue_here, create=create)
         if name is None:
             return await _aside(made, name, body_type, settings, changes)
         return await self._at(name, made, name, body_type, settings, changes)
@@ -181,11 +184,11 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return await self._at(topic, self._group, AsyncGroup[Any], topic, name, start, body_type, changes)
+        return await self._at(topic, self._group, async_group_here, topic, name, start, body_type, changes)
 
     async def _served_group(
         self,
-        kind: type[_Served],
+        kind: Callable[[BrokerEngine, QueueGroup, Any], _Served],
         topic: str,
         name: str,
         *,
@@ -193,7 +196,7 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         start: str = "earliest",
         changes: Mapping[str, Any] | None = None,
     ) -> _Served:
-        """The group in queue mode as another kind of face, for those who serve it to others, if they may have it."""
+        """The group in queue mode as another kind of object, for those who serve it to others, if they may have it."""
         await _aside(self._engine.key.get)  # which may have to be made: not when a message is on its way
         return await self._at(topic, self._group, kind, topic, name, start, None, changes or {}, check)
 

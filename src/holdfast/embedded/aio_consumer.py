@@ -8,13 +8,13 @@ from datetime import datetime
 from inspect import isawaitable
 from typing import Any, Generic, Self, TypeVar
 
+from holdfast.api.contents import Body
+from holdfast.api.drafts import Seconds
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.embedded.consuming import Consuming
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.feeds import StreamMessage
-from holdfast.embedded.message import Body
 from holdfast.errors import Closed
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -6,9 +6,9 @@ import asyncio
 from types import TracebackType
 from typing import Any
 
+from holdfast.api.drafts import Seconds
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.waiters import TaskWaiter
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.locking import (
     LEASE_S,
     Document,

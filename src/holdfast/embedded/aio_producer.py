@@ -10,14 +10,13 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text
+from holdfast.api.times import duration_ms
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.partition import Publication
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span
 from holdfast.embedded.producing import AFTER_ERROR_NS, Placed, Producing, Writing
-from holdfast.embedded.publisher import Stored
 from holdfast.embedded.route import Route
-from holdfast.embedded.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, QueueFull, Unavailable
 from holdfast.settings import ProducerSettings
 

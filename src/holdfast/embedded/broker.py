@@ -8,22 +8,23 @@ from datetime import datetime
 from os import PathLike
 from typing import Any, Literal
 
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
+from holdfast.api.streams import Stream, stream_options
+from holdfast.api.sync.group import Group
+from holdfast.api.sync.queue import Queue
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.consumer import Consumer
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
-from holdfast.embedded.group import Group
 from holdfast.embedded.locks import Documents, Locks
-from holdfast.embedded.message import Contents
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
-from holdfast.embedded.publisher import Stored
-from holdfast.embedded.queue import Queue
-from holdfast.embedded.streaming import Stream, Upload, stream_options
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
+from holdfast.local.opening import group_here, queue_here
+from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -42,7 +43,7 @@ class Broker(TraceFace, BrokerFace):
         **changes: Any,
     ) -> Queue[Any]:
         """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
-        return self._queue(Queue[Any], name, body_type, settings, changes, create=create)
+        return self._queue(queue_here, name, body_type, settings, changes, create=create)
 
     def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
@@ -164,7 +165,7 @@ class Broker(TraceFace, BrokerFace):
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return self._group(Group[Any], topic, name, start, body_type, changes)
+        return self._group(group_here, topic, name, start, body_type, changes)
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any

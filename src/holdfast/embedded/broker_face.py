@@ -5,11 +5,14 @@ from __future__ import annotations
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
 import msgspec
 
+from holdfast.api.arguments import switch
+from holdfast.api.bodies import Bodies, kind_of
+from holdfast.api.contents import Contents, Place
 from holdfast.broker.engine import BrokerEngine, change_topic, folder_path, grow_topic
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import QueueGroup
@@ -17,10 +20,6 @@ from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import reading
-from holdfast.embedded.bodies import Bodies, kind_of
-from holdfast.embedded.face import keep_bodies, switch
-from holdfast.embedded.message import Contents, Place
-from holdfast.embedded.publisher import Publisher
 from holdfast.embedded.topics import (
     GroupInfo,
     TopicInfo,
@@ -34,6 +33,8 @@ from holdfast.embedded.topics import (
 from holdfast.env import World, close_in_children, real_world, refuse_to_pickle
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, DamagedRange, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
+from holdfast.local.opening import keep_bodies
+from holdfast.local.publisher import Publisher
 from holdfast.model import Durability, Retained, extra_bytes
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -41,15 +42,9 @@ from holdfast.storage.view import OnDamage
 
 _Face = TypeVar("_Face", bound="BrokerFace")
 _Group = TypeVar("_Group")
-_Queue = TypeVar("_Queue", bound="HasOwner")
+_Queue = TypeVar("_Queue")
 
 _MOST_AT_ONCE: Final = 100_000
-
-
-class HasOwner(Protocol):
-    """A queue, which may be all that somebody opened, or one of a broker's."""
-
-    _alone: bool
 
 
 class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and are told of with `register`
@@ -240,7 +235,6 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
         queue = self._group(kind, name, DEFAULT_GROUP, "earliest", body_type, {})
         with self._engine.using(name) as topic:
             keep_bodies(self._engine, topic, body_type)
-        queue._alone = False
         return queue
 
     def _groups(self, name: str | None) -> list[GroupInfo]:

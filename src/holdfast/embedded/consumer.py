@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Generic, Self
 
+from holdfast.api.contents import Body
+from holdfast.api.drafts import Seconds
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.embedded.consuming import Consuming
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.feeds import StreamMessage
-from holdfast.embedded.message import Body
 from holdfast.errors import Closed
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -10,16 +10,16 @@ from weakref import WeakMethod
 
 import msgspec
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Body
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.streams.group import StreamGroup
 from holdfast.broker.waiters import Waiters
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.feeds import Feed, StreamMessage
-from holdfast.embedded.message import Body
 from holdfast.embedded.standing import Standing
-from holdfast.embedded.times import duration_ms
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, Fenced, HoldfastError, InvalidRequest, UnknownTopic
 from holdfast.membership.assignment import TopicPartition

@@ -7,13 +7,13 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from holdfast.api.arguments import switch
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms, to_datetime
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.locks import MOST_DOCUMENT_BYTES, Decided, Locks, Standing, Ticket
 from holdfast.delivery.decide import Moment
-from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.face import switch
-from holdfast.embedded.times import duration_ms, to_datetime
 from holdfast.env import Clock
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, MessageTooLarge
 from holdfast.locking.decide import Acquire, Proof, Remove, Renew, Write

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
+from holdfast.api.drafts import Seconds
 from holdfast.broker.waiters import ThreadWaiter
-from holdfast.embedded.drafts import Seconds
 from holdfast.embedded.locking import (
     LEASE_S,
     Document,

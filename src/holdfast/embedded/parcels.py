@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, overload
 
 import msgspec
 
+from holdfast.api.drafts import Stored
+from holdfast.api.times import duration_ms
 from holdfast.broker.partition import Draft, Place
-from holdfast.embedded.publisher import Stored, stored_at
-from holdfast.embedded.times import duration_ms
 from holdfast.errors import Unavailable
+from holdfast.local.publisher import stored_at
 from holdfast.model import Batch, Durability
 
 if TYPE_CHECKING:
-    from holdfast.embedded.drafts import Seconds
+    from holdfast.api.drafts import Seconds
     from holdfast.embedded.route import Route
 
 logger = logging.getLogger(__name__)

@@ -10,14 +10,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.api.times import duration_ms
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.partition import Publication
-from holdfast.embedded.drafts import HeadersLike, NewMessage, Seconds, Text
 from holdfast.embedded.parcels import Lane, Parcel, Sent, SentMany, Span
 from holdfast.embedded.producing import AFTER_ERROR_NS, NO_OPTIONS, Placed, Producing, Writing
 from holdfast.embedded.route import Route
-from holdfast.embedded.times import duration_ms
 from holdfast.env import Clock, end_at_exit
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.settings import ProducerSettings

@@ -8,14 +8,14 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import NewMessage, message_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, check_partition
 from holdfast.embedded.accumulator import Accumulator
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import NewMessage, message_of
 from holdfast.embedded.parcels import Callback, Lane, Parcel, Sent, Span
 from holdfast.embedded.route import Route
 from holdfast.embedded.sender import Sender

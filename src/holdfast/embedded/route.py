@@ -6,10 +6,10 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Drafter
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin, check_partition, murmur3
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import Drafter
 from holdfast.embedded.parcels import Lane, Owner
 from holdfast.errors import MessageTooLarge
 

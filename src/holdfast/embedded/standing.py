@@ -6,12 +6,12 @@ from collections import deque
 from datetime import datetime
 from typing import Generic, Literal
 
+from holdfast.api.contents import Body
+from holdfast.api.times import instant_ns
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.group import StreamGroup
 from holdfast.broker.streams.positions import PartitionLag, check_offset, lag_of
 from holdfast.embedded.feeds import Feed, StreamMessage
-from holdfast.embedded.message import Body
-from holdfast.embedded.times import instant_ns
 from holdfast.errors import Closed, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.api.times import instant_ns, to_datetime
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.policy import check_settings, differing_settings
 from holdfast.broker.partition import Partition
 from holdfast.broker.streams.positions import To, lag_of
 from holdfast.broker.topic import Topic
-from holdfast.embedded.times import instant_ns, to_datetime
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest
 from holdfast.settings import QueueSettings, TopicSettings
 

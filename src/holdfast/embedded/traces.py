@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from holdfast.api.times import duration_ms, instant_ns
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.tracing.log import Search, TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.embedded.times import duration_ms, instant_ns
 from holdfast.errors import InvalidRequest
 
 When: TypeAlias = datetime | timedelta

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from holdfast.api.letters import DeadGroup
 from holdfast.delivery.group import Failure
-from holdfast.embedded.dead import DeadGroup
 from holdfast.protocol.messages import Instant, Name, Told, Wire
 from holdfast.protocol.queues import After, InGroup, Limit, Listed, Where
 

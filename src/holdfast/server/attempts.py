@@ -88,9 +88,9 @@ class Attempt:
         for each in self.held:
             by_partition.setdefault(each.partition, []).append(each)
         for number, some in by_partition.items():
-            if number >= len(group._stations):
+            if number >= len(group.stations):
                 continue  # it was another topic of that name
-            station = group._group.station(number)
+            station = group.queue_group.station(number)
             taken: list[Delivered] = []
             for i in range(0, len(some), MOST_AT_ONCE):
                 taken += await _resumed(group, station, some[i : i + MOST_AT_ONCE], lease_s)

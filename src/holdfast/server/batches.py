@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta
 
+from holdfast.api.drafts import NewMessage as Draft
+from holdfast.api.drafts import has_only_a_body
 from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
-from holdfast.embedded.drafts import NewMessage as Draft
-from holdfast.embedded.drafts import has_only_a_body
 from holdfast.errors import InvalidRequest
 from holdfast.protocol.media import (
     JSON,

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from holdfast.api.contents import record_of
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.feeds import Feed, StreamMessage
@@ -145,7 +146,7 @@ class Member:
         """As many messages as one answer should hold; the others come with the next."""
         size = 0
         for i, message in enumerate(found):
-            size += len(message._record.value) + extra_bytes(message._record)
+            size += len(record_of(message).value) + extra_bytes(record_of(message))
             if i and size > ANSWER_BYTES:
                 for left in reversed(found[i:]):
                     self.consumer._seek(left.topic, left.partition, offset=left.offset)

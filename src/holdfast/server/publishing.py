@@ -12,10 +12,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from holdfast.api.drafts import Stored
 from holdfast.broker.partition import Partition
 from holdfast.broker.sequences import Known
 from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.publisher import Publisher, Stored
+from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer
 from holdfast.server.turns import Job, Pool
 

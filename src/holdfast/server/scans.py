@@ -17,9 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from holdfast.embedded.listing import Mark
 from holdfast.env.checkpoints import checkpoints
 from holdfast.errors import TooManyWaiters
+from holdfast.local.listing import Mark
 
 _Found = TypeVar("_Found")
 

@@ -10,23 +10,25 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.api.arguments import Wanted, check_state, error_text, gives_back, wanted_of
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Contents, Home
+from holdfast.api.times import duration_ms, lease_of
+from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import message_id
+from holdfast.broker.group import QueueGroup
 from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
 from holdfast.broker.station import Pending, Station
-from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
 from holdfast.delivery.commands import Extend as ExtendLease
-from holdfast.embedded.aio_group import AsyncGroup
-from holdfast.embedded.face import Wanted, gives_back
-from holdfast.embedded.handle import check_state
-from holdfast.embedded.message import Contents, Home
-from holdfast.embedded.times import duration_ms, lease_of
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
+from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Durability, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
 from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.turns import other_turns
+from holdfast.settings import TopicSettings
 
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
@@ -46,26 +48,39 @@ class Claims(NamedTuple):
     refused: LeaseLost | None
 
 
-class ServedGroup(AsyncGroup[bytes]):
+class ServedGroup:
     """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
+
+    def __init__(self, engine: BrokerEngine, group: QueueGroup, body_type: Any = None) -> None:
+        self.port = AsyncLocalGroupPort(engine, group, Bodies(body_type))
+        self.queue_group = group
+        self.stations = group.stations
+        self.topic = group.topic.name
+        self.group = group.name
+
+    @property
+    def settings(self) -> TopicSettings:
+        return self.queue_group.settings
+
+    @property
+    def closed(self) -> bool:
+        return self.port.closed
+
+    async def close(self) -> None:
+        """Let go of it; what was taken stays so."""
+        await self.port.close()
 
     def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
         """What is ready now, leased to the owner; None where there is more to look through: `take_further`."""
-        return self._take(self._wanted(count, 0, lease_s, owner, renew=False, detached=True))
+        return self.port.take_ready(wanted_at_once(count, 0, lease_s, owner))
 
     async def take_further(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
         """The same to its end, with turns for other tasks in between."""
-        return await self._go_on(self._wanted(count, 0, lease_s, owner, renew=False, detached=True))
+        return await self.port.take_to_end(wanted_at_once(count, 0, lease_s, owner))
 
     async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
         """The same, after a wait in line."""
-        return await self._await(self._wanted(count, wait_s, lease_s, owner, renew=False, detached=True))
-
-    def _take(self, wanted: Wanted, waiter: Waiter | None = None) -> Taken | None:
-        """Not all at once: the first of many tell how large they are, and others have their turn behind them."""
-        if wanted.count > MOST_AT_ONCE:
-            wanted = msgspec.structs.replace(wanted, count=MOST_AT_ONCE)
-        return super()._take(wanted, waiter)
+        return await self.port.stand_in_line(wanted_at_once(count, wait_s, lease_s, owner))
 
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
         """Add what else is ready, up to `count` in all and to about what one answer holds.
@@ -129,18 +144,31 @@ class ServedGroup(AsyncGroup[bytes]):
         bad: list[str] = []
         refused: LeaseLost | None = None
         for text in receipts:
-            station, receipt = self._group.proof(text)
+            station, receipt = self.queue_group.proof(text)
             if receipt is None:
                 bad.append(text)
             else:
                 good.setdefault(station, {}).setdefault(receipt, text)
         if bad:  # one error for all of them: whoever makes up thousands should not have thousands made
-            refused = self._group.unproven(bad[-1])
+            refused = self.queue_group.unproven(bad[-1])
         return Claims(good, bad, refused)
 
     async def ack(self, receipts: Sequence[str], durability: Durability | None) -> None:
-        self._check_open()
+        self.port.check_open()
+        if len(receipts) == 1 and durability is None and self._ack_now(receipts[0]):
+            return
         await self._settle_all(await self._claims(receipts), lambda station, own: station.ack(own, durability))
+
+    def _ack_now(self, text: str) -> bool:
+        """Ack one message by the short way; False where its receipt proves nothing, or an ack has to be waited for."""
+        station, receipt = self.queue_group.proof(text)
+        if receipt is None or not station.delivery.unhurried:
+            return False
+        refused = station.delivery.ack_one(receipt.offset, receipt.fence)
+        if refused is not None:
+            refused.receipts = (text,)
+            raise refused
+        return True
 
     async def nack(
         self,
@@ -150,16 +178,16 @@ class ServedGroup(AsyncGroup[bytes]):
         durability: Durability | None = None,
     ) -> None:
         delay_ms = None if delay_s is None else duration_ms(delay_s, "delay")
-        text = self._error_text(error)
+        text = error_text(error, self.settings.max_error_chars)
         count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, text), durability)
-        self._group.metrics.nacked.add(count)
+        self.queue_group.metrics.nacked.add(count)
 
     async def defer(self, receipts: Sequence[str], delay_s: float | None, durability: Durability | None = None) -> None:
         delay_ms = duration_ms(delay_s or 0, "delay")
         count = await self._settle(
             receipts, lambda receipt: Nack(receipt, delay_ms, why=DEFERRED, counted=False), durability
         )
-        self._group.metrics.deferred.add(count)
+        self.queue_group.metrics.deferred.add(count)
 
     async def drop(self, receipts: Sequence[str], delay_s: float | None, durability: Durability | None = None) -> None:
         """Whoever had them let go of them without a word: as in this process, that is a failed attempt."""
@@ -167,9 +195,9 @@ class ServedGroup(AsyncGroup[bytes]):
         await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DROPPED), durability)
 
     async def reject(self, receipts: Sequence[str], reason: str | None, durability: Durability | None = None) -> None:
-        text = self._error_text(reason)
+        text = error_text(reason, self.settings.max_error_chars)
         count = await self._settle(receipts, lambda receipt: Reject(receipt, text), durability)
-        self._group.metrics.rejected.add(count)
+        self.queue_group.metrics.rejected.add(count)
 
     async def extend(
         self, receipts: Sequence[str], lease_s: float | None, durability: Durability | None = None
@@ -187,7 +215,7 @@ class ServedGroup(AsyncGroup[bytes]):
     async def _settle(
         self, receipts: Sequence[str], command: Callable[[Receipt], Command], durability: Durability | None
     ) -> int:
-        self._check_open()
+        self.port.check_open()
         claims = await self._claims(receipts)
         await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own)), durability))
         return sum(map(len, claims.good.values()))
@@ -201,7 +229,7 @@ class ServedGroup(AsyncGroup[bytes]):
                     await other_turns()
                 settled.append((station, part, settle(station, list(part))))
         refused, lost = claims.refused, list(claims.bad)
-        self._group.metrics.lost_leases.add(len(lost))
+        self.queue_group.metrics.lost_leases.add(len(lost))
         for station, texts, pending in settled:
             try:
                 await station.wait_async(pending)
@@ -238,14 +266,14 @@ class ServedGroup(AsyncGroup[bytes]):
         return State(value=value, version=0 if content is None else version + 1)
 
     def _held(self, receipt: str) -> tuple[Station, Receipt]:
-        self._check_open()
-        station, parsed = self._group.claim(receipt)
+        self.port.check_open()
+        station, parsed = self.queue_group.claim(receipt)
         if not station.delivery.holds(parsed):
             raise station.delivery.refusal(parsed)
         return station, parsed
 
     def holds(self, station: Station, receipt: Receipt) -> bool:
-        return not self._ended and station.delivery.holds(receipt)
+        return not self.port.ended and station.delivery.holds(receipt)
 
     def delivery(self, station: Station, delivered: Delivered, *, state: bool = False) -> Delivery:
         """A message in somebody's hands, as it is told."""
@@ -253,7 +281,7 @@ class ServedGroup(AsyncGroup[bytes]):
         receipt = station.receipt_text(record.offset, lease)
         if type(record.value) is bytes and record.key is None and not record.headers and not record.flags:
             return self._plain_delivery(station, delivered, receipt, state=state)
-        contents: Contents[bytes] = Contents(station, self._bodies, record)
+        contents: Contents[bytes] = Contents(station, self.port.bodies, record)
         return Delivery(
             **_said(contents, record),
             receipt=receipt,
@@ -287,6 +315,12 @@ class ServedGroup(AsyncGroup[bytes]):
             lease_ms=lease.lease_ms,
             state=self.state_at(station, record.offset) if state else None,
         )
+
+
+def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Wanted:
+    """Not all at once: the first of many tell how large they are, and others have their turn behind them."""
+    wanted = wanted_of(count, wait_s, lease_s, owner, detached=True)
+    return msgspec.structs.replace(wanted, count=MOST_AT_ONCE) if wanted.count > MOST_AT_ONCE else wanted
 
 
 def receipts_of(taken: Taken) -> Leased:

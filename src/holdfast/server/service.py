@@ -93,12 +93,12 @@ class Service:
 
     async def _let_go(self) -> None:
         """Close the groups that were not used for longest, so that their topics can be; none that is waited for."""
-        parts = {place: len(group._stations) for place, group in self._groups.items()}
+        parts = {place: len(group.stations) for place, group in self._groups.items()}
         extra = sum(parts.values()) - self.broker.settings.open_partitions
         for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
             if extra <= 0:
                 return
-            if not group._group.waiters.standing and not self.windows.of(group) and place in self._groups:
+            if not group.queue_group.waiters.standing and not self.windows.of(group) and place in self._groups:
                 extra -= parts[place]
                 del self._groups[place]
                 await group.close()

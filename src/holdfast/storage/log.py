@@ -218,12 +218,15 @@ class Log:
     async def append_one_async(self, value: bytes, durability: Durability | None = None) -> Appended:
         """The same for a task."""
         chosen = self._default_durability if durability is None else self._durability(durability)
-        if chosen != "fsync" or type(value) is not bytes or len(value) > self._most_plain_bytes:
+        if type(value) is not bytes or len(value) > self._most_plain_bytes:
             return await self.append_async([value], durability=chosen)
-        offset = self._write_one(value, self._now_ns(), True)
-        synced = self._gate.promise(offset + 1)
-        if synced is not None:
-            await synced
+        offset = self._write_one(value, self._now_ns(), chosen == "fsync")
+        if chosen == "fsync":
+            synced = self._gate.promise(offset + 1)
+            if synced is not None:
+                await synced
+        elif chosen != "os":
+            self._note_unsynced()
         return Appended(offset, offset + 1, chosen)
 
     async def append_async(

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.embedded.aio import AsyncQueue
-from holdfast.embedded.group import Message
-from holdfast.embedded.queue import Queue
+from holdfast.api.aio.queue import AsyncQueue
+from holdfast.api.sync.group import port_of
+from holdfast.api.sync.message import Message
+from holdfast.api.sync.queue import Queue
 from holdfast.env import SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Empty
+from holdfast.local.opening import async_queue_here, open_queue
 from holdfast.testing.clock import VirtualClock
 
 _FOLDER: Final = "/queue"
@@ -82,18 +84,19 @@ class QueueKit:
 
     def reopen(self) -> Queue[Any]:
         """Close in order and open again."""
-        self.clock.detach(self.queue._engine)
+        self.clock.detach(port_of(self.queue).engine)
         self.queue.close()
         self.queue = self._open()
         return self.queue
 
     def aio(self) -> AsyncQueue[Any]:
         """The same queue as tasks see it."""
-        return AsyncQueue(self.queue._engine, self.queue._group, self._settings.get("body_type"))
+        port = port_of(self.queue)
+        return async_queue_here(port.engine, port.queue_group, self._settings.get("body_type"), alone=True)
 
     def close(self) -> None:
         if not self.queue.closed:
-            self.clock.detach(self.queue._engine)
+            self.clock.detach(port_of(self.queue).engine)
             self.queue.close()
 
     def __enter__(self) -> QueueKit:
@@ -103,17 +106,15 @@ class QueueKit:
         self.close()
 
     def _open(self) -> Queue[Any]:
-        from holdfast.embedded.queue import open_queue
-
         world = World(clock=self.clock, disk=self.disk, ids=self._ids)
         queue = open_queue(_FOLDER, world=world, **self._settings)
-        self.clock.attach(queue._engine)
+        self.clock.attach(port_of(queue).engine)
         return queue
 
     def _leave(self) -> None:
         """The owner is gone; whatever it still has in hand reaches nobody."""
-        self.clock.detach(self.queue._engine)
-        self.queue._engine.closed = True
+        self.clock.detach(port_of(self.queue).engine)
+        port_of(self.queue).engine.closed = True
 
     def _advance_to_next(self) -> bool:
         stats = self.queue.stats()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.embedded.drafts import Seconds
+from holdfast.api.drafts import Seconds
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, UnknownTopic
 from holdfast.worker.handling import Crew, Handling, Hooks, Run, Runs, Tasks, Threads, facts

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.times import duration_ms
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms
 from holdfast.env import Ids, World
 from holdfast.errors import InvalidRequest
 from holdfast.worker.sources import Origin

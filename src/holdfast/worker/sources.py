@@ -16,9 +16,10 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.embedded.bodies import type_of
-from holdfast.embedded.drafts import Seconds
-from holdfast.embedded.times import duration_ms
+from holdfast.api.aio.group import port_of
+from holdfast.api.bodies import type_of
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms
 from holdfast.errors import InvalidRequest
 
 # From the threads of a worker to an event loop: its own, or the one that `run_async` was called in.
@@ -211,7 +212,7 @@ class Opened(Origin):
 
     def open(self, bridge: Bridge) -> Source:
         self._face = bridge.wait(self._open(None))
-        kept = type_of(self._face._kept_bodies)
+        kept = type_of(port_of(self._face).kept_bodies)
         if kept is not None and self._as_kept:
             self.close(bridge)
             self._face = bridge.wait(self._open(kept))
@@ -254,7 +255,7 @@ class Named(Origin):
     def open(self, bridge: Bridge) -> Source:
         broker = self._data.broker(bridge)
         face = bridge.wait(broker.group(self.name, self._group, body_type=self._body_type))
-        kept = type_of(face._kept_bodies)
+        kept = type_of(port_of(face).kept_bodies)
         if self._body_type is None and kept is not None:
             face = bridge.wait(broker.group(self.name, self._group, body_type=kept))
         return Source(face, bridge)

@@ -17,6 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 import holdfast
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Contents, MessageFields, Place, record_of
+from holdfast.api.listed import DeadLetter, Listed, PhaseName, until_ms_of
+from holdfast.api.sync.group import port_of
+from holdfast.api.sync.message import taken_of
+from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.cli.look.trace import life_line
@@ -25,16 +31,12 @@ from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic,
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.listed import DeadLetter, PhaseName
-from holdfast.embedded.lookup import Found, look_up, until_ms
-from holdfast.embedded.message import Contents, Place, Said
-from holdfast.embedded.times import to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotFound
+from holdfast.local.lookup import Found, look_up
 from holdfast.model import Record
 
-AnyMessage: TypeAlias = Said[Any]
+AnyMessage: TypeAlias = MessageFields[Any]
 
 PAGE_ROWS: Final = 100
 _SPACE: Final = 2
@@ -142,26 +144,17 @@ def body_text(body: bytes) -> str:
 
 def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | None:
     """When a lease ends, by the clock on the wall; None where nobody has the message."""
-    if is_remote(queue):
-        return _told_lease_end(message)
-    station = queue._group.station(message.partition)
-    lease = station.delivery.group.leases.get(message.offset)
-    return None if lease is None else to_datetime(until_ms(station, lease) * 1_000_000)
-
-
-def _told_lease_end(message: Any) -> datetime | None:
-    held = getattr(message, "_held", None)
-    if held is None:
-        until = getattr(message._told, "lease_until_ms", 0)
-        return to_datetime(until * 1_000_000) if until else None
-    clock = real_world().clock
-    return to_datetime(clock.now_ns() + held.until_ns - clock.monotonic_ns())
+    until_ns = 0
+    if isinstance(message, holdfast.Message):
+        until_ns = port_of(queue).ends_ns(taken_of(message))
+    elif isinstance(message, Listed):
+        until_ns = until_ms_of(message) * 1_000_000
+    return to_datetime(until_ns) if until_ns else None
 
 
 def is_tombstone(message: AnyMessage) -> bool:
     """Whether it only says that whatever had its key is gone."""
-    told = getattr(message, "_told", None)
-    return bool(message._record.flags & TOMBSTONE) if told is None else told.tombstone
+    return bool(record_of(message).flags & TOMBSTONE)
 
 
 def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
@@ -268,7 +261,7 @@ class Everything(NamedTuple):
 
 def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
-    found = _asked(queue, message_id) if is_remote(queue) else look_up(queue, message_id)
+    found = _asked(queue, message_id) if is_remote(queue) else look_up(port_of(queue), message_id)
     if found is None:
         raise InvalidRequest(
             f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
@@ -287,11 +280,12 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
 
 
 def _asked(queue: Any, message_id: str) -> Found:
-    from holdfast.client.messages import RemoteListed
     from holdfast.protocol.queues import Whole
+    from holdfast.remote.records import listed_told
 
     told = asked(queue, Whole, "queues", queue.name, "lookup", id=message_id, group=queue.group)
-    message: Any = RemoteListed(queue, told)
+    port = port_of(queue)
+    message = listed_told(port.client, port.bodies, queue.name, queue.group, told)
     return Found(
         message,
         told.phase,
@@ -315,14 +309,14 @@ def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
             if found.phase == "dead":
                 return found.message.id
         raise _no_letter(message_id)
-    station, place = queue._group.place(message_id)
+    station, place = port_of(queue).queue_group.place(message_id)
     letter_found = None
     for letter in station.letters():
         if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
             letter_found = letter  # after a seek it may have died more than once: the last time counts
     if letter_found is None:
         raise _no_letter(message_id)
-    return DeadLetter(queue, station, letter_found).id
+    return DeadLetter(station, port_of(queue).bodies, letter_found.record, letter_found.note).id
 
 
 def _no_letter(message_id: str) -> InvalidRequest:

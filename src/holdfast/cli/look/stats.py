@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 import holdfast
+from holdfast.api.sync.group import port_of
+from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.look.topics import standing_of
@@ -24,7 +26,6 @@ from holdfast.cli.places import queue_of
 from holdfast.cli.progress import screen
 from holdfast.cli.text import safe, show_table, size
 from holdfast.delivery.events import Phase
-from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.storage.checks.finding import count_of
@@ -94,7 +95,7 @@ def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[int]:
     if is_remote(queue):
         yield from (message.timestamp_ns for message in queue.messages("ready", limit=1))
         return
-    for station in queue._stations:
+    for station in port_of(queue).stations:
         group, log = station.delivery.group, station.partition.log
         for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY:

@@ -13,6 +13,7 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import partition_folder
 from holdfast.broker.inspect.delayed import count_beside
 from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
@@ -24,7 +25,6 @@ from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
 from holdfast.cli.progress import Screen, screen
 from holdfast.cli.text import safe, show_table, size, table
 from holdfast.client.address import is_address
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.storage.checks.finding import count_of

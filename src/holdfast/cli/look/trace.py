@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.api.times import instant_ns, parse_instant, to_datetime
 from holdfast.broker.folder.layout import partition_folder, topic_of_id
 from holdfast.broker.metrics import Times
 from holdfast.broker.tracing.log import TRACES, Search, TraceStats, newest, search, stats, trace
@@ -40,7 +41,6 @@ from holdfast.cli.options import AsJson, QueueFolder
 from holdfast.cli.output import OK, Section, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import iso_time, safe, short_time
 from holdfast.client.address import is_address
-from holdfast.embedded.times import instant_ns, parse_instant, to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
 from holdfast.storage import LogReader

@@ -12,6 +12,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import holdfast
+from holdfast.api.letters import DeadGroup
+from holdfast.api.sync.dead import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.cli.look.messages import (
     DEAD,
@@ -27,10 +29,9 @@ from holdfast.cli.opening import chosen_topic, opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, Limit, QueueFolder, Topic, Wait, Where, Yes
 from holdfast.cli.output import NOT_DONE, OK, Section, command, confirmed, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import safe
-from holdfast.embedded.dead import DeadGroup, DeadLetters
-from holdfast.embedded.letters import LettersBeside
 from holdfast.env import real_world
 from holdfast.errors import Busy, InvalidRequest
+from holdfast.local.letters import LettersBeside
 from holdfast.storage.checks.finding import count_of
 
 app = Section("Dead letters: look at them, put them back, drop them.")

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 import holdfast
+from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.inspect.standing import GroupStanding
@@ -24,7 +25,6 @@ from holdfast.cli.output import NOT_DONE, OK, Section, command, confirmed, print
 from holdfast.cli.reading import time_of
 from holdfast.cli.text import safe, show_table, table
 from holdfast.client.address import is_address
-from holdfast.embedded.times import to_datetime
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.storage.checks.finding import count_of

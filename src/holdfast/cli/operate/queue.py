@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 
 import holdfast
+from holdfast.api.sync.group import port_of
+from holdfast.api.times import parse_instant
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.station import Station
@@ -21,7 +23,6 @@ from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, Q
 from holdfast.cli.output import NOT_DONE, OK, command, confirmed, print_error, print_json, print_json_line, stdout
 from holdfast.cli.text import safe, show_table, size, table
 from holdfast.client.address import is_address
-from holdfast.embedded.times import parse_instant
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.storage.checks.finding import count_of
@@ -193,7 +194,7 @@ def _moves(
     broker: holdfast.Broker, queue: holdfast.Queue[bytes], to: str | int | datetime, partition: int | None
 ) -> list[Move]:
     resets = broker.reset_offsets(queue.group, queue.name, to=to, partition=partition, dry_run=True)
-    return moves_of(None if is_remote(queue) else queue._group, resets)
+    return moves_of(None if is_remote(queue) else port_of(queue).queue_group, resets)
 
 
 @command

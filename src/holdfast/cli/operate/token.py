@@ -15,12 +15,12 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from holdfast.api.times import parse_instant, to_datetime
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, Section, command, print_json, stderr, stdout
 from holdfast.cli.text import safe
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.facts import seconds_of
-from holdfast.embedded.times import parse_instant, to_datetime
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest

@@ -18,12 +18,12 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
+from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import OWNER_SOCKET
 from holdfast.cli.opening import topics_of, trusts_folders
 from holdfast.cli.options import TlsKey
 from holdfast.cli.output import DAMAGED, OK, command
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 import holdfast
+from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.positions import To
@@ -24,7 +25,6 @@ from holdfast.cli.reading import await_arrival, ends_of, reading_of, time_of
 from holdfast.cli.text import safe
 from holdfast.cli.use.put import separator_of
 from holdfast.client.address import is_address
-from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.embedded.topics import to_of
 from holdfast.errors import Busy, InvalidRequest
 

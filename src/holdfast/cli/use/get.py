@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
+from holdfast.api.sync.group import port_of
+from holdfast.api.times import parse_duration
 from holdfast.cli.look.messages import (
     base64_text,
     body_text,
@@ -43,7 +45,6 @@ from holdfast.cli.output import (
 from holdfast.cli.reading import await_arrival, ends_of
 from holdfast.cli.text import preview, safe
 from holdfast.client.address import is_address
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
 
@@ -262,7 +263,8 @@ def _take(folder: str, taken: _Taken, wanted: _Wanted, wait_s: float) -> None:
                 return
             if is_remote(queue):
                 raise _nothing(folder, wanted)
-            due_ms, ends = queue._engine.tick(), ends_of(queue._group.topic)
+            port = port_of(queue)
+            due_ms, ends = port.engine.tick(), ends_of(port.queue_group.topic)
         left_s = give_up - time.monotonic()
         if left_s <= 0:
             raise _nothing(folder, wanted)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 import typer
 
 import holdfast
+from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.inspect.locks import held_now, replayed_locks
 from holdfast.broker.locks import Standing
@@ -24,7 +25,6 @@ from holdfast.cli.use.get import default_holder
 from holdfast.client.address import is_address
 from holdfast.delivery.decide import Moment
 from holdfast.embedded.locking import info_of
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
 

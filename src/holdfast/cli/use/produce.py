@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
+from holdfast.api.times import parse_duration
 from holdfast.cli.completion import topic_names
 from holdfast.cli.look.trace import time_text
 from holdfast.cli.opening import chosen_topic, opened_broker
@@ -23,7 +24,6 @@ from holdfast.cli.text import safe, size
 from holdfast.cli.use.put import Defaults, Intake, Item, header_pairs, separator_of, text_or_bytes
 from holdfast.embedded.parcels import Sent
 from holdfast.embedded.producer import Producer
-from holdfast.embedded.times import parse_duration
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.storage.checks.finding import count_of

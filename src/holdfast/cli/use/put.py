@@ -15,13 +15,13 @@ import msgspec
 import typer
 
 import holdfast
+from holdfast.api.drafts import NewMessage
+from holdfast.api.times import parse_duration, parse_instant
 from holdfast.cli.opening import chosen_topic, is_remote, opened_broker, see_to_queue
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json_line, stderr
 from holdfast.cli.progress import counter
 from holdfast.cli.text import safe
-from holdfast.embedded.drafts import NewMessage
-from holdfast.embedded.times import parse_duration, parse_instant
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import CodecName, Durability

@@ -11,13 +11,14 @@ import msgspec
 import typer
 
 import holdfast
+from holdfast.api.contents import home_of
+from holdfast.api.times import parse_duration, to_datetime
 from holdfast.cli.look.messages import lease_end, moment, seconds_text
 from holdfast.cli.opening import Views, asked, is_remote, opened_broker
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json_line, stdout
 from holdfast.cli.text import safe
 from holdfast.delivery.events import Phase
-from holdfast.embedded.times import parse_duration, to_datetime
 from holdfast.errors import HoldfastError, InvalidRequest
 
 RECEIPT = "HOLDFAST_RECEIPT"
@@ -188,7 +189,7 @@ def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[s
     if is_remote(queue):
         now, ends = _told_after(queue, message, verb)
         return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": now, **moment("until", ends)}
-    group = message._home.delivery.group
+    group = home_of(message).delivery.group
     phase = group.phase(message.offset)
     name = phase.value
     until: datetime | None = None

@@ -14,13 +14,13 @@ from typing import Annotated, Any, Final
 import typer
 
 import holdfast
+from holdfast.api.bodies import type_of
+from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.cli.opening import chosen_topic, some_of, topics_of
 from holdfast.cli.output import OK, command
 from holdfast.cli.places import enter, queue_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
-from holdfast.embedded.bodies import type_of
-from holdfast.embedded.times import parse_duration
 from holdfast.errors import InvalidRequest
 from holdfast.model import BodyKind
 

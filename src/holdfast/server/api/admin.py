@@ -138,7 +138,7 @@ async def waiters(call: Call) -> WaitersTold:
         WaitersAt(
             topic=group.topic,
             group=group.group,
-            waiters=len(group._group.waiters),
+            waiters=len(group.queue_group.waiters),
             streams=service.windows.of(group),
         )
         for group in service.groups()

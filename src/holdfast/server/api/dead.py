@@ -10,14 +10,17 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from holdfast.api.arguments import chosen_ids
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Place
+from holdfast.api.letters import DeadKinds
+from holdfast.api.listed import DeadLetter, Listed, Waiting, note_of
 from holdfast.broker.folder.layout import check_topic_name, parse_message_id
 from holdfast.broker.partition import Partition
-from holdfast.embedded.dead import ChosenLetter, DeadKinds, DeadLetters, Redriving, at_once, choose, drop, in_order
-from holdfast.embedded.listed import DeadLetter, Listed, Waiting
-from holdfast.embedded.listing import Mark, listed, mark_of, parse_mark
-from holdfast.embedded.message import Place
 from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
+from holdfast.local.dead import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
+from holdfast.local.listing import Mark, listed, mark_of, parse_mark
 from holdfast.protocol.dead import (
     DeadGroups,
     DeadGroupsQuery,
@@ -83,7 +86,7 @@ async def each_letter(
         nonlocal after, taken
         left = None if limit is None else limit - taken
         try:
-            for letter in listed(group, "dead", where, left, after=after, look=scan.look):
+            for letter in listed(group.port, "dead", where, left, after=after, look=scan.look):
                 assert isinstance(letter, DeadLetter)
                 take(letter)
                 taken += 1
@@ -100,14 +103,15 @@ async def _chosen(call: Call, group: ServedGroup) -> list[ChosenLetter]:
     """What a redrive or a purge is about."""
     wanted: Purge = call.body
     if wanted.ids is not None:
-        return await call.scan(lambda _: DeadLetters(group)._chosen(wanted.ids, wanted.where, wanted.limit))
+        ids = chosen_ids(wanted.ids, wanted.where)
+        return await call.scan(lambda _: LocalLetters(group.port).chosen(ids, None, wanted.limit))
     letters: list[ChosenLetter] = []
     await each_letter(call, group, wanted.where, wanted.limit, lambda letter: letters.append(choose(letter)))
     return letters
 
 
 def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
-    note = letter._stored.note
+    note = note_of(letter)
     facts = msgspec.structs.asdict(told(letter, bodies=bodies))
     facts |= {"original_id": letter.original_id, "expires_at_ms": note.expires_at_ms, "due_at_ms": note.due_at_ms}
     return Letter(
@@ -152,7 +156,7 @@ async def show_dead(call: Call) -> Letter:
     query: InGroup = call.query
     group = await existing_group(call, query.group)
     try:
-        letter = await group.dead.show(call.path["id"])
+        letter = await group.port.letter(call.path["id"])
     except InvalidRequest as error:
         raise NotFound(str(error)) from None
     return await asyncio.to_thread(_letter, letter)
@@ -196,7 +200,7 @@ async def _redriven(call: Call, group: ServedGroup, letters: list[ChosenLetter])
     wanted: Redrive = call.body
     loop = asyncio.get_running_loop()
     done, size, due = 0, at_once(wanted.rate), loop.time()
-    with Redriving(group, wanted.to) as redriving:
+    with Redriving(group.port, wanted.to) as redriving:
         for i in range(0, len(letters), size):
             while (left_s := due - loop.time()) > 0:
                 await asyncio.sleep(min(left_s, _STEP_S))
@@ -255,6 +259,8 @@ def _told(letters: list[ChosenLetter], done: int) -> RedriveTold:
 # Messages that wait for their time: which there are, and taken back.
 
 
+_BYTES: Final = Bodies(None)
+
 delayed_routes = Routes("delayed")
 
 _Line: TypeAlias = tuple[int, int, int, Any]  # when, partition, number, message: the order of the list
@@ -277,12 +283,12 @@ async def list_delayed(call: Call) -> ListedMessages:
 def _delayed(_scan: Scan, call: Call) -> ListedMessages:
     query: DelayedQuery = call.query
     after = None if query.after is None else parse_mark(query.after)
-    broker = call.service.broker
-    with broker._engine.using(call.path["topic"]) as topic:
+    with call.service.broker._engine.using(call.path["topic"]) as topic:
         room, found, more = Room(bodies=query.bodies), [], ""
         lines = [_of_partition(number, each, after, query.limit) for number, each in enumerate(topic.partitions)]
         for _, number, _, message in islice(merge(*lines), query.limit):
-            waiting: Any = Waiting(broker, Place(topic.name, number), message)  # type: ignore[arg-type]
+            home = Place(topic.name, number)
+            waiting: Waiting[bytes] = Waiting(home, _BYTES, message.record, message.due_at_ms)
             found.append(room.use(told(waiting, bodies=room.left > 0)))
             if len(found) == query.limit:
                 more = mark_of(waiting).text

@@ -8,8 +8,8 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from holdfast.embedded.drafts import NewMessage as Draft
-from holdfast.embedded.publisher import Stored as Written
+from holdfast.api.drafts import NewMessage as Draft
+from holdfast.api.drafts import Stored as Written
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW

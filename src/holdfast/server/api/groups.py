@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
+from holdfast.api.contents import home_of, record_of
 from holdfast.broker.streams.positions import GroupFacts, PartitionLag, lag_of
 from holdfast.embedded.feeds import StreamMessage
 from holdfast.embedded.topics import GroupInfo
@@ -330,7 +331,7 @@ async def poll(call: Call) -> Response:
 
 
 def _told(call: Call, polled: Polled, found: Found) -> Response:
-    polled.messages = [said(each._home, each._record) for each in found]
+    polled.messages = [said(home_of(each), record_of(each)) for each in found]
     return call.answer(polled)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from holdfast.api.contents import record_of
 from holdfast.broker.topic_locks import reading
-from holdfast.embedded.lookup import find_message
 from holdfast.errors import NotFound
+from holdfast.local.lookup import find_message
 from holdfast.model import Record
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import Number, Receipt, Wire
@@ -48,7 +49,7 @@ async def payload_in_hand(call: Call) -> Answer:
     """The body of a message in hand, byte for byte."""
     query: InHand = call.query
     group = await existing_group(call, query.group)
-    _, delivered = await group._aside(group._group.resume, query.receipt)
+    _, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
     return payload(delivered.record.value)
 
 
@@ -64,10 +65,10 @@ async def payload_of(call: Call) -> Answer:
     """The body of a message or a dead letter, whoever has it."""
     query: InGroup = call.query
     group = await existing_group(call, query.group)
-    found = await call.scan(lambda _: find_message(group, call.path["id"]))
+    found = await call.scan(lambda _: find_message(group.port, call.path["id"]))
     if found is None:
         raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
-    return payload(found.message._record.value)
+    return payload(record_of(found.message).value)
 
 
 @routes.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -10,13 +11,16 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from holdfast.api.arguments import check_seek
+from holdfast.api.contents import home_of, record_of
+from holdfast.api.listed import Listed as Found
+from holdfast.api.listed import until_ms_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueStats
-from holdfast.embedded.listed import Listed as Found
-from holdfast.embedded.listing import listed, mark_of, parse_mark
-from holdfast.embedded.lookup import find_message, look_up, no_message, until_ms
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
+from holdfast.local.listing import listed, mark_of, parse_mark
+from holdfast.local.lookup import find_message, look_up, no_message
 from holdfast.protocol.dead import DeadQuery
 from holdfast.protocol.media import RAW, SMALL_BYTES
 from holdfast.protocol.messages import (
@@ -337,7 +341,7 @@ async def save_state(call: Call) -> State:
 async def stats(call: Call) -> QueueStats:
     """How many messages stand where, what they take, and what was counted since the server began."""
     query: InGroup = call.query
-    return await (await existing_group(call, query.group)).stats()
+    return await (await existing_group(call, query.group)).port.stats()
 
 
 @routes.add("GET", "/v1/queues/{queue}/peek", action="read", query=PeekQuery, answers=Messages)
@@ -345,10 +349,10 @@ async def peek(call: Call) -> Response:
     """The messages that would come next, without taking them."""
     query: PeekQuery = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(group._peek, query.count, ANSWER_BYTES)
+    found = await asyncio.to_thread(group.port.peek_now, query.count, ANSWER_BYTES)
 
     def answer() -> Response:
-        return call.answer(Messages(messages=[said(each._home, each._record) for each in found]))
+        return call.answer(Messages(messages=[said(home_of(each), record_of(each)) for each in found]))
 
     return answer() if len(found) <= _FEW else await call.service.pool.run(lambda _: answer())
 
@@ -374,7 +378,7 @@ def page(
     after = None if query.after is None else parse_mark(query.after)
     answers: list[_Told] = []
     try:
-        for each in listed(group, phase, query.where, query.limit, after=after, look=scan.look, lost=scan.lost):
+        for each in listed(group.port, phase, query.where, query.limit, after=after, look=scan.look, lost=scan.lost):
             answers.append(tell(each))
             if len(answers) == query.limit:
                 return answers, mark_of(each).text
@@ -397,7 +401,7 @@ class Room:
 
 def told(found: Found[Any], *, bodies: bool = True) -> Listed:
     """A message that was looked at, as it is told."""
-    facts = _said(found, found._record) | {"offset": found.offset}
+    facts = _said(found, record_of(found)) | {"offset": found.offset}
     if not bodies:
         facts |= {"body": b"", "omitted": True}
     due = found.due_at
@@ -417,11 +421,8 @@ def _lease(found: Found[Any]) -> dict[str, Any]:
     """Until when somebody has it. Not the receipt: whoever may look at messages may not settle them for that."""
     if found.phase != "leased":
         return {}
-    station = found._home
-    lease = station.delivery.group.leases.get(found.offset)
-    if lease is None:
-        return {}
-    return {"lease_until_ms": until_ms(station, lease)}
+    until_ms = until_ms_of(found)
+    return {"lease_until_ms": until_ms} if until_ms else {}
 
 
 @routes.add(
@@ -437,18 +438,18 @@ async def cancel(call: Call) -> Cancelled:
     """Take back a message that nobody works on."""
     query: InGroup = call.query
     group = await existing_group(call, query.group)
-    found = await group._aside(find_message, group, call.path["id"])
+    found = await asyncio.to_thread(find_message, group.port, call.path["id"])
     if found is None:
         _check_was_there(group, call.path["id"])
     if found is None or found.phase not in _CANCELLABLE:
         return Cancelled(cancelled=False)
     await call.begin_act()
-    return Cancelled(cancelled=await group.cancel(call.path["id"]))
+    return Cancelled(cancelled=await group.port.cancel(call.path["id"]))
 
 
 def _check_was_there(group: ServedGroup, message_id: str) -> None:
     """InvalidRequest for a message that never was; one that is gone cannot be taken back any more."""
-    station, place = group._group.place(message_id)
+    station, place = group.queue_group.place(message_id)
     was_delayed = place.delayed_id is not None and station.partition.was_delayed(place.delayed_id)
     if not was_delayed and (place.offset is None or place.offset >= station.partition.log.written_end):
         raise InvalidRequest(f"there is no message {message_id}")
@@ -467,7 +468,8 @@ async def seek(call: Call) -> Sought:
     """Go on from there: all before is passed over, all behind comes again."""
     given: Seek = call.body
     group = await existing_group(call, given.group)
-    offset = await group.seek(given.to, offset=given.offset, time=given.time, partition=given.partition)
+    check_seek(given.to, given.offset, given.time)
+    offset = await group.port.seek(given.to, given.offset, given.time, given.partition)
     return Sought(offset=offset)
 
 
@@ -475,7 +477,7 @@ async def seek(call: Call) -> Sought:
 async def purge(call: Call) -> Purged:
     """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
     query: InGroup = call.query
-    call.count = await (await existing_group(call, query.group)).purge()
+    call.count = await (await existing_group(call, query.group)).port.purge()
     return Purged(purged=call.count)
 
 
@@ -483,7 +485,7 @@ async def purge(call: Call) -> Purged:
 async def compact(call: Call) -> Compacted:
     """Let go of what is done now, whatever retention says."""
     query: InGroup = call.query
-    freed = await (await existing_group(call, query.group)).compact()
+    freed = await (await existing_group(call, query.group)).port.compact()
     return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
 
 
@@ -491,7 +493,7 @@ async def compact(call: Call) -> Compacted:
 async def committed(call: Call) -> Committed:
     """How far each partition is settled without a gap."""
     query: InGroup = call.query
-    found = await (await existing_group(call, query.group)).committed()
+    found = await (await existing_group(call, query.group)).port.committed()
     return Committed(offsets={str(number): offset for number, offset in found.items()})
 
 
@@ -509,7 +511,7 @@ async def show(call: Call) -> Listed:
 def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
     """A message by its own id, as long as it is not done; a dead letter has another one than the message had."""
     try:
-        found = find_message(group, message_id)
+        found = find_message(group.port, message_id)
     except InvalidRequest:
         return None  # no id of this queue
     if found is None or found.phase == "done" or found.message.id != message_id:
@@ -538,7 +540,7 @@ async def in_hand(call: Call) -> Delivery:
     """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
     query: InHandQuery = call.query
     group = await existing_group(call, query.group)
-    station, delivered = await group._aside(group._group.resume, query.receipt)
+    station, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
     return group.delivery(station, delivered, state=True)
 
 
@@ -564,7 +566,7 @@ async def lookup(call: Call) -> Whole:
 
 
 def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
-    found = look_up(group, message_id)
+    found = look_up(group.port, message_id)
     if found is None:
         return None
     message, phase, *_ = found

@@ -137,21 +137,21 @@ async def watch(call: Call) -> StreamResponse:
 async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIterator[bytes]:
     service = call.service
     with _arrivals(group) as line, service.waits.one_more(call.principal):
-        places = {station.number: station.partition.log.end for station in group._stations}
+        places = {station.number: station.partition.log.end for station in group.stations}
         waiter = TaskWaiter(service.world.clock)
-        yield _event("stats", await group.stats())
+        yield _event("stats", await group.port.stats())
         loop = asyncio.get_running_loop()
         told = loop.time()
         while not service.leaving and not group.closed:
             every_s = _beat_s(call, max(query.stats, _LEAST_STATS_S)) if query.stats else 0
             try:
                 with line.in_line(waiter):
-                    fresh = await group._aside(_fresh, group, places, query.bodies)
+                    fresh = await asyncio.to_thread(_fresh, group, places, query.bodies)
                     if not fresh:
                         await service.wait(call, waiter.wait(min(every_s or 15, 15)), None)
                 call.confirm()
                 due = every_s and loop.time() - told >= every_s
-                stats = await group.stats() if due else None
+                stats = await group.port.stats() if due else None
             except HoldfastError as error:
                 yield _event("error", ErrorAnswer(error=fault_of(error, correlation_id=call.correlation_id)))
                 return
@@ -171,7 +171,7 @@ def _event(name: str, value: object) -> bytes:
 def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Said]:  # noqa: FBT001  called by a thread
     """What came since the last look, some of it at a time."""
     found: list[Said] = []
-    for station in list(group._stations):
+    for station in list(group.stations):
         log = station.partition.log
         start = max(places.get(station.number, log.start), log.start)
         for record in log.records(start, on_damage="skip", whole=False):
@@ -190,7 +190,7 @@ def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Sai
 def _arrivals(group: ServedGroup) -> Iterator[Waiters]:
     """A line that arrivals wake besides those of the consumers."""
     line = Waiters()
-    partitions: list[Any] = [station.partition for station in group._stations]
+    partitions: list[Any] = [station.partition for station in group.stations]
     for partition in partitions:
         partition.lines.append(line)
     try:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.api.contents import Contents, home_of, record_of
 from holdfast.broker.folder.layout import partition_folder
 from holdfast.broker.folder.policy import differing_settings
 from holdfast.broker.inspect.delayed import count_beside
@@ -17,10 +18,9 @@ from holdfast.broker.inspect.standing import Standing, TopicStanding
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic_locks import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
-from holdfast.embedded.aio_group import AsyncGroup
-from holdfast.embedded.message import Contents
 from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
+from holdfast.local.opening import async_group_here
 from holdfast.model import Retained, extra_bytes
 from holdfast.protocol.media import JSON, LINES, MSGPACK
 from holdfast.protocol.messages import Batch, Said, StoredBatch
@@ -199,7 +199,7 @@ async def create_group(call: Call) -> GroupSettings:
     topic, name = call.path["topic"], call.path["group"]
     changes = changes_of(wanted.settings)
     made = await call.service.broker._served_group(
-        AsyncGroup[Any], topic, name, check=call.service.check_group, start=wanted.start, changes=changes
+        async_group_here, topic, name, check=call.service.check_group, start=wanted.start, changes=changes
     )
     async with made as group:
         return GroupSettings(name=name, topic=topic, settings=differing_settings(group.settings, TopicSettings()))
@@ -303,10 +303,10 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> list[Said]:
     messages: list[Said] = []
     size = 0
     for each in found:
-        message = said(each._home, each._record)
+        message = said(home_of(each), record_of(each))
         if not bodies:
             message.body, message.omitted = b"", True
-        size += len(message.body) + extra_bytes(each._record)
+        size += len(message.body) + extra_bytes(record_of(each))
         if messages and size > ANSWER_BYTES:
             break
         messages.append(message)

@@ -11,12 +11,13 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
+from holdfast.api.contents import home_of, record_of
+from holdfast.api.listed import DeadLetter, Listed, note_of
+from holdfast.api.times import to_datetime
 from holdfast.broker.tracing import steps
 from holdfast.broker.tracing.steps import LEASED, TraceStep
-from holdfast.embedded.listed import DeadLetter, Listed
-from holdfast.embedded.lookup import history_of
-from holdfast.embedded.times import to_datetime
 from holdfast.errors import HoldfastError, NotFound
+from holdfast.local.lookup import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.traces import is_shown
@@ -82,7 +83,7 @@ def python(found: Listed[Any], base: str) -> str:
 
 
 def _start(found: Listed[Any]) -> tuple[bytes | None, str | None]:
-    value = found._record.value
+    value = record_of(found).value
     if len(value) > _MOST:
         return None, None
     start = beginning(value, _MOST)
@@ -202,8 +203,8 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
     found = find(group, call.path["id"])
     traced = []
     with suppress(HoldfastError):
-        own = found._stored.note.id if isinstance(found, DeadLetter) else found.id
-        traced = [step for step in group._engine.trace(own) if is_shown(call, step)]
+        own = note_of(found).id if isinstance(found, DeadLetter) else found.id
+        traced = [step for step in group.port.engine.trace(own) if is_shown(call, step)]
     steps = history_of(found)
     scheme = "https" if call.request.encrypted else "http"
     letter = letter_of(found)
@@ -216,7 +217,7 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
         correlation_id=found.correlation_id,
         expires_ms=_expires_ms(found),
         headers=[(name, plain(value)) for name, value in found.headers.pairs],
-        payload=payload(found._record.value, query.view),
+        payload=payload(record_of(found).value, query.view),
         life=life_of(traced or steps),
         traced=bool(traced),
         state=_state(found),
@@ -228,7 +229,7 @@ def _shown(_scan: Scan, call: Call, group: ServedGroup) -> MessageShown:
 
 
 def _expires_ms(found: Listed[Any]) -> int:
-    return found._stored.note.expires_at_ms if isinstance(found, DeadLetter) else found._record.expires_at_ms
+    return note_of(found).expires_at_ms if isinstance(found, DeadLetter) else record_of(found).expires_at_ms
 
 
 def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> MessageRow:
@@ -245,8 +246,8 @@ def _row(found: Listed[Any], steps: Sequence[TraceStep], letter: str) -> Message
 def _state(found: Listed[Any]) -> str:
     """The document that goes with it."""
     if isinstance(found, DeadLetter):
-        content = found._stored.note.state
+        content = note_of(found).state
     else:
-        document = found._home.delivery.group.documents.get(found.offset)
+        document = home_of(found).delivery.group.documents.get(found.offset)
         content = None if document is None else document.content
     return "" if content is None else msgspec.json.format(content, indent=2).decode("utf-8", "replace")

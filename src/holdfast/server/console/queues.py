@@ -64,7 +64,7 @@ async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[s
         row = QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)))
     else:
         now_ns = call.service.world.clock.now_ns()
-        row = await asyncio.to_thread(row_of, group._group.topic, group._group, rates, now_ns)
+        row = await asyncio.to_thread(row_of, group.queue_group.topic, group.queue_group, rates, now_ns)
     chosen = None if group is None or group.group == DEFAULT_GROUP else group.group
     return {
         "queue": name,

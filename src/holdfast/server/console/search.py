@@ -9,15 +9,15 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 
+from holdfast.api.contents import home_of, record_of
+from holdfast.api.listed import DeadLetter, Listed, PhaseName, Waiting, chosen
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
 from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
-from holdfast.delivery.group import Lease
-from holdfast.embedded.dead import DeadLetters
-from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
-from holdfast.embedded.listing import chosen, listed, parse_mark
 from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import InvalidRequest, NotFound
+from holdfast.local.dead import LocalLetters
+from holdfast.local.listing import listed, parse_mark, seen, until_ms
 from holdfast.model import Record
 from holdfast.server.api.topics import told_topic
 from holdfast.server.calls import Call
@@ -88,7 +88,7 @@ def rows(
     found: list[MessageRow] = []
     mark = parse_mark(after) if after else None
     try:
-        for each in listed(group, tab, where, limit, after=mark, look=scan.look, lost=scan.lost):
+        for each in listed(group.port, tab, where, limit, after=mark, look=scan.look, lost=scan.lost):
             found.append(row_of(each))
     except Full:
         return found, "" if scan.mark is None else scan.mark.text, scan.damaged
@@ -106,14 +106,14 @@ def _places(after: str) -> int:
 
 def _done_rows(group: ServedGroup, where: str | None, limit: int, passed: int) -> tuple[list[MessageRow], str]:
     """The newest that are done, and how many places were looked through if that is not all that the log keeps."""
-    now_ms = group._engine.world.clock.now_ns() // 1_000_000
+    now_ms = group.port.engine.world.clock.now_ns() // 1_000_000
     newest: list[Listed[bytes]] = []
     for places in (2 * limit, DONE_PLACES):  # most often a short look is enough
         newest = list(chosen(_done(group, passed, places), where, limit, now_ms=now_ms))
         if len(newest) == limit:
             return [row_of(found) for found in newest], ""  # the page offers to show more of them
     looked = passed + DONE_PLACES
-    left = any(station.partition.log.start < _done_end(station) - looked for station in group._stations)
+    left = any(station.partition.log.start < _done_end(station) - looked for station in group.stations)
     return [row_of(found) for found in newest], str(looked) if left else ""
 
 
@@ -126,7 +126,7 @@ def _done_end(station: Station) -> int:
 
 def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes]]:
     """What is done and still in the log, the newest first: in so many places, behind those that are passed over."""
-    for station in group._stations:
+    for station in group.stations:
         log, state = station.partition.log, station.delivery.group
         end = _done_end(station) - passed
         start = min(max(log.start, end - places), log.end)
@@ -138,12 +138,12 @@ def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes
             if state.phase(record.offset) is Phase.DONE:
                 newest.appendleft(record)
         for record in newest:
-            yield Listed(group, station, record, cast(PhaseName, "done"))
+            yield seen(group.port, station, record, cast(PhaseName, "done"))
 
 
 def row_of(found: Listed[Any]) -> MessageRow:
     """What a list says of a message."""
-    record, station = found._record, found._home
+    record, station = record_of(found), home_of(found)
     lease = None if isinstance(found, DeadLetter | Waiting) else station.delivery.group.leases.get(record.offset)
     return MessageRow(
         id=found.id,
@@ -160,14 +160,8 @@ def row_of(found: Listed[Any]) -> MessageRow:
         error=found.error,
         due_ms=_due_ms(found),
         since_ms=0 if lease is None else lease.at_ms,
-        until_ms=0 if lease is None else ends_ms(station, lease),
+        until_ms=0 if lease is None else until_ms(station, lease),
     )
-
-
-def ends_ms(station: Station, lease: Lease) -> int:
-    """When a lease ends by the clock on the wall; it is kept by one that nobody sets."""
-    now_ms = station.delivery._now_ns() // 1_000_000
-    return now_ms + lease.until_ms - station.delivery.mono_ms()
 
 
 def _due_ms(found: Listed[Any]) -> int:
@@ -185,9 +179,9 @@ def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
     """A message by its id, wherever it stands; one that is done, too, as long as the log keeps it."""
     try:
         if topic_of_id(wanted) == group.topic + DEAD_SUFFIX:
-            return DeadLetters(group).show(wanted)
+            return LocalLetters(group.port).show(wanted)
         place = parse_message_id(wanted, group.topic)
-        station = group._group.station(place.partition)
+        station = group.queue_group.station(place.partition)
     except InvalidRequest as error:
         raise NotFound(str(error)) from None
     if place.offset is not None:
@@ -207,16 +201,16 @@ def _at(group: ServedGroup, station: Station, offset: int) -> Listed[bytes]:
             f"{log.start:,} to {log.end - 1:,} of this partition" + (", or it is gone or damaged" if record else "")
         )
     phase = cast(PhaseName, _PHASES[state.phase(offset)])
-    return Listed(group, station, record, phase, due_ms=state.waiting.get(offset, 0))
+    return seen(group.port, station, record, phase, due_ms=state.waiting.get(offset, 0))
 
 
 def _delayed(group: ServedGroup, station: Station, delayed_id: int, wanted: str) -> Listed[bytes]:
     store = station.partition.delayed
     for message in () if store is None else store.waiting():
         if message.record.offset == delayed_id:
-            return Waiting(group, station, message)
+            return Waiting(station, group.port.bodies, message.record, message.due_at_ms)
     for phase in ("ready", "leased", "delayed"):  # it has come due, and kept its id
-        for found in listed(group, phase, lambda each: each.id == wanted, 1):
+        for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
             return found
     raise NotFound(f"{wanted} waits no more: it was delivered and is done, or was taken back")
 
@@ -225,7 +219,7 @@ def letter_of(found: Listed[Any]) -> str:
     """The dead letter that a message became, if it is there still."""
     if isinstance(found, DeadLetter | Waiting) or found.phase not in ("done", "dead"):
         return ""
-    station = found._home
+    station = home_of(found)
     for letter in islice(station.letters(), _MOST_LETTERS):
         if letter.note.offset == found.offset:
             return message_id(found.topic + DEAD_SUFFIX, station.number, letter.record.offset, None)

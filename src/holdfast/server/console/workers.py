@@ -11,12 +11,12 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.broker.streams.positions import MemberFacts
+from holdfast.local.listing import until_ms
 from holdfast.protocol.admin import WaitersAt
 from holdfast.protocol.messages import Wire
 from holdfast.server.calls import Call
 from holdfast.server.console.formatting import SHOWN_BYTES
 from holdfast.server.console.rendering import render
-from holdfast.server.console.search import ends_ms
 from holdfast.server.http.messages import Response
 from holdfast.server.routing import Routes
 
@@ -54,7 +54,7 @@ async def workers(call: Call) -> Response:
         WaitersAt(
             topic=group.topic,
             group=group.group,
-            waiters=len(group._group.waiters),
+            waiters=len(group.queue_group.waiters),
             streams=service.windows.of(group),
         )
         for group in service.groups()
@@ -98,7 +98,7 @@ def _holders(call: Call) -> Iterator[Holder]:
                     leases = list(station.delivery.group.leases.items())
                 for offset, lease in leases:
                     place = f"{topic.name}-{station.number}-{offset}"
-                    found.setdefault(lease.holder, []).append((lease.at_ms, ends_ms(station, lease), place))
+                    found.setdefault(lease.holder, []).append((lease.at_ms, until_ms(station, lease), place))
             for name, held in found.items():
                 held.sort()
                 yield Holder(

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import check_name
-from holdfast.embedded.times import parse_duration
 from holdfast.errors import BadSettings, InvalidRequest
 
 OnFail: TypeAlias = Literal["warn", "drop", "quarantine", "fail"]

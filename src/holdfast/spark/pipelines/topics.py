@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.embedded.times import instant_ns, parse_instant
+from holdfast.api.times import instant_ns, parse_instant
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.context import Read
 from holdfast.spark.pipelines.lake import BATCH, read_table

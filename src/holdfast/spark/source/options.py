@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
 from holdfast.delivery.where import Expression
-from holdfast.embedded.times import instant_ns, parse_duration, parse_instant
 from holdfast.errors import InvalidRequest
 
 EARLIEST: Final = -2

@@ -1,4 +1,4 @@
-"""Publishing to one topic: bodies in, drafts made, partitions chosen; what the faces for threads and tasks share."""
+"""Publishing to one topic: bodies in, drafts made, partitions chosen, for threads and for tasks."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from holdfast.broker.folder.layout import message_id
+from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import Drafter, NewMessage, Stored
 from holdfast.broker.messages import batch_of
 from holdfast.broker.partition import Draft, Partition, Place, Publication
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.drafts import Drafter, NewMessage
 from holdfast.env import Clock
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
@@ -24,24 +23,6 @@ from holdfast.storage.log import Log
 
 _NO_OPTIONS: Final = (None,) * 8
 _NAMED_MOST: Final = 20
-
-
-class Stored(msgspec.Struct, frozen=True, gc=False):
-    """What `put` answers: the message's id, where it is, and what it survives."""
-
-    topic: str
-    offset: int | None
-    delayed_id: int | None
-    duplicate: bool
-    durability: Durability
-    partition: int = 0
-
-    @property
-    def id(self) -> str:
-        """The id of the message; for a duplicate: of the one that came first, empty where that is forgotten."""
-        if self.offset is None and self.delayed_id is None:
-            return ""
-        return message_id(self.topic, self.partition, self.offset, self.delayed_id)
 
 
 def stored_at(place: Place, topic: str, partition: int, durability: Durability) -> Stored:
@@ -67,8 +48,8 @@ class Publisher:
         self.topic = topic
         self._bodies = bodies
         self._clock = clock
-        self._mono_ns = clock.monotonic_ns
-        self._partitions = topic.partitions
+        self.mono_ns = clock.monotonic_ns
+        self.partitions = topic.partitions
         self._turns = RoundRobin()
         metrics = topic.metrics
         self._put_seconds = metrics.put_seconds
@@ -88,10 +69,14 @@ class Publisher:
             and options == _NO_OPTIONS
             and type(priority) is int
             and not priority
-            and self._is_current()
-            and self._drafter.plain
-            and not self.topic.closed
+            and self.plain_since() > 0
         )
+
+    def plain_since(self) -> int:
+        """The time by the monotonic clock, for one who has plain bytes to put; 0 where these go the long way, too."""
+        if self._settings is not self.topic.settings:
+            self._look()
+        return self.mono_ns() if self._drafter.plain and not self.topic.closed else 0
 
     def _is_current(self) -> bool:
         if self._settings is not self.topic.settings:
@@ -100,24 +85,24 @@ class Publisher:
 
     def turn(self, partition: object = None) -> int:
         """The partition for messages without keys: the next in turn, unless one is chosen."""
-        count = len(self._partitions)
+        count = len(self.partitions)
         if partition is not None:
             return check_partition(partition, self.topic.name, count)
         return 0 if count == 1 else self._turns.take(count)
 
     def log(self, number: int) -> Log:
         """The log of a partition."""
-        return self._partitions[number].log
+        return self.partitions[number].log
 
     def plain_stored(self, number: int, body: Any, appended: Appended, began_ns: int) -> Stored:
         """The answer for a message that went the short way."""
         # A put that waits for no disk is timed now and then only: timing costs a tenth of it.
         if appended.durability == "fsync" or not appended.offset & 63:
-            self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+            self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         self._published.add()
         self._published_bytes.add(len(body))
         if appended.durability != "fsync":  # otherwise the sync has done it
-            self._partitions[number].wake()
+            self.partitions[number].wake()
         return Stored(self.topic.name, appended.offset, None, False, appended.durability, number)
 
     def all_plain(self, messages: object, codec: object) -> bool:
@@ -127,10 +112,10 @@ class Publisher:
 
     def plain_many(self, number: int, bodies: Any, appended: Appended, began_ns: int) -> list[Stored]:
         """The answers for messages that went the short way."""
-        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+        self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         self.count(bodies)
         if appended.durability != "fsync":
-            self._partitions[number].wake(len(bodies))
+            self.partitions[number].wake(len(bodies))
         topic, durability = self.topic.name, appended.durability
         return [
             Stored(topic, offset, None, False, durability, number)
@@ -159,7 +144,7 @@ class Publisher:
         """Write bodies or NewMessages: all that go to one partition, or none of them. Then `wait`, and ask `stored`."""
         self.topic.check_open()
         drafts = self.drafts(messages, codec, verb)
-        if len(self._partitions) == 1 and partition is None:
+        if len(self.partitions) == 1 and partition is None:
             return [self._write(0, drafts, range(len(drafts)), durability, codec)]
         routed = self._routed(drafts, partition)
         if len(routed) > 1:
@@ -174,7 +159,7 @@ class Publisher:
                 # The others are written, and are to be waited for all the same: they can be read soon.
                 done = {i for part in parts for i in part.indexes}
                 left = [i for i in range(len(drafts)) if i not in done]
-                return [*parts, Part(number, self._partitions[number], Publication([], "fsync"), left, error)]
+                return [*parts, Part(number, self.partitions[number], Publication([], "fsync"), left, error)]
         return parts
 
     def _check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
@@ -240,7 +225,7 @@ class Publisher:
 
     def _routed(self, drafts: Sequence[Draft], partition: object) -> dict[int, list[int]]:
         """Which message goes where: by key (or dedup id), in turn, or as the caller says."""
-        count = len(self._partitions)
+        count = len(self.partitions)
         if partition is not None:
             return {check_partition(partition, self.topic.name, count): list(range(len(drafts)))}
         routed: dict[int, list[int]] = {}
@@ -258,7 +243,7 @@ class Publisher:
     def _write(
         self, number: int, drafts: Sequence[Draft], indexes: Sequence[int], durability: Durability | None, codec: Any
     ) -> Part:
-        partition = self._partitions[number]
+        partition = self.partitions[number]
         publication = partition.publish(drafts, durability=durability, codec=codec)
         fresh = [draft for draft, place in zip(drafts, publication.places, strict=True) if not place.duplicate]
         self._published.add(len(fresh))
@@ -270,7 +255,7 @@ class Publisher:
         for part in parts:
             if part.error is not None:
                 raise _with_note(part.error, parts)
-        self._put_seconds.observe_ns(self._mono_ns() - began_ns)
+        self._put_seconds.observe_ns(self.mono_ns() - began_ns)
         topic = self.topic.name
         found: dict[int, Stored] = {}
         for part in parts:

@@ -1,4 +1,4 @@
-"""From the arguments of `put` to a message that can be published, with errors that name the argument."""
+"""From the arguments of `put` to a message that can be published, with errors that name it; and the answer."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.times import due_at_ms, duration_ms
+from holdfast.broker.folder.layout import message_id
 from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,
@@ -18,10 +21,9 @@ from holdfast.broker.messages import (
     TOMBSTONE,
 )
 from holdfast.broker.partition import Draft
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.times import due_at_ms, duration_ms
 from holdfast.errors import InvalidRequest
 from holdfast.large import Value
+from holdfast.model import Durability
 from holdfast.settings import TopicSettings
 
 Seconds: TypeAlias = float | timedelta
@@ -77,6 +79,24 @@ def has_only_a_body(message: NewMessage) -> bool:
     """Whether nothing but a body is said of it: such messages go shorter ways."""
     plain = message.body is not None and message == NewMessage(body=message.body)
     return plain and type(message.priority) is int
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """What `put` answers: the message's id, where it is, and what it survives."""
+
+    topic: str
+    offset: int | None
+    delayed_id: int | None
+    duplicate: bool
+    durability: Durability
+    partition: int = 0
+
+    @property
+    def id(self) -> str:
+        """The id of the message; for a duplicate: of the one that came first, empty where that is forgotten."""
+        if self.offset is None and self.delayed_id is None:
+            return ""
+        return message_id(self.topic, self.partition, self.offset, self.delayed_id)
 
 
 class Drafter:

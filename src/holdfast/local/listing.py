@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container, Generator, Iterator
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pyroaring import BitMap64
 
+from holdfast.api.contents import record_of
+from holdfast.api.listed import (
+    DeadLetter,
+    Listed,
+    PhaseName,
+    Waiting,
+    Where,
+    check_limit,
+    check_phase,
+    chosen,
+    due_ms_of,
+    warn_of_damage,
+)
 from holdfast.broker.messages import is_for
 from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
-from holdfast.delivery.where import compile_where
-from holdfast.embedded.listed import DeadLetter, Listed, PhaseName, Waiting
-from holdfast.embedded.message import Body
+from holdfast.delivery.group import Lease
 from holdfast.errors import InvalidRequest
 from holdfast.model import Record
 
 if TYPE_CHECKING:
-    from holdfast.embedded.face import Face
-
-logger = logging.getLogger(__name__)
-
-Message = TypeVar("Message", bound=Listed[Any])
-Where: TypeAlias = str | Callable[[Any], object] | None
+    from holdfast.local.group import LocalGroup
 
 # Told of each place in the list before it is looked at: partition, offset, and for what is not in the log yet its time
 # and number. It may raise, to end the look there.
@@ -61,10 +65,33 @@ class Mark(NamedTuple):
 
 def mark_of(message: Listed[Any]) -> Mark:
     """The place of a message in its list."""
-    offset = message._record.offset
+    offset = record_of(message).offset
     if isinstance(message, Waiting):
-        return Mark(message._home.number, _LAST, message._due_ms, offset)
-    return Mark(message._home.number, offset)
+        return Mark(message.partition, _LAST, due_ms_of(message), offset)
+    return Mark(message.partition, offset)
+
+
+def seen(group: LocalGroup, station: Station, record: Record, phase: PhaseName, *, due_ms: int = 0) -> Listed[Any]:
+    """A message in the log, with what its group knows of it at this moment."""
+    state = station.delivery.group
+    lease, history = state.leases.get(record.offset), state.histories.get(record.offset)
+    return Listed(
+        station,
+        group.bodies,
+        record,
+        phase,
+        due_ms=due_ms,
+        attempts=state.attempts(record.offset),
+        holder="" if lease is None else lease.holder,
+        error=history.failures[-1].error if history is not None and history.failures else "",
+        until_ms=0 if lease is None else until_ms(station, lease),
+    )
+
+
+def until_ms(station: Station, lease: Lease) -> int:
+    """When a lease ends by the clock on the wall; it is kept by one that nobody sets."""
+    clock = station.delivery.clock
+    return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000
 
 
 def parse_mark(text: str) -> Mark:
@@ -80,7 +107,7 @@ def _unwatched(partition: int, offset: int, due_ms: int = 0, number: int = 0) ->
 
 
 def listed(
-    face: Face[Body],
+    group: LocalGroup,
     phase: str,
     where: Where,
     limit: int | None,
@@ -88,121 +115,82 @@ def listed(
     after: Mark | None = None,
     look: Look = _unwatched,
     lost: Lost | None = None,
-) -> Iterator[Listed[Body]]:
+) -> Iterator[Listed[Any]]:
     """The messages in a phase that the condition chooses, from the start or behind a place.
 
     Damaged ones are left out: at the end `lost` is told how many, or the log is.
     """
-    if phase not in get_args(PhaseName):
-        raise InvalidRequest(f"phase={phase!r} is not known; choose from {', '.join(get_args(PhaseName))}")
+    check_phase(phase)
     check_limit(limit)
-    face._check_open()
-    now_ms = face._engine.world.clock.now_ns() // 1_000_000
+    group.check_open()
+    now_ms = group.engine.world.clock.now_ns() // 1_000_000
     if lost is None:
-        lost = partial(warn_of_damage, face.topic, face.group, phase)
-    return chosen(_whole(_SOURCES[phase], face, after or Mark(), look, lost), where, limit, now_ms=now_ms)
+        lost = partial(warn_of_damage, group.topic, group.group, phase)
+    return chosen(_whole(_SOURCES[phase], group, after or Mark(), look, lost), where, limit, now_ms=now_ms)
 
 
-def _whole(source: _Source, face: Face[Any], after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
+def messages(group: LocalGroup, phase: str, where: Where, limit: int | None) -> Iterator[Listed[Any]]:
+    """The same for a thread that has the port: it looks as it goes, one message at a time."""
+    return listed(group, phase, where, limit)
+
+
+def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lost) -> Iterator[Listed[Any]]:
     """The messages of a source; at their end, or when nobody wants more, it is told how many were damaged."""
     counts: list[int] = []
     try:
-        yield from source(face, after, look, counts.append)
+        yield from source(group, after, look, counts.append)
     finally:
         if any(counts):
             lost(sum(counts))
 
 
-def warn_of_damage(topic: str, group: str, phase: str, messages: int) -> None:
-    """Say once for a list that it is not all there should be."""
-    logger.warning(
-        "%d damaged messages of %s were left out of a list; run `holdfast check` on the folder",
-        messages,
-        topic,
-        extra={"topic": topic, "group": group, "phase": phase, "messages": messages},
-    )
-
-
-def chosen(messages: Iterator[Message], where: Where, limit: int | None, *, now_ms: int) -> Iterator[Message]:
-    """Those of the messages that the condition chooses."""
-    check_limit(limit)
-    wanted = compile_where(where, now_ms=now_ms)
-    # A function sees what the caller will get; an expression sees the bytes of the body, whatever its type.
-    as_seen = _Raw if isinstance(where, str) else _as_it_is
-    return islice((message for message in messages if wanted(as_seen(message))), limit)
-
-
-def _as_it_is(message: Listed[Any]) -> Any:
-    return message
-
-
-def check_limit(limit: object) -> None:
-    """Refuse what is no number of messages."""
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number, 0 or more")
-
-
-class _Raw:
-    """A message as conditions see it: with the bytes of its body, whatever its type."""
-
-    def __init__(self, message: Listed[Any]) -> None:
-        self._message = message
-
-    @property
-    def body(self) -> bytes:
-        return self._message.raw
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._message, name)
-
-
-def _stations(face: Face[Any], after: Mark) -> Iterator[tuple[Station, Mark]]:
+def _stations(group: LocalGroup, after: Mark) -> Iterator[tuple[Station, Mark]]:
     """The partitions that have something behind the place, and the place in each of them."""
-    for station in face._stations:
+    for station in group.stations:
         if station.number >= after.partition:
             yield station, after if station.number == after.partition else Mark()
 
 
-def _ready(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(face, after):
-        group, log = station.delivery.group, station.partition.log
-        start = at = min(max(group.floor, log.start, mark.offset + 1), log.end)
+def _ready(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
+    for station, mark in _stations(group, after):
+        state, log = station.delivery.group, station.partition.log
+        start = at = min(max(state.floor, log.start, mark.offset + 1), log.end)
         try:
             for record in log.records(start, on_damage="skip", whole=False):
                 look(station.number, record.offset)
                 at = record.offset + 1
-                if group.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
-                    yield Listed(face, station, record, "ready")
+                if state.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
+                    yield seen(group, station, record, "ready")
             at = log.end
         finally:
-            lost(group.ready_of(log.damaged()).range_cardinality(start, at))
+            lost(state.ready_of(log.damaged()).range_cardinality(start, at))
 
 
-def _leased(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(face, after):
+def _leased(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
+    for station, mark in _stations(group, after):
         leases = station.delivery.group.leases
         with station.delivery.lock:
             offsets = list(leases)  # and no more, while consumers wait for the lock
         offsets = sorted(offset for offset in offsets if offset > mark.offset)
         for record in _records(station, offsets, leases, lost):
             look(station.number, record.offset)
-            yield Listed(face, station, record, "leased")
+            yield seen(group, station, record, "leased")
 
 
-def _delayed(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(face, after):
+def _delayed(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
+    for station, mark in _stations(group, after):
         with station.delivery.lock:
             waiting = dict(station.delivery.group.waiting)
         waiting = dict(sorted(each for each in waiting.items() if each[0] > mark.offset))
         for record in _records(station, list(waiting), station.delivery.group.waiting, lost):
             look(station.number, record.offset)
-            yield Listed(face, station, record, "delayed", due_ms=waiting[record.offset])
+            yield seen(group, station, record, "delayed", due_ms=waiting[record.offset])
         store = station.partition.delayed
         if store is not None:
             behind = (mark.due_ms, mark.number) if mark.offset == _LAST else None
             for message in store.waiting(after=behind):
                 look(station.number, _LAST, message.due_at_ms, message.record.offset)
-                yield Waiting(face, station, message)
+                yield Waiting(station, group.bodies, message.record, message.due_at_ms)
 
 
 def _records(station: Station, offsets: list[int], among: Container[int], lost: Lost) -> Iterator[Record]:
@@ -215,13 +203,13 @@ def _records(station: Station, offsets: list[int], among: Container[int], lost: 
         yield from found
 
 
-def _dead(face: Face[Any], after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(face, after):
+def _dead(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
+    for station, mark in _stations(group, after):
         at = mark.offset + 1
         try:
             for letter in station.letters(mark.offset + 1, partial(look, station.number)):
                 at = letter.record.offset + 1
-                yield DeadLetter(face, station, letter)
+                yield DeadLetter(station, group.bodies, letter.record, letter.note)
             at = _LAST
         finally:
             lost(station.lost_letters(mark.offset + 1, at))

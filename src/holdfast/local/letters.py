@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.broker.dead_letters import DeadLetter as StoredLetter
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Place
+from holdfast.api.letters import DeadGroup, grouped, no_letter
+from holdfast.api.listed import DeadLetter, Where, chosen, note_of
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_folder
 from holdfast.broker.folder.policy import GroupNotes
 from holdfast.broker.inspect.dead_letters import letters_of
-from holdfast.embedded.bodies import Bodies
-from holdfast.embedded.dead import DeadGroup, grouped, no_letter
-from holdfast.embedded.listed import DeadLetter
-from holdfast.embedded.listing import Where, chosen
-from holdfast.embedded.message import Place
 from holdfast.env import World
 from holdfast.errors import UnknownGroup
 
@@ -50,7 +48,7 @@ class LettersBeside:
         place = parse_message_id(letter_id, self._topic + ("" if lived else DEAD_SUFFIX))
         found = None
         for letter in self._in(place.partition) if place.partition < self._count else ():
-            note = letter._stored.note
+            note = note_of(letter)
             same = note.offset == place.offset or letter_id in (note.id, note.first.id)
             if same if lived else letter.offset == place.offset:
                 found = letter  # after a seek it may have died more than once: the last time counts
@@ -66,4 +64,4 @@ class LettersBeside:
         home = Place(self._topic, number)
         for seen in letters_of(self._world, self._folder, self._topic, number):
             if seen.state == "waiting" and seen.note.group == self._group:
-                yield DeadLetter(self, home, StoredLetter(seen.record, seen.note))
+                yield DeadLetter(home, self._bodies, seen.record, seen.note)

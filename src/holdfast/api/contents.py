@@ -1,12 +1,16 @@
-"""A message in the hands of a consumer: what it says, and the facts of its delivery."""
+"""What a stored message says: one set of accessors, whatever kind of object has it and wherever it is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from io import BytesIO
+from operator import attrgetter
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
+from holdfast.api.bodies import Bodies
+from holdfast.api.chunks import Chunks
+from holdfast.api.times import to_datetime
 from holdfast.broker.messages import (
     BYTES_HEADERS,
     CORRELATION_ID,
@@ -18,10 +22,7 @@ from holdfast.broker.messages import (
     original_of,
     users_headers,
 )
-from holdfast.embedded.bodies import Bodies  # here, since who asks a Message for its signature needs it
-from holdfast.embedded.chunks import Chunks
-from holdfast.embedded.times import to_datetime
-from holdfast.large import CHUNK_BYTES
+from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.model import Record
 
 Body = TypeVar("Body")
@@ -56,8 +57,13 @@ class Headers(Mapping[str, Any]):
 class Home(Protocol):
     """Where a message is kept: a partition of a topic."""
 
-    topic: str
-    number: int
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+
+    @property
+    def number(self) -> int:
+        """The partition's number."""
 
     def id_of(self, record: Record) -> str:
         """The message's id."""
@@ -75,7 +81,31 @@ class Place:
         return id_of(self.topic, self.number, record)
 
 
-class Said(Generic[Body]):
+class Taken(Protocol):
+    """A message that a port has handed out, and the facts of its delivery."""
+
+    @property
+    def home(self) -> Any:
+        """Where it is kept: a Home."""
+
+    @property
+    def record(self) -> Record:
+        """The message as it is stored."""
+
+    @property
+    def attempt(self) -> int:
+        """Which delivery this is."""
+
+    @property
+    def holder(self) -> str:
+        """Who has it."""
+
+    @property
+    def fence(self) -> int:
+        """The number of this delivery."""
+
+
+class MessageFields(Generic[Body]):
     """What a stored message says, whatever kind of object has it."""
 
     __slots__ = ()
@@ -187,12 +217,14 @@ class Said(Generic[Body]):
         return to_datetime(ms * 1_000_000) if ms else None
 
     def __repr__(self) -> str:
-        value = self._record.value
+        value: Any = self._record.value
+        if not isinstance(value, bytes | LargeValue):  # nor is it asked for: it is behind a server
+            return f"<{type(self).__name__} {self.id}: {len(value):,} bytes>"
         start = value[:40] if isinstance(value, bytes) else value.first(40)
         return f"<{type(self).__name__} {self.id}: {start!r}{'…' if len(value) > 40 else ''}>"
 
 
-class Contents(Said[Body]):
+class Contents(MessageFields[Body]):
     """What a stored message says: shared by messages in hand, peeked ones and dead letters."""
 
     __slots__ = ("_bodies", "_home", "_record")
@@ -201,3 +233,8 @@ class Contents(Said[Body]):
         self._home = home
         self._bodies = bodies
         self._record = record
+
+
+# For the rest of the package: a message as it is stored, and where it is kept. They are none of the users' business.
+record_of: Callable[[MessageFields[Any]], Record] = attrgetter("_record")
+home_of: Callable[[MessageFields[Any]], Any] = attrgetter("_home")

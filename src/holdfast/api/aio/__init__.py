@@ -1,0 +1,1 @@
+"""The faces for tasks, and the ports that they stand on."""

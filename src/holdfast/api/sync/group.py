@@ -1,0 +1,252 @@
+# Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""A group for threads: receive messages, settle them, look around. The queue is one, with put and get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from operator import attrgetter
+from typing import Any, Generic, NoReturn, Self
+
+from holdfast.api.arguments import (
+    check_count,
+    check_id,
+    check_seek,
+    error_text,
+    messages_given,
+    waiting,
+    wanted_of,
+)
+from holdfast.api.contents import Body, Contents
+from holdfast.api.drafts import Seconds
+from holdfast.api.listed import Listed, PhaseName, Where, check_limit, check_phase
+from holdfast.api.sync.dead import DeadLetters
+from holdfast.api.sync.group_port import GroupPort
+from holdfast.api.sync.message import Message, settle, taken_of
+from holdfast.api.times import duration_ms
+from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.group import Compacted, QueueStats
+from holdfast.broker.metrics import Observer
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.env import close_in_children, refuse_to_pickle
+from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
+from holdfast.model import Durability, Retained
+from holdfast.settings import TopicSettings
+
+
+class Group(Generic[Body]):
+    """A group of consumers in queue mode. Safe to use from any thread."""
+
+    def __init__(self, port: GroupPort) -> None:
+        self._port = port
+        close_in_children(self)
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent goes on with its port."""
+        self._port = self._port.after_fork()
+
+    @property
+    def name(self) -> str:
+        """The name of the topic."""
+        return self._port.topic
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        return self._port.topic
+
+    @property
+    def group(self) -> str:
+        """The name of the group."""
+        return self._port.group
+
+    @property
+    def folder(self) -> str:
+        """Where it is: the data folder, or the address of the server."""
+        return self._port.place
+
+    @property
+    def settings(self) -> TopicSettings:
+        return self._port.settings
+
+    @property
+    def closed(self) -> bool:
+        return self._port.closed
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle(self)
+
+    def __repr__(self) -> str:
+        port = self._port
+        of_group = "" if port.group == DEFAULT_GROUP else f" of {port.group}"
+        return f"<{type(self).__name__}{of_group} {port.topic} {port.where}{' (closed)' if port.closed else ''}>"
+
+    def receive(
+        self,
+        block: bool = True,  # noqa: FBT001, FBT002  as in queue.Queue: get(True, 1)
+        timeout: Seconds | None = None,
+        *,
+        lease: Seconds | None = None,
+        holder: str | None = None,
+        renew: bool = False,
+        detached: bool = False,
+    ) -> Message[Body]:
+        """The next message. Waits for one, unless block=False; Empty when the time is over.
+
+        It is yours for `lease`; with `renew` for as long as you have it in hand. A detached lease outlives the
+        process, for scripts that ack later by its receipt.
+        """
+        usual = block is True and timeout is None and lease is None and holder is None
+        if usual and renew is False and detached is False:
+            one = self._port.take_next()
+            if one is not None:
+                return Message(self._port, one)
+        wanted = wanted_of(1, waiting(block, timeout), lease, holder, renew=renew, detached=detached)
+        taken = self._port.take(wanted)
+        if not taken:
+            within = "now" if not wanted.timeout_s else f"within {wanted.timeout_s:g} s"
+            raise Empty(f"no message is ready {within} {self._port.where}")
+        return Message(self._port, taken[0])
+
+    def receive_nowait(self, *, lease: Seconds | None = None) -> Message[Body]:
+        """The next message, or Empty at once."""
+        return self.receive(timeout=0, lease=lease)
+
+    def receive_many(
+        self,
+        count: int,
+        *,
+        timeout: Seconds | None = None,
+        lease: Seconds | None = None,
+        holder: str | None = None,
+        renew: bool = False,
+        detached: bool = False,
+    ) -> list[Message[Body]]:
+        """What is there, up to `count`; waits for at least one, and answers [] when the time is over."""
+        wanted = wanted_of(count, timeout, lease, holder, renew=renew, detached=detached)
+        port = self._port
+        return [Message(port, taken) for taken in port.take(wanted)]
+
+    def __iter__(self) -> Iterator[Message[Body]]:
+        """Every message as it comes, until it is closed."""
+        while not self.closed:
+            try:
+                message = self.receive()
+            except Closed:
+                return
+            yield message
+            del message  # not while waiting for the next one: it may have been dropped
+
+    def resume(self, receipt: str) -> Message[Body]:
+        """The message that a receipt of an earlier `get` stands for; LeaseLost if it is no longer held."""
+        if not isinstance(receipt, str):
+            raise InvalidRequest(f"a receipt is text, not {type(receipt).__name__}")
+        return Message(self._port, self._port.resume(receipt))
+
+    def ack_many(self, messages: Sequence[Message[Body]], *, durability: Durability | None = None) -> None:
+        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        given = messages_given(messages, "ack", Message)
+        try:
+            self._port.ack(list(map(taken_of, given)), durability)
+        except LeaseLost:
+            settle(given)
+            raise
+        settle(given)
+
+    def nack_many(
+        self, messages: Sequence[Message[Body]], *, delay: Seconds | None = None, error: object = None
+    ) -> None:
+        """Nack messages in one go. LeaseLost if some were lost; the others are nacked."""
+        delay_ms = None if delay is None else duration_ms(delay, "delay")
+        given = messages_given(messages, "nack", Message)
+        text = error_text(error, self._port.settings.max_error_chars)
+        try:
+            self._port.nack(list(map(taken_of, given)), delay_ms, text)
+        except LeaseLost:
+            settle(given)
+            raise
+        settle(given)
+
+    def peek(self, count: int = 1) -> list[Contents[Body]]:
+        """The messages that would come next, without taking them."""
+        check_count(count)
+        return self._port.peek(count)
+
+    def cancel(self, message_id: str) -> bool:
+        """Take back a message that nobody works on; False where it is too late."""
+        check_id(message_id)
+        return self._port.cancel(message_id)
+
+    def history(self, message_id: str) -> list[TraceStep]:
+        """Every step of a message that is still kept, living, done or dead: who had it, when, and how that ended.
+
+        With the steps of the messages that it was redriven into or out of. NotFound where there is no such message.
+        """
+        check_id(message_id)
+        return self._port.history(message_id)
+
+    def committed(self) -> dict[int, int]:
+        """For each partition the end of the contiguous run of messages that are settled, from the start on."""
+        return self._port.committed()
+
+    def seek(
+        self,
+        to: str | None = None,
+        *,
+        offset: int | None = None,
+        time: datetime | None = None,
+        partition: int | None = None,
+    ) -> int:
+        """Go on from there: all before is passed over, all behind comes again. The one way that done comes back."""
+        check_seek(to, offset, time)
+        return self._port.seek(to, offset, time, partition)
+
+    def messages(
+        self, phase: PhaseName = "ready", *, where: Where = None, limit: int | None = None
+    ) -> Iterator[Listed[Body]]:
+        """What is ready, leased, delayed or dead, without taking it. `where`: a function or an expression."""
+        check_phase(phase)
+        check_limit(limit)
+        return self._port.messages(phase, where, limit)
+
+    @property
+    def dead(self) -> DeadLetters[Body]:
+        """The dead letters."""
+        return DeadLetters(self._port)
+
+    def stats(self) -> QueueStats:
+        """How many messages stand where, what they take, and what was counted since it was opened."""
+        return self._port.stats()
+
+    def purge(self) -> int:
+        """Drop every message that nobody has in hand; answers how many. Dead letters have a `purge` of their own.
+
+        Delayed ones are dropped with them, unless others read the topic, too: then those are theirs as well.
+        """
+        return self._port.purge()
+
+    def compact(self) -> Compacted:
+        """Let go of what is done now, whatever retention says; answers with what that freed."""
+        return self._port.compact()
+
+    def apply_retention(self) -> Retained:
+        """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
+        return self._port.apply_retention()
+
+    def observe(self, observer: Observer | None) -> None:
+        """From now on tell this one of every count and every time; None: nobody. A server has /metrics instead."""
+        self._port.observe(observer)
+
+    def close(self) -> None:
+        """Let go of this view; what it has in hand stays so, and the group goes on. Closing twice is fine."""
+        self._port.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+# For the rest of the package: what stands behind a group or a queue.
+port_of: Callable[[Group[Any]], Any] = attrgetter("_port")

@@ -1,0 +1,91 @@
+# Generated from aio/queue.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""The queue for threads: put and get, with a folder and nothing else. It is a topic with one group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, Generic
+
+from holdfast.api.contents import Body
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
+from holdfast.api.streams import Stream, check_size_hint, stream_options
+from holdfast.api.sync.group import Group
+from holdfast.model import CodecName, Durability
+
+_NO_OPTIONS = (None,) * 8
+
+
+class Queue(Group[Body], Generic[Body]):
+    """A durable queue. Safe to use from any thread."""
+
+    def put(
+        self,
+        body: Body,
+        *,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        at: datetime | None = None,
+        ttl: Seconds | None = None,
+        dedup_id: Text | None = None,
+        correlation_id: str | None = None,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> Stored:
+        """Store a message; returns when it is as durable as asked."""
+        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
+        if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
+            plain: Any = body
+            stored = self._port.put_plain(plain, durability)
+            if stored is not None:
+                return stored
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        return self._port.put([message], durability, codec)[0]
+
+    def put_many(
+        self,
+        messages: Iterable[Body | NewMessage],
+        *,
+        durability: Durability | None = None,
+        codec: CodecName | None = None,
+    ) -> list[Stored]:
+        """Store messages, all of them or none; an item is a body or a NewMessage."""
+        return self._port.put(messages, durability, codec)
+
+    def put_stream(
+        self, stream: Stream, *, size_hint: int | None = None, durability: Durability | None = None, **options: Any
+    ) -> Stored:
+        """Store what a binary file or an iterator of bytes gives as one message, without holding it in memory.
+
+        `options` are those of `put`: key, headers, priority, delay, at, ttl, dedup_id, correlation_id. What is too
+        large is refused at once where `size_hint` says how many bytes will come.
+        """
+        self._port.check_open()
+        check_size_hint(size_hint)
+        return self._port.upload(stream, stream_options(options), size_hint, durability)
+
+    put_nowait = put  # it never waits for room: a disk that is full is told at once
+    get = Group.receive
+    get_nowait = Group.receive_nowait
+    get_many = Group.receive_many
+
+    def qsize(self) -> int:
+        """How many messages are ready. Others may take or put some before you act on it."""
+        return self._port.qsize()
+
+    def empty(self) -> bool:
+        """Whether none is ready now."""
+        return self.qsize() == 0
+
+    def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        self._port.sync()
+
+    def close(self) -> None:
+        """Sync and let go of what was opened for it; messages in hand come back. Closing twice is fine.
+
+        A queue of a broker is only a view: it is let go of, and the broker goes on.
+        """
+        self._port.close()

@@ -1,0 +1,1 @@
+"""The ports of an engine in this process, for tasks."""

@@ -1,0 +1,252 @@
+"""A group of an engine in this process, for tasks. The event loop never waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.api.arguments import Wanted
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import NewMessage, Stored
+from holdfast.api.letters import DeadGroup, Redriven
+from holdfast.api.listed import DeadLetter, Listed, Where
+from holdfast.api.streams import AsyncStream
+from holdfast.broker.choose import give_way  # noqa: F401  threads do
+from holdfast.broker.group import Compacted, QueueStats
+from holdfast.broker.leases import Delivered
+from holdfast.broker.station import Pending, Station
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.waiters import TaskWaiter, Waiter
+from holdfast.errors import LeaseLost
+from holdfast.local.dead import LocalLetters
+from holdfast.local.group import LocalGroup
+from holdfast.local.listing import listed
+from holdfast.local.lookup import message_history
+from holdfast.local.upload import Upload
+from holdfast.model import CodecName, Durability, Retained
+
+_LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
+
+
+class AsyncLocalGroupPort(LocalGroup):
+    """A group's port on an engine in this process."""
+
+    async def take(self, wanted: Wanted) -> list[Delivered]:
+        """What is ready, up to so many; waits in line for the first one."""
+        found = await self.take_waiting(wanted)
+        return [each for _, taken in found for each in taken]
+
+    async def take_waiting(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+        """The same, by partition."""
+        found = self.take_ready(wanted)
+        if found is None:
+            found = await self.take_to_end(wanted)
+        return found or await self.stand_in_line(wanted)
+
+    async def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+        """What is ready now, where a first look has not come to its end: others have their turn in between."""
+        found = None
+        while found is None:
+            await asyncio.sleep(0)  # sync: give_way()
+            found = self.take_ready(wanted, waiter)
+        return found
+
+    async def stand_in_line(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+        """Wait in line for a message."""
+        if wanted.timeout_s == 0:
+            return []
+        deadline_ns = self.deadline_ns(wanted)
+        group, waiter = self.queue_group, TaskWaiter(self.engine.world.clock, wanted.count)
+        with group.in_line(waiter):
+            while True:
+                found = self.take_ready(wanted, waiter)  # what came before we stood in line would wake nobody
+                if found is None:
+                    found = await self.take_to_end(wanted, waiter)
+                left_s = self.left_s(deadline_ns)
+                if found or (left_s is not None and left_s <= 0):
+                    return found
+                await waiter.wait(left_s)
+                group.waiters.stand(waiter)
+
+    async def resume(self, receipt: str) -> Delivered:
+        """The message that a receipt stands for; LeaseLost if it is no longer held."""
+        self.check_open()
+        _, delivered = await asyncio.to_thread(self.queue_group.resume, receipt)
+        return delivered
+
+    async def ack(self, taken: Sequence[Delivered], durability: Durability | None) -> None:
+        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        await wait_all(self._ack_all(taken, durability))
+
+    async def nack(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> None:
+        """Give messages back after a failure."""
+        await wait_all(self._nack_all(taken, delay_ms, error))
+
+    async def defer(self, taken: Delivered, delay_ms: int) -> None:
+        """Give a message back untouched."""
+        await taken.home.wait_async(self._defer(taken, delay_ms))
+
+    async def release(self, taken: Delivered) -> None:
+        """Give back a message whose handler was interrupted."""
+        await self.defer(taken, 0)
+
+    async def reject(self, taken: Delivered, reason: str) -> None:
+        """To the dead letters."""
+        await taken.home.wait_async(self._reject(taken, reason))
+
+    async def extend(self, taken: Delivered, lease_ms: int | None) -> None:
+        """Let the lease begin anew."""
+        await taken.home.wait_async(self._extend(taken, lease_ms))
+
+    async def load_state(self, taken: Delivered) -> tuple[Any, int]:
+        """The state of a message and its version."""
+        document = self._document(taken)
+        return (None, 0) if document is None else (msgspec.json.decode(document.content), document.version)
+
+    async def save_state(
+        self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
+    ) -> int:
+        """Replace the state, if the version is still this one; answers with the new version."""
+        await taken.home.wait_async(self._save_state(taken, version, content, durability))
+        return 0 if content is None else version + 1
+
+    async def peek(self, count: int) -> list[Contents[Any]]:
+        """The messages that would come next."""
+        return await asyncio.to_thread(self.peek_now, count)
+
+    async def cancel(self, message_id: str) -> bool:
+        """Take back a message that nobody works on; False where it is too late."""
+        return await asyncio.to_thread(self.cancel_now, message_id)
+
+    async def history(self, message_id: str) -> list[TraceStep]:
+        """Every step of a message that is still kept."""
+        self.check_open()
+        return await asyncio.to_thread(message_history, self, message_id)
+
+    async def committed(self) -> dict[int, int]:
+        """For each partition the end of the contiguous run of messages that are settled."""
+        return self.committed_now()
+
+    async def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
+        """Go on from there."""
+        return await asyncio.to_thread(self.seek_now, to, offset, time, partition)
+
+    # threads: holdfast.local.listing.messages
+    def messages(self, phase: str, where: Where, limit: int | None) -> AsyncIterator[Listed[Any]]:
+        """The messages in a phase that the condition chooses."""
+        return _in_pieces(listed(self, phase, where, limit))
+
+    async def letter(self, letter_id: str) -> DeadLetter[Any]:
+        """One dead letter."""
+        return await asyncio.to_thread(LocalLetters(self).show, letter_id)
+
+    async def letter_groups(self, where: Where) -> list[DeadGroup]:
+        """Dead letters by reason and kind of error."""
+        return await asyncio.to_thread(LocalLetters(self).groups, where)
+
+    async def redrive(
+        self,
+        ids: list[str] | None,
+        where: Where,
+        limit: int | None,
+        rate: float | None,
+        to: str | None,
+        *,
+        dry_run: bool,
+    ) -> Redriven:
+        """Put dead letters back."""
+        return await asyncio.to_thread(LocalLetters(self).redrive, ids, where, limit, rate, to, dry_run=dry_run)
+
+    async def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+        """Drop dead letters for good."""
+        return await asyncio.to_thread(LocalLetters(self).purge, ids, where, limit, dry_run=dry_run)
+
+    async def qsize(self) -> int:
+        """How many messages are ready."""
+        return self.ready_now()
+
+    async def stats(self) -> QueueStats:
+        """How many messages stand where."""
+        return await asyncio.to_thread(self.stats_now)
+
+    async def purge(self) -> int:
+        """Drop every message that nobody has in flight; answers how many."""
+        return await asyncio.to_thread(self.purge_now)
+
+    async def compact(self) -> Compacted:
+        """Let go of what is done."""
+        return await asyncio.to_thread(self.compact_now)
+
+    async def apply_retention(self) -> Retained:
+        """Drop what the topic's retention settings let go."""
+        return await asyncio.to_thread(self.apply_retention_now)
+
+    async def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
+        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        publisher = self.publisher
+        began_ns = publisher.plain_since()
+        if not began_ns:
+            return None
+        number = publisher.turn()
+        appended = await publisher.partitions[number].log.append_one_async(body, durability)
+        return publisher.plain_stored(number, body, appended, began_ns)
+
+    async def put(
+        self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None
+    ) -> list[Stored]:
+        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        publisher = self.publisher
+        began_ns = publisher.mono_ns()
+        if publisher.all_plain(messages, codec):
+            number = publisher.turn()
+            appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]
+            return publisher.plain_many(number, messages, appended, began_ns)
+        self.check_open()
+        parts = publisher.publish(messages, durability, codec)
+        await publisher.wait_async(parts)
+        return publisher.stored(parts, began_ns)
+
+    async def upload(
+        self, stream: AsyncStream, options: NewMessage, size_hint: int | None, durability: Durability | None
+    ) -> Stored:
+        """Store all that the stream gives as one message."""
+        self.check_open()
+        upload = Upload(self.engine.world, self.publisher, options, None, size_hint)
+        return await upload.run_async(stream, durability)
+
+    async def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        await asyncio.to_thread(self.engine.sync)
+
+    async def close(self) -> None:
+        """Let go of this view; and of the folder, where it was opened for it alone."""
+        if self.alone:
+            await asyncio.to_thread(self.engine.close)
+        else:
+            self._close_view()
+
+
+# async only: a thread looks as it goes
+async def _in_pieces(found: Any) -> AsyncIterator[Listed[Any]]:
+    """Messages that are looked for on a thread, some at a time."""
+    some: list[Listed[Any]]
+    while some := await asyncio.to_thread(list, islice(found, _LISTED_AT_ONCE)):
+        for message in some:
+            yield message
+
+
+async def wait_all(pending: Sequence[tuple[Station, Pending]]) -> None:
+    """Wait for what was decided in each partition, and tell of what was refused in any."""
+    refused: LeaseLost | None = None
+    for station, each in pending:
+        try:
+            await station.wait_async(each)
+        except LeaseLost as error:
+            refused = error
+    if refused is not None:
+        raise refused

@@ -1,0 +1,181 @@
+"""The dead letters of a queue: look at them, group them, put them back, drop them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import home_of
+from holdfast.api.drafts import NewMessage
+from holdfast.api.letters import DeadGroup, Redriven, grouped, no_letter
+from holdfast.api.listed import DeadLetter, Where, check_limit, note_of
+from holdfast.broker.dead_letters import DeadLetter as StoredLetter
+from holdfast.broker.dead_letters import LetterPlace
+from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.broker.station import Station
+from holdfast.local.listing import listed
+from holdfast.local.publisher import Publisher
+
+if TYPE_CHECKING:
+    from holdfast.local.group import LocalGroup
+
+_AT_ONCE: Final = 500
+_BYTES: Final = Bodies(None)
+
+
+class ChosenLetter(NamedTuple):
+    """A dead letter that is to be moved, without what it says: there may be very many."""
+
+    id: str
+    original_offset: int
+    station: Station
+    place: LetterPlace
+
+
+class LocalLetters:
+    """The dead letters of a group in this process."""
+
+    def __init__(self, group: LocalGroup) -> None:
+        self._group = group
+
+    def _each(self, where: Where, limit: int | None) -> Iterator[DeadLetter[Any]]:
+        return (found for found in listed(self._group, "dead", where, limit) if isinstance(found, DeadLetter))
+
+    def show(self, letter_id: str) -> DeadLetter[Any]:
+        """One of them."""
+        place = parse_message_id(letter_id, self._group.topic + DEAD_SUFFIX)
+        station = self._group.queue_group.station(place.partition)
+        letter = None if place.offset is None else station.letter(place.offset)
+        if letter is None:
+            raise no_letter(letter_id)
+        return DeadLetter(station, self._group.bodies, letter.record, letter.note)
+
+    def groups(self, where: Where) -> list[DeadGroup]:
+        """The dead letters by reason and kind of error, the most frequent first."""
+        return grouped(self._each(where, None))
+
+    def redrive(
+        self,
+        ids: list[str] | None,
+        where: Where,
+        limit: int | None,
+        rate: float | None,
+        to: str | None,
+        *,
+        dry_run: bool,
+    ) -> Redriven:
+        """Put dead letters back in the order in which they were published: those of one key must not overtake."""
+        letters = in_order(self.chosen(ids, where, limit))
+        with Redriving(self._group, to) as redriving:
+            if dry_run:
+                return _result(letters, 0)
+            return _result(letters, sum(map(redriving.put_back, self._paced(letters, rate))))
+
+    def purge(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+        """Drop dead letters for good."""
+        letters = self.chosen(ids, where, limit)
+        return _result(letters, 0 if dry_run else drop(letters))
+
+    def chosen(self, ids: list[str] | None, where: Where, limit: int | None) -> list[ChosenLetter]:
+        """Those that are meant: by their ids, or by a condition."""
+        if ids is None:
+            return list(map(choose, self._each(where, limit)))
+        check_limit(limit)
+        return [choose(self.show(letter_id)) for letter_id in ids][:limit]
+
+    def _paced(self, letters: list[ChosenLetter], rate: float | None) -> Iterator[list[ChosenLetter]]:
+        size = at_once(rate)
+        clock, never = self._group.engine.world.clock, threading.Event()
+        for i in range(0, len(letters), size):
+            if i and rate is not None:
+                until_ns = clock.monotonic_ns() + round(size / rate * 1e9)
+                while (left_ns := until_ns - clock.monotonic_ns()) > 0:
+                    clock.wait(never, left_ns / 1e9)  # which may return early
+                    self._group.check_open()
+            yield letters[i : i + size]
+
+
+def at_once(rate: float | None) -> int:
+    """How many letters to put back in one go, at so many a second."""
+    return _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+
+
+class Redriving:
+    """Puts dead letters back where they came from, or into another topic, which is held open meanwhile."""
+
+    def __init__(self, group: LocalGroup, to: str | None) -> None:
+        self._group = group
+        self._held = ExitStack()
+        self._publisher: Publisher | None = None
+        if to is not None and to != group.topic:
+            engine = group.engine
+            self._publisher = Publisher(self._held.enter_context(engine.using(to)), Bodies(None), engine.world.clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._held.close()
+
+    def put_back(self, letters: Iterable[ChosenLetter]) -> int:
+        """Let these letters be messages again; answers how many were still there."""
+        done = 0
+        for station, there in _by_station(letters):
+            if self._publisher is None:
+                done += station.graves().redrive(there)
+            else:
+                done += station.graves().hand_over(there, partial(self._publish, self._publisher, station))
+        return done
+
+    def _publish(self, publisher: Publisher, station: Station, stored: Sequence[StoredLetter]) -> None:
+        letters: list[DeadLetter[bytes]] = [
+            DeadLetter(station, _BYTES, letter.record, letter.note) for letter in stored
+        ]
+        messages = [
+            NewMessage(
+                letter.raw,
+                key=letter.key,
+                headers=letter.headers.pairs,
+                priority=letter.priority,
+                correlation_id=letter.correlation_id,
+                # After a crash, a second redrive finds by this what the first has stored. The time is in it, since a
+                # topic that was deleted and made again has other letters at the same places.
+                dedup_id=f"redrive {letter.id} of {self._group.queue_group.topic.id} at {note_of(letter).dead_at_ms}",
+            )
+            for letter in letters
+        ]
+        began_ns = self._group.engine.world.clock.monotonic_ns()
+        parts = publisher.publish(messages, "fsync", None, verb="redrive") if messages else []
+        publisher.wait(parts)
+        publisher.stored(parts, began_ns)  # or the error of a part that was not
+
+
+def drop(letters: Iterable[ChosenLetter]) -> int:
+    """Drop these letters for good; answers how many were still there."""
+    return sum(station.graves().purge(letters_there) for station, letters_there in _by_station(letters))
+
+
+def in_order(letters: list[ChosenLetter]) -> list[ChosenLetter]:
+    """The letters in the order in which they were published."""
+    return sorted(letters, key=lambda letter: (letter.original_offset, letter.place.offset))
+
+
+def choose(letter: DeadLetter[Any]) -> ChosenLetter:
+    """A letter as one that is to be moved."""
+    return ChosenLetter(letter.id, letter.original_offset, home_of(letter), LetterPlace(letter.offset, letter.size))
+
+
+def _by_station(letters: Iterable[ChosenLetter]) -> list[tuple[Station, list[LetterPlace]]]:
+    """The letters by the partition that each is of, in their order."""
+    found: dict[int, tuple[Station, list[LetterPlace]]] = {}
+    for letter in letters:
+        found.setdefault(letter.station.number, (letter.station, []))[1].append(letter.place)
+    return list(found.values())
+
+
+def _result(letters: list[ChosenLetter], done: int) -> Redriven:
+    return Redriven(matched=len(letters), done=done, ids=[letter.id for letter in letters])

@@ -1,0 +1,327 @@
+"""One group of an open topic, as far as nothing is waited for: the ports for tasks and threads stand on it.
+
+Whoever waits for a message, or for the disk, is in `local/aio` and `local/sync`. The server calls these as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Final
+
+from holdfast.api.arguments import Wanted
+from holdfast.api.bodies import Bodies
+from holdfast.api.contents import Contents
+from holdfast.api.times import instant_ns
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.group import Compacted, QueueGroup, QueueStats
+from holdfast.broker.leases import Delivered
+from holdfast.broker.metrics import Observer
+from holdfast.broker.station import Pending, Station
+from holdfast.broker.waiters import Waiter
+from holdfast.delivery.commands import DEFERRED, NO_SESSION, Command, Extend, Nack, Reject, Save
+from holdfast.delivery.group import Document
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
+from holdfast.local.listing import until_ms
+from holdfast.local.publisher import Publisher
+from holdfast.model import BodyKind, Durability, Retained
+from holdfast.settings import TopicSettings
+from holdfast.storage.log import Log
+
+_HOME: Final = attrgetter("home")
+
+
+class LocalGroup:
+    """One group of an open topic, which stays open for it."""
+
+    def __init__(self, engine: BrokerEngine, group: QueueGroup, bodies: Bodies, *, alone: bool = False) -> None:
+        self.engine = engine
+        self.queue_group = group
+        self.bodies = bodies
+        self.topic = group.topic.name
+        self.group = group.name
+        self.stations = group.stations
+        self._standing = group.waiters.standing
+        self.alone = alone  # whether the folder is closed with it
+        self.view_closed = False
+        group.topic.holders.add(self)
+
+    @property
+    def place(self) -> str:
+        """The data folder."""
+        return self.engine.folder
+
+    @property
+    def where(self) -> str:
+        """The same, as a part of a sentence."""
+        return f"in {self.engine.folder}"
+
+    @property
+    def settings(self) -> TopicSettings:
+        return self.queue_group.settings
+
+    @property
+    def kept_bodies(self) -> BodyKind | None:
+        """What the bodies of the topic are, if whoever opened it said so."""
+        return self.queue_group.topic.settings.bodies
+
+    @property
+    def closed(self) -> bool:
+        return self.view_closed or self.ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether the group itself is closed, and not only this view of it."""
+        return self.engine.closed or self.queue_group.topic.closed or self.queue_group.deleted
+
+    def check_open(self) -> None:
+        self.engine.check_open()
+        self.queue_group.check_open()
+        if self.view_closed:
+            raise Closed(f"this view of the group {self.group} is closed; take it anew")
+
+    def after_fork(self) -> Any:
+        """What a face uses in a child: the parent goes on with this one; where others may come to it, so may we."""
+        return self if self.engine.stand_in is None else self.engine.stand_in(self)
+
+    def _close_view(self) -> None:
+        if not self.view_closed:
+            self.view_closed = True
+            self.queue_group.topic.holders.discard(self)
+
+    # Receiving
+
+    def take_next(self) -> Delivered | None:
+        """The next message by the short way, for whoever asks for nothing else; None where anything is special."""
+        if self._standing or self.view_closed or self.engine.closed:
+            return None
+        stations = self.stations
+        station = stations[0] if len(stations) == 1 else self.queue_group.next_in_turn()
+        try:
+            return station.delivery.receive_next()
+        except HoldfastError:
+            self.check_open()  # that it was closed says more
+            raise
+
+    def take_ready(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]] | None:
+        """What is ready now; None where there is more to look through, and others should have a turn first."""
+        if self.closed:
+            self.check_open()
+        lease_ms = self.settings.lease_ms if wanted.lease_ms is None else wanted.lease_ms
+        holder = self.engine.holder if wanted.holder is None else wanted.holder
+        try:
+            found = self.queue_group.receive(
+                wanted.count, lease_ms=lease_ms, holder=holder, detached=wanted.detached, waiter=waiter
+            )
+        except HoldfastError:
+            self.check_open()  # that it was closed meanwhile says more
+            raise
+        if found and wanted.renew:
+            for station, taken in found:
+                for delivered in taken:
+                    station.delivery.renew(delivered.receipt, lease_ms)
+        return found
+
+    def deadline_ns(self, wanted: Wanted) -> int | None:
+        """When the time is over that somebody waits."""
+        if wanted.timeout_s is None:
+            return None
+        return self.engine.world.clock.monotonic_ns() + round(wanted.timeout_s * 1e9)
+
+    def left_s(self, deadline_ns: int | None) -> float | None:
+        """How much of it is left."""
+        if deadline_ns is None:
+            return None
+        return (deadline_ns - self.engine.world.clock.monotonic_ns()) / 1e9
+
+    # Messages in flight
+
+    def ack_now(self, taken: Delivered) -> bool:
+        """Ack one message by the short way; False where an ack has to be waited for."""
+        if self.engine.closed:
+            self.check_open()
+        delivery = taken.home.delivery
+        if not delivery.unhurried:
+            return False
+        refused = delivery.ack_one(taken.record.offset, taken.lease.fence)
+        if refused is not None:
+            raise refused
+        return True
+
+    def receipt(self, taken: Delivered) -> str:
+        """The proof of a delivery as text."""
+        text: str = taken.home.receipt_text(taken.record.offset, taken.lease)
+        return text
+
+    def lost(self, taken: Delivered) -> bool:
+        """Whether the lease has ended meanwhile."""
+        return self.ended or not taken.home.delivery.holds(taken.receipt)
+
+    def ends_ns(self, taken: Delivered) -> int:
+        """When the lease ends by the clock on the wall; 0 where it has ended."""
+        station = taken.home
+        lease = station.delivery.group.leases.get(taken.record.offset)
+        return 0 if lease is None else until_ms(station, lease) * 1_000_000
+
+    def drop(self, taken: Delivered) -> None:
+        """A message was dropped unhandled; called by its finalizer."""
+        if self.ended:
+            return
+        delivery = taken.home.delivery
+        if taken.lease.session == NO_SESSION:  # detached: it ends by itself, in its own time
+            delivery.renewals.remove(taken.receipt)
+        else:
+            delivery.drop(taken.receipt)
+
+    def state_version(self, taken: Delivered) -> int:
+        """The version of the message's state; 0 where it has none."""
+        document = self._document(taken)
+        return 0 if document is None else document.version
+
+    def _document(self, taken: Delivered) -> Document | None:
+        document: Document | None = taken.home.delivery.group.documents.get(taken.record.offset)
+        return document
+
+    def _save_state(
+        self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None
+    ) -> Pending:
+        pending: Pending = taken.home.settle(Save(taken.receipt, version, content), durability)
+        return pending
+
+    def _ack_all(self, taken: Sequence[Delivered], durability: Durability | None) -> list[tuple[Station, Pending]]:
+        return [(station, station.ack_taken(own, durability)) for station, own in self._by_station(taken)]
+
+    def _nack_all(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> list[tuple[Station, Pending]]:
+        pending = []
+        for station, own in self._by_station(taken):
+            # Several handles may stand for one message; it can be given back only once.
+            receipts = dict.fromkeys(each.receipt for each in own)
+            pending.append((station, station.settle_all([Nack(receipt, delay_ms, error) for receipt in receipts])))
+            for receipt in receipts:
+                station.delivery.renewals.remove(receipt)
+            station.metrics.nacked.add(len(receipts))
+        return pending
+
+    def _by_station(self, taken: Sequence[Delivered]) -> list[tuple[Station, Sequence[Delivered]]]:
+        """The messages, if they are messages of this group, by partition."""
+        homes = set(map(_HOME, taken))
+        for home in homes:
+            if home not in self.stations:
+                raise InvalidRequest("a message is of another queue, or of an earlier opening; nothing was changed")
+        if len(homes) == 1:
+            return [(homes.pop(), taken)]
+        found: dict[Station, list[Delivered]] = {home: [] for home in homes}
+        for each in taken:
+            found[each.home].append(each)
+        return list(found.items())
+
+    def _defer(self, taken: Delivered, delay_ms: int) -> Pending:
+        pending = self._last(taken, Nack(taken.receipt, delay_ms, why=DEFERRED, counted=False))
+        taken.home.metrics.deferred.add()
+        return pending
+
+    def _reject(self, taken: Delivered, reason: str) -> Pending:
+        pending = self._last(taken, Reject(taken.receipt, reason))
+        taken.home.metrics.rejected.add()
+        return pending
+
+    def _last(self, taken: Delivered, command: Command) -> Pending:
+        """The last thing done with a message; after any other refusal it is still in flight."""
+        try:
+            pending: Pending = taken.home.settle(command)
+        except LeaseLost:
+            taken.home.delivery.renewals.remove(taken.receipt)
+            raise
+        taken.home.delivery.renewals.remove(taken.receipt)
+        return pending
+
+    def _extend(self, taken: Delivered, lease_ms: int | None) -> Pending:
+        lease_ms = self.settings.lease_ms if lease_ms is None else lease_ms
+        pending: Pending = taken.home.settle(Extend([taken.receipt], lease_ms))
+        return pending
+
+    # Looking around, and moving
+
+    def seek_now(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
+        """Go on from there; answers with the place in the first partition that is moved."""
+        self.check_open()
+        if offset is not None and partition is None and len(self.stations) > 1:
+            raise InvalidRequest(
+                f"{self.topic} has {len(self.stations)} partitions, each with offsets: give partition=..."
+            )
+        stations = self.stations if partition is None else [self.queue_group.station(partition)]
+        targets = [(station, _target(station.partition.log, to, offset, time)) for station in stations]
+        for station, target in targets:
+            station.delivery.seek(target)
+        return targets[0][1]
+
+    def committed_now(self) -> dict[int, int]:
+        """For each partition the end of the contiguous run of messages that are settled."""
+        self.check_open()
+        return {station.number: station.delivery.group.floor for station in self.stations}
+
+    def peek_now(self, count: int, most_bytes: int | None = None) -> list[Contents[Any]]:
+        """The messages that would come next."""
+        self.check_open()
+        found = self.queue_group.peek(count, most_bytes)
+        return [Contents(station, self.bodies, record) for station, record in found]
+
+    def cancel_now(self, message_id: str) -> bool:
+        """Take back a message that nobody works on; False where it is too late."""
+        self.check_open()
+        return self.queue_group.cancel(message_id)
+
+    def ready_now(self) -> int:
+        """How many messages are ready."""
+        self.check_open()
+        return sum(station.ready_count() for station in self.stations)
+
+    def stats_now(self) -> QueueStats:
+        """How many messages stand where."""
+        self.check_open()
+        return self.queue_group.stats()
+
+    def purge_now(self) -> int:
+        """Drop every message that nobody has in flight; answers how many."""
+        self.check_open()
+        topic, engine = self.queue_group.topic, self.engine
+        # What waits for its time is not in the log yet: it is of all who read the topic.
+        alone = len(topic.groups) == 1 and not engine.streams.on(topic) and not engine.queries.on(topic)
+        return sum(station.purge(delayed=alone) for station in self.stations)
+
+    def compact_now(self) -> Compacted:
+        """Let go of what is done."""
+        self.check_open()
+        return self.queue_group.compact()
+
+    def apply_retention_now(self) -> Retained:
+        """Drop what the topic's retention settings let go."""
+        self.check_open()
+        return self.queue_group.topic.apply_retention()
+
+    def observe(self, observer: Observer | None) -> None:
+        """From now on tell this one of every count and every time; None: nobody."""
+        self.queue_group.metrics.set_observer(observer)
+
+    # Publishing
+
+    @cached_property
+    def publisher(self) -> Publisher:
+        """What the topic's messages are published with."""
+        return Publisher(self.queue_group.topic, self.bodies, self.engine.world.clock)
+
+
+def _target(log: Log, to: str | None, offset: int | None, time: datetime | None) -> int:
+    start, end = log.start, log.end
+    if to is not None:
+        return start if to == "start" else end
+    if time is not None:
+        return max(log.find_time(instant_ns(time, "time")), start)
+    assert offset is not None
+    if not start <= offset <= end:
+        raise OffsetOutOfRange(
+            f"cannot seek to {offset}: the queue keeps {start} to {end}", offset=offset, start=start, end=end
+        )
+    return offset

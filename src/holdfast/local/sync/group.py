@@ -1,0 +1,235 @@
+# Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""A group of an engine in this process, for threads. The event loop never waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.api.arguments import Wanted
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import NewMessage, Stored
+from holdfast.api.letters import DeadGroup, Redriven
+from holdfast.api.listed import DeadLetter, Where
+from holdfast.api.streams import Stream
+from holdfast.broker.choose import give_way
+from holdfast.broker.group import Compacted, QueueStats
+from holdfast.broker.leases import Delivered
+from holdfast.broker.station import Pending, Station
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.waiters import ThreadWaiter, Waiter
+from holdfast.errors import LeaseLost
+from holdfast.local.dead import LocalLetters
+from holdfast.local.group import LocalGroup
+from holdfast.local.listing import messages as _messages
+from holdfast.local.lookup import message_history
+from holdfast.local.upload import Upload
+from holdfast.model import CodecName, Durability, Retained
+
+_LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
+
+
+class LocalGroupPort(LocalGroup):
+    """A group's port on an engine in this process."""
+
+    def take(self, wanted: Wanted) -> list[Delivered]:
+        """What is ready, up to so many; waits in line for the first one."""
+        found = self.take_waiting(wanted)
+        return [each for _, taken in found for each in taken]
+
+    def take_waiting(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+        """The same, by partition."""
+        found = self.take_ready(wanted)
+        if found is None:
+            found = self.take_to_end(wanted)
+        return found or self.stand_in_line(wanted)
+
+    def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+        """What is ready now, where a first look has not come to its end: others have their turn in between."""
+        found = None
+        while found is None:
+            give_way()
+            found = self.take_ready(wanted, waiter)
+        return found
+
+    def stand_in_line(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+        """Wait in line for a message."""
+        if wanted.timeout_s == 0:
+            return []
+        deadline_ns = self.deadline_ns(wanted)
+        group, waiter = self.queue_group, ThreadWaiter(self.engine.world.clock, wanted.count)
+        with group.in_line(waiter):
+            while True:
+                found = self.take_ready(wanted, waiter)  # what came before we stood in line would wake nobody
+                if found is None:
+                    found = self.take_to_end(wanted, waiter)
+                left_s = self.left_s(deadline_ns)
+                if found or (left_s is not None and left_s <= 0):
+                    return found
+                waiter.wait(left_s)
+                group.waiters.stand(waiter)
+
+    def resume(self, receipt: str) -> Delivered:
+        """The message that a receipt stands for; LeaseLost if it is no longer held."""
+        self.check_open()
+        _, delivered = self.queue_group.resume(receipt)
+        return delivered
+
+    def ack(self, taken: Sequence[Delivered], durability: Durability | None) -> None:
+        """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
+        wait_all(self._ack_all(taken, durability))
+
+    def nack(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> None:
+        """Give messages back after a failure."""
+        wait_all(self._nack_all(taken, delay_ms, error))
+
+    def defer(self, taken: Delivered, delay_ms: int) -> None:
+        """Give a message back untouched."""
+        taken.home.wait(self._defer(taken, delay_ms))
+
+    def release(self, taken: Delivered) -> None:
+        """Give back a message whose handler was interrupted."""
+        self.defer(taken, 0)
+
+    def reject(self, taken: Delivered, reason: str) -> None:
+        """To the dead letters."""
+        taken.home.wait(self._reject(taken, reason))
+
+    def extend(self, taken: Delivered, lease_ms: int | None) -> None:
+        """Let the lease begin anew."""
+        taken.home.wait(self._extend(taken, lease_ms))
+
+    def load_state(self, taken: Delivered) -> tuple[Any, int]:
+        """The state of a message and its version."""
+        document = self._document(taken)
+        return (None, 0) if document is None else (msgspec.json.decode(document.content), document.version)
+
+    def save_state(self, taken: Delivered, version: int, content: bytes | None, durability: Durability | None) -> int:
+        """Replace the state, if the version is still this one; answers with the new version."""
+        taken.home.wait(self._save_state(taken, version, content, durability))
+        return 0 if content is None else version + 1
+
+    def peek(self, count: int) -> list[Contents[Any]]:
+        """The messages that would come next."""
+        return self.peek_now(count)
+
+    def cancel(self, message_id: str) -> bool:
+        """Take back a message that nobody works on; False where it is too late."""
+        return self.cancel_now(message_id)
+
+    def history(self, message_id: str) -> list[TraceStep]:
+        """Every step of a message that is still kept."""
+        self.check_open()
+        return message_history(self, message_id)
+
+    def committed(self) -> dict[int, int]:
+        """For each partition the end of the contiguous run of messages that are settled."""
+        return self.committed_now()
+
+    def seek(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
+        """Go on from there."""
+        return self.seek_now(to, offset, time, partition)
+
+    messages = _messages
+
+    def letter(self, letter_id: str) -> DeadLetter[Any]:
+        """One dead letter."""
+        return LocalLetters(self).show(letter_id)
+
+    def letter_groups(self, where: Where) -> list[DeadGroup]:
+        """Dead letters by reason and kind of error."""
+        return LocalLetters(self).groups(where)
+
+    def redrive(
+        self,
+        ids: list[str] | None,
+        where: Where,
+        limit: int | None,
+        rate: float | None,
+        to: str | None,
+        *,
+        dry_run: bool,
+    ) -> Redriven:
+        """Put dead letters back."""
+        return LocalLetters(self).redrive(ids, where, limit, rate, to, dry_run=dry_run)
+
+    def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+        """Drop dead letters for good."""
+        return LocalLetters(self).purge(ids, where, limit, dry_run=dry_run)
+
+    def qsize(self) -> int:
+        """How many messages are ready."""
+        return self.ready_now()
+
+    def stats(self) -> QueueStats:
+        """How many messages stand where."""
+        return self.stats_now()
+
+    def purge(self) -> int:
+        """Drop every message that nobody has in flight; answers how many."""
+        return self.purge_now()
+
+    def compact(self) -> Compacted:
+        """Let go of what is done."""
+        return self.compact_now()
+
+    def apply_retention(self) -> Retained:
+        """Drop what the topic's retention settings let go."""
+        return self.apply_retention_now()
+
+    def put_plain(self, body: bytes, durability: Durability | None) -> Stored | None:
+        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        publisher = self.publisher
+        began_ns = publisher.plain_since()
+        if not began_ns:
+            return None
+        number = publisher.turn()
+        appended = publisher.partitions[number].log.append_one(body, durability)
+        return publisher.plain_stored(number, body, appended, began_ns)
+
+    def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
+        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        publisher = self.publisher
+        began_ns = publisher.mono_ns()
+        if publisher.all_plain(messages, codec):
+            number = publisher.turn()
+            appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
+            return publisher.plain_many(number, messages, appended, began_ns)
+        self.check_open()
+        parts = publisher.publish(messages, durability, codec)
+        publisher.wait(parts)
+        return publisher.stored(parts, began_ns)
+
+    def upload(
+        self, stream: Stream, options: NewMessage, size_hint: int | None, durability: Durability | None
+    ) -> Stored:
+        """Store all that the stream gives as one message."""
+        self.check_open()
+        upload = Upload(self.engine.world, self.publisher, options, None, size_hint)
+        return upload.run(stream, durability)
+
+    def sync(self) -> None:
+        """Return when everything said so far, acks included, is on disk."""
+        self.engine.sync()
+
+    def close(self) -> None:
+        """Let go of this view; and of the folder, where it was opened for it alone."""
+        if self.alone:
+            self.engine.close()
+        else:
+            self._close_view()
+
+
+def wait_all(pending: Sequence[tuple[Station, Pending]]) -> None:
+    """Wait for what was decided in each partition, and tell of what was refused in any."""
+    refused: LeaseLost | None = None
+    for station, each in pending:
+        try:
+            station.wait(each)
+        except LeaseLost as error:
+            refused = error
+    if refused is not None:
+        raise refused

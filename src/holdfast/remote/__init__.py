@@ -1,0 +1,1 @@
+"""The port over HTTP or the owner's socket."""

@@ -1,0 +1,1 @@
+"""The ports of a server, for tasks."""

@@ -1,0 +1,303 @@
+"""One group of a topic behind a server, as far as nothing is waited for: what is asked, and what is made of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from holdfast.api.arguments import Wanted
+from holdfast.api.bodies import Bodies
+from holdfast.api.listed import Listed, Where, warn_of_damage
+from holdfast.broker.metrics import Observer
+from holdfast.client.calling import packed
+from holdfast.client.client import Client
+from holdfast.client.http import Ask, path_of
+from holdfast.client.payloads import Payload
+from holdfast.client.upkeep import Held
+from holdfast.delivery.where import compile_where
+from holdfast.errors import Closed, InvalidRequest, LeaseLost
+from holdfast.model import BodyKind, Durability, Record
+from holdfast.protocol import queues as wire
+from holdfast.protocol.dead import Letters
+from holdfast.protocol.messages import Delivery, Take
+from holdfast.remote.records import ToldPlace, listed_told, path_by_id, record_told
+from holdfast.settings import TopicSettings
+
+_Part = TypeVar("_Part")
+
+MOST_AT_ONCE: Final = 10_000
+MOST_WAIT_S: Final = 20.0  # one call waits no longer than that; then it asks again
+UNLIMITED_S: Final = 24 * 3600.0
+_MOST_PEEKED: Final = 10_000
+_MOST_UNANSWERED: Final = 100
+_PAGE: Final = 1_000
+_DONE: Final = "it is done"
+
+
+class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
+    """A message of a server in flight here, and what the client's thread knows of its lease."""
+
+    home: ToldPlace
+    record: Record
+    attempt: int
+    holder: str
+    fence: int
+    held: Held
+    state_version: int = 0
+
+
+class RemoteGroup:
+    """One group of a topic behind a server."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        group: str,
+        bodies: Bodies,
+        settings: TopicSettings,
+        *,
+        durability: Durability | None = None,
+        ack_durability: Durability | None = None,
+        alone: bool = False,
+        closed: bool = False,
+    ) -> None:
+        self.client = client
+        self.topic = topic
+        self.group = group
+        self.bodies = bodies
+        self.settings = settings  # as they were when it was opened
+        self.durability = durability  # of what is put, where a call does not say
+        self.ack_durability = ack_durability  # the same for what is said of messages in flight
+        self._alone = alone  # whether the client is closed with it
+        self._view_closed = closed
+
+    @property
+    def place(self) -> str:
+        """The address of the server."""
+        return self.client.caller.address.text
+
+    @property
+    def where(self) -> str:
+        """The same, as a part of a sentence."""
+        return f"at {self.place}"
+
+    @property
+    def kept_bodies(self) -> BodyKind | None:
+        """What the bodies of the topic are, if whoever opened it said so."""
+        return self.settings.bodies
+
+    @property
+    def closed(self) -> bool:
+        return self._view_closed or self.client.caller.closed
+
+    def check_open(self) -> None:
+        self.client.caller.check_open()
+        if self._view_closed:
+            raise Closed(f"this view of the group {self.group} is closed; take it anew")
+
+    def promise(self, durability: Durability | None, ack_durability: Durability | None) -> None:
+        """It is the program's only one here: it is closed with its client, and keeps the program's promises."""
+        self._alone = True
+        self.durability = durability
+        self.ack_durability = ack_durability
+
+    def after_fork(self) -> Any:
+        """The client sees to it that a child has connections of its own."""
+        return self
+
+    def take_next(self) -> None:
+        """Nothing is at hand here."""
+
+    def ack_now(self, taken: RemoteTaken) -> bool:
+        """The server has to be told."""
+        return False
+
+    def observe(self, observer: Observer | None) -> None:
+        """Refused: the server counts and measures; its /metrics tells."""
+        raise InvalidRequest(
+            f"observer={observer!r} cannot be used here: the server counts and measures; ask its /metrics, or stats()"
+        )
+
+    def _request(self, method: str, verb: str, answers: Any, body: Any = None, **query: Any) -> Ask:
+        """A call about this queue."""
+        self.check_open()
+        wait_s, again = query.pop("wait_s", 0.0), query.pop("again", True)
+        content = b"" if body is None else packed(body)
+        path = path_of("queues", self.topic, *verb.split("/"), **query)
+        return Ask(method=method, path=path, body=content, answers=answers, wait_s=wait_s, again=again)
+
+    # Receiving
+
+    def _take(self, wanted: Wanted) -> Take:
+        holder = self.client.holder if wanted.holder is None else wanted.holder
+        if not holder.isprintable():
+            raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
+        lease_s = None if wanted.lease_ms is None else wanted.lease_ms / 1000
+        return Take(count=min(wanted.count, MOST_AT_ONCE), owner=holder, lease=lease_s, group=self.group, state=True)
+
+    def _begin(self, take: Take) -> tuple[Any, ...]:
+        """Name a take: by the name of one like it that came to no answer, whose messages it gets then."""
+        like = self.topic, self.group, take.count, take.owner, take.lease
+        take.attempt_id = self.client.unanswered.pop(like, None) or self.client.attempt_id()
+        return like
+
+    def _unanswered(self, like: tuple[Any, ...], take: Take) -> None:
+        """The take came to no answer at all: the next one like it goes by its name."""
+        if len(self.client.unanswered) < _MOST_UNANSWERED and take.attempt_id is not None:
+            self.client.unanswered[like] = take.attempt_id
+
+    def _in_flight(self, told: Delivery, *, renew: bool, detached: bool) -> RemoteTaken:
+        now_ns = self.client.world.clock.monotonic_ns()
+        held = Held(self.topic, self.group, told.receipt, told.lease_ms, now_ns)
+        held.detached = detached
+        if renew:
+            self.client.upkeep.renew(held)
+        else:
+            self.client.upkeep.begin()
+        payload = Payload(self.client.beside, self._body_path(held, told.id), told.size) if told.omitted else None
+        version = 0 if told.state is None else told.state.version
+        home = ToldPlace(told.topic, told.partition, told.id)
+        return RemoteTaken(home, record_told(told, payload), told.attempt, told.holder, told.fence, held, version)
+
+    def _body_path(self, held: Held, message_id: str) -> Callable[[], str]:
+        topic, group = self.topic, self.group
+
+        def path() -> str:
+            if held.ended:  # its receipt is of no use any more
+                return path_by_id(topic, group, message_id)
+            return path_of("queues", topic, "payload", receipt=held.receipt, group=group)
+
+        return path
+
+    # Messages in flight
+
+    def receipt(self, taken: RemoteTaken) -> str:
+        """The proof of a delivery as text."""
+        return taken.held.receipt
+
+    def lost(self, taken: RemoteTaken) -> bool:
+        """Whether the lease has ended meanwhile, as far as this end knows."""
+        return taken.held.is_lost(self.client.world.clock.monotonic_ns())
+
+    def ends_ns(self, taken: RemoteTaken) -> int:
+        """When the lease ends by the clock on the wall, as far as this end knows."""
+        clock = self.client.world.clock
+        return clock.now_ns() + taken.held.until_ns - clock.monotonic_ns()
+
+    def drop(self, taken: RemoteTaken) -> None:
+        """A message was dropped unhandled; called by its finalizer."""
+        if taken.held.detached:
+            taken.held.ended = True  # it ends by itself, in its own time
+        elif not self.client.caller.closed:
+            self.client.upkeep.drop(taken.held)
+
+    def state_version(self, taken: RemoteTaken) -> int:
+        """The version of the message's state when it was taken."""
+        return taken.state_version
+
+    def _check_own(self, taken: Sequence[Any]) -> None:
+        for each in taken:
+            held = each.held if isinstance(each, RemoteTaken) else None
+            if held is None or (held.topic, held.group) != (self.topic, self.group):
+                raise InvalidRequest("a message is of another queue; nothing was changed")
+
+    def _extended(self, taken: RemoteTaken, lease_ms: int | None, since_ns: int) -> None:
+        held = taken.held
+        held.begin(self.settings.lease_ms if lease_ms is None else lease_ms, since_ns)
+        if held.renew:
+            self.client.upkeep.renew(held)
+
+    # Looking around
+
+    def _check_peek(self, count: int) -> None:
+        if count > _MOST_PEEKED:
+            raise InvalidRequest(f"count={count!r} cannot be used: give a whole number from 1 to {_MOST_PEEKED}")
+
+    def _paging(self, phase: str, where: Where, limit: int | None) -> Paging:
+        self.check_open()
+        return Paging(self, phase, where, limit)
+
+
+class Paging:
+    """Messages that are looked at, page by page."""
+
+    def __init__(self, group: RemoteGroup, phase: str, where: Where, limit: int | None) -> None:
+        now_ms = group.client.world.clock.now_ns() // 1_000_000
+        self._group = group
+        self._phase = phase
+        self._left = limit
+        self._wanted = compile_where(where, now_ms=now_ms) if callable(where) else None
+        self._query: dict[str, Any] = {"where": None if callable(where) else where, "group": group.group, "after": None}
+        self._verb = "dead" if phase == "dead" else "messages"
+        self.answers: Any = Letters if phase == "dead" else wire.ListedMessages
+        self._ended = limit == 0
+        self._damaged = 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more of them; then it was said how many were damaged."""
+        if self._ended and self._damaged:
+            warn_of_damage(self._group.topic, self._group.group, self._phase, self._damaged)
+            self._damaged = 0
+        return self._ended
+
+    def query(self) -> tuple[str, dict[str, Any]]:
+        """What to ask for the next page."""
+        left = self._left
+        query = dict(self._query, limit=_PAGE if left is None or self._wanted is not None else min(left, _PAGE))
+        if self._phase != "dead":
+            query["phase"] = self._phase
+        return self._verb, query
+
+    def page(self, answer: Any) -> list[Listed[Any]]:
+        """The messages of a page that are wanted."""
+        group = self._group
+        told = answer.letters if self._phase == "dead" else answer.messages
+        found = [listed_told(group.client, group.bodies, group.topic, group.group, each) for each in told]
+        if self._wanted is not None:
+            found = [each for each in found if self._wanted(each)]
+        found = found[: self._left]
+        self._left = None if self._left is None else self._left - len(found)
+        self._damaged += answer.damaged
+        self._query["after"] = answer.next
+        self._ended = not answer.next or self._left == 0
+        return found
+
+
+def end(taken: Sequence[RemoteTaken]) -> None:
+    """Nothing has to be done for these messages any more."""
+    for each in taken:
+        each.held.ended = True
+
+
+def receipts_of(taken: Sequence[RemoteTaken]) -> list[str]:
+    """What proves that these messages are ours, each once."""
+    return list(dict.fromkeys(each.held.receipt for each in taken))
+
+
+def both(one: LeaseLost | None, other: LeaseLost | None) -> LeaseLost | None:
+    """One error for all that were lost."""
+    if one is None or other is None:
+        return one or other
+    other.offsets = (*one.offsets, *other.offsets)
+    other.receipts = (*one.receipts, *other.receipts)
+    return other
+
+
+def is_done(error: LeaseLost) -> bool:
+    """Whether the lease was lost because the message is done."""
+    return error.why.startswith(_DONE)
+
+
+def is_repeated(error: Exception) -> bool:
+    """Whether an attempt went before the one that was refused, and may have done it: its answer was lost."""
+    return bool(getattr(error, "repeated", False))
+
+
+def parts(all_: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
+    """As many at a time as one call may name."""
+    for i in range(0, len(all_), MOST_AT_ONCE):
+        yield all_[i : i + MOST_AT_ONCE]

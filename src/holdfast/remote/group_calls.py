@@ -1,0 +1,91 @@
+"""The calls that a group makes to its server, for tasks and for threads: one core, awaited or run to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.api.bodies import Bodies
+from holdfast.api.drafts import NewMessage, Stored
+from holdfast.api.streams import AsyncStream
+from holdfast.client.client import Client
+from holdfast.client.http import Ask
+from holdfast.client.streams import publish_stream
+from holdfast.client.ways import run
+from holdfast.model import CodecName, Durability
+
+
+class AsyncGroupCalls:
+    """The calls of tasks."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def call(self, ask: Ask) -> Any:
+        """The answer's value; what the server refuses is raised."""
+        return await self.client.caller.call(ask)
+
+    async def publish(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        bodies: Bodies,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        """Store messages."""
+        publish = self.client.publishing.publish
+        return await publish(topic, messages, bodies, durability=durability, codec=codec, verb="put_many")
+
+    async def upload(
+        self,
+        topic: str,
+        stream: AsyncStream,
+        options: NewMessage,
+        size_hint: int | None,
+        durability: Durability | None,
+    ) -> Stored:
+        """Store all that a stream gives as one message."""
+        return await publish_stream(self.client.publishing, topic, stream, options, None, size_hint, durability)
+
+    async def close(self) -> None:
+        """Close the client."""
+        await self.client.close_async()
+
+
+class GroupCalls:
+    """The calls of threads."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def call(self, ask: Ask) -> Any:
+        """The answer's value; what the server refuses is raised."""
+        return run(self.client.caller.call(ask))
+
+    def publish(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        bodies: Bodies,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        """Store messages."""
+        publish = self.client.publishing.publish
+        return run(publish(topic, messages, bodies, durability=durability, codec=codec, verb="put_many"))
+
+    def upload(
+        self,
+        topic: str,
+        stream: Any,
+        options: NewMessage,
+        size_hint: int | None,
+        durability: Durability | None,
+    ) -> Stored:
+        """Store all that a stream gives as one message."""
+        return run(publish_stream(self.client.publishing, topic, stream, options, None, size_hint, durability))
+
+    def close(self) -> None:
+        """Close the client."""
+        self.client.close()
