@@ -34,9 +34,12 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings
 
 if TYPE_CHECKING:
     from holdfast import aio
+    from holdfast.api.consumer_values import StreamMessage
     from holdfast.api.drafts import NewMessage, Stored
     from holdfast.api.letters import DeadGroup
     from holdfast.api.listed import DeadLetter
+    from holdfast.api.lock_values import Document, Lock, LockInfo
+    from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.group import Group
     from holdfast.api.sync.message import Message
     from holdfast.api.sync.queue import Queue
@@ -48,9 +51,6 @@ if TYPE_CHECKING:
     from holdfast.client.opening import open_broker
     from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.embedded.broker import Broker
-    from holdfast.embedded.consumer import Consumer
-    from holdfast.embedded.feeds import StreamMessage
-    from holdfast.embedded.locking import Document, Lock, LockInfo
     from holdfast.embedded.producer import Producer
     from holdfast.embedded.topics import GroupInfo, TopicInfo
     from holdfast.model import Retained
@@ -126,14 +126,14 @@ __all__ = [
 _LATER = {
     "Broker": "holdfast.embedded.broker",
     "Compacted": "holdfast.broker.group",
-    "Consumer": "holdfast.embedded.consumer",
+    "Consumer": "holdfast.api.sync.consumer",
     "DeadGroup": "holdfast.api.letters",
     "DeadLetter": "holdfast.api.listed",
-    "Document": "holdfast.embedded.locking",
+    "Document": "holdfast.api.lock_values",
     "Group": "holdfast.api.sync.group",
     "GroupInfo": "holdfast.embedded.topics",
-    "Lock": "holdfast.embedded.locking",
-    "LockInfo": "holdfast.embedded.locking",
+    "Lock": "holdfast.api.lock_values",
+    "LockInfo": "holdfast.api.lock_values",
     "Message": "holdfast.api.sync.message",
     "NewMessage": "holdfast.api.drafts",
     "Observer": "holdfast.broker.metrics",
@@ -145,7 +145,7 @@ _LATER = {
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
     "Stored": "holdfast.api.drafts",
-    "StreamMessage": "holdfast.embedded.feeds",
+    "StreamMessage": "holdfast.api.consumer_values",
     "TopicInfo": "holdfast.embedded.topics",
     "TraceStep": "holdfast.broker.tracing.steps",
     "Worker": "holdfast.worker",

@@ -292,7 +292,9 @@ class BrokerHistory:
         durability = self.rng.choice([None, "fsync"])
         ids = {name: self.told.topics[name].id for name in self.there()}
         offsets = {  # it may still have partitions of a topic that is gone, and not know
-            place: feed.given for place, feed in self.consumer._feeds.items() if feed.topic.id == ids.get(place[0])
+            place: feed.given
+            for place, feed in self.consumer._port.partitions.items()
+            if feed.topic.id == ids.get(place[0])
         }
         self._committing(offsets)
         try:

@@ -15,6 +15,8 @@ import pytest
 
 import holdfast
 from holdfast import Conflict, Empty, InvalidRequest, LeaseLost, NewMessage, NotAQueue, NotFound, UnknownTopic, aio
+from holdfast.api.aio import locks as aio_locks
+from holdfast.api.sync import locks
 from holdfast.cli.look import messages
 from tests.integration.http_gear import serving
 
@@ -44,6 +46,22 @@ async def as_awaited(answer: Any) -> Any:
     """The answer of a call for tasks, which must be awaited."""
     assert inspect.isawaitable(answer)
     return await answer
+
+
+@asynccontextmanager
+async def entered(opened: Any) -> AsyncIterator[Any]:
+    """A block of something that threads enter with `with`, and tasks with `async with`."""
+    if hasattr(opened, "__aenter__"):
+        async with opened as found:
+            yield found
+    else:
+        with opened as found:
+            yield found
+
+
+async def next_of(consumer: Any) -> Any:
+    """The next message of a loop over a consumer, which goes on with the next one behind it."""
+    return await anext(aiter(consumer)) if hasattr(consumer, "__aiter__") else next(iter(consumer))
 
 
 class Place:
@@ -793,6 +811,205 @@ async def test_a_lock_is_held_by_one_at_a_time(place):
         assert await done(broker.documents.list()) == ["cursor"]
         assert await done(broker.documents.remove("cursor", version=document.version))
         assert await done(broker.documents.get("cursor")) is None
+
+
+@story
+async def test_locks_are_of_one_class_wherever_they_are_kept(place):
+    async with place.broker() as broker:
+        module = aio_locks if place.tasks else locks
+        kinds = (type(broker.locks), type(broker.documents), type(broker.locks.hold("nightly")))
+        prefix = "Async" if place.tasks else ""
+        assert kinds == tuple(getattr(module, prefix + name) for name in ("Locks", "Documents", "HeldLock"))
+
+
+@story
+async def test_arguments_of_locks_and_documents_are_refused_in_the_same_words(place):
+    async with place.broker() as broker:
+        for call, why in (
+            (lambda: broker.locks.acquire("a/b"), "'a/b' cannot be used"),
+            (lambda: broker.locks.acquire("a", owner="x\n"), "owner='x\\\\n' cannot be used"),
+            (lambda: broker.locks.acquire("a", lease=31 * 86400), "lease=2678400 cannot be used"),
+            (lambda: broker.locks.acquire("a", if_not_exists=1), "if_not_exists=1 cannot be used"),
+            (lambda: broker.locks.release(5), "5 is no lease of a lock"),
+            (lambda: broker.documents.update("a", object()), "document a cannot be written"),
+            (lambda: broker.documents.update("a", 1, version=-1), "version=-1 cannot be used"),
+        ):
+            with pytest.raises(InvalidRequest, match=why):
+                await done(call())
+        assert await done(broker.locks.list()) == []
+
+
+@story
+async def test_a_document_is_stored_as_json_whatever_the_value_was(place):
+    async with place.broker() as broker:
+        at = datetime(2026, 1, 2, tzinfo=UTC)
+        document = await done(broker.documents.update("plan", {"at": at, "data": b"\x00", "of": (1, 2)}))
+        assert document.value == {"at": "2026-01-02T00:00:00Z", "data": "AA==", "of": [1, 2]}
+        large = await done(broker.documents.update("plan", "x" * 1_000_000, version=document.version))
+        assert await done(broker.documents.get("plan")) == large
+
+
+@story
+async def test_a_held_lock_can_be_awaited_or_entered_and_is_released_behind_its_block(place):
+    async with place.broker() as broker:
+        held = broker.locks.hold("nightly", owner="a", lease=30)
+        with pytest.raises(InvalidRequest, match="not taken yet"):
+            _ = held.lost
+        if place.tasks:
+            assert await held is held
+            assert not held.lost
+            async with held:
+                assert (await broker.locks.describe("nightly")).fence == held.fence
+        else:
+            with held:
+                assert broker.locks.describe("nightly").fence == held.fence
+        assert not held.lost
+        assert not (await done(broker.locks.describe("nightly"))).held
+
+
+@story
+async def test_a_consumer_and_its_messages_are_of_one_class_wherever_they_are_kept(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish("orders", b"a"))
+        consumer = await done(broker.consumer("orders", group="readers"))
+        assert type(consumer) is (aio.AsyncConsumer if place.tasks else holdfast.Consumer)
+        (message,) = await done(consumer.poll(5))
+        assert type(message) is holdfast.StreamMessage
+        assert repr(consumer).startswith(f"<{type(consumer).__name__} of readers on orders (1 partition")
+        assert repr(message) == "<StreamMessage orders-0-0: b'a'>"
+        await done(consumer.close())
+
+
+@story
+async def test_a_consumer_can_be_awaited_or_entered_and_leaves_behind_its_block(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish("orders", b"a"))
+        consumer = await done(broker.consumer("orders", group="readers"))
+        assert await done(consumer.poll(5))
+        await done(consumer.close())
+        if place.tasks:
+            async with broker.consumer("orders", group="readers") as consumer:
+                assert consumer.assignment() == [("orders", 0)]
+        else:
+            with broker.consumer("orders", group="readers") as consumer:
+                assert consumer.assignment() == [("orders", 0)]
+        assert consumer.closed
+
+
+@story
+async def test_a_block_that_fails_commits_nothing_of_what_it_polled(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish("orders", b"a"))
+        with pytest.raises(ZeroDivisionError):
+            async with entered(broker.consumer("orders", group="readers")) as consumer:
+                assert await done(consumer.poll(5))
+                _ = 1 / 0
+        async with entered(broker.consumer("orders", group="readers")) as consumer:
+            assert [each.raw for each in await done(consumer.poll(5))] == [b"a"]
+        async with entered(broker.consumer("orders", group="readers")) as consumer:
+            assert await done(consumer.poll(0)) == []
+
+
+@story
+async def test_closed_by_another_than_the_one_that_polls_it_commits_nothing_of_what_that_one_has(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish("orders", b"a"))
+        consumer = await done(broker.consumer("orders", group="readers"))
+        polled, over = asyncio.Event(), asyncio.Event()
+
+        async def poll() -> None:
+            assert await consumer.poll(5)
+            polled.set()
+            await over.wait()
+
+        if place.tasks:
+            polling = asyncio.create_task(poll())
+            await polled.wait()
+            await consumer.close()
+            over.set()
+            await polling
+        else:
+            assert consumer.poll(5)
+            await asyncio.to_thread(consumer.close)
+        async with entered(broker.consumer("orders", group="readers")) as again:
+            assert [each.raw for each in await done(again.poll(5))] == [b"a"]
+
+
+@story
+async def test_a_message_of_a_stream_says_what_it_was_given(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        later = await done(broker.publish("orders", b"later", delay=0.05))
+        options = {"key": b"raw", "headers": {"a": "text", "b": b"\xfe"}, "correlation_id": "c-1", "priority": 2}
+        await done(broker.publish("orders", b"x" * 50, **options, ttl=3600))
+        await done(broker.publish("orders", b"y" * 2_000_000, key="text"))
+        found = {}
+        async with entered(broker.consumer("orders", group="readers")) as consumer:
+            while len(found) < 3:
+                found |= {each.size: each for each in await done(consumer.poll(5))}
+        delayed, small, large = (found[size] for size in (5, 50, 2_000_000))
+        assert (delayed.id, delayed.original_id, delayed.correlation_id) == (later.id, later.id, later.id)
+        assert delayed.due_at is not None
+        assert (small.key, dict(small.headers)) == (b"raw", {"a": "text", "b": b"\xfe"})
+        assert (small.correlation_id, small.priority, small.partition) == ("c-1", 2, 0)
+        assert small.expires_at is not None
+        assert repr(small) == f"<StreamMessage {small.id}: {b'x' * 40!r}…>"
+        assert large.key == "text"
+        assert large.id in repr(large)
+        assert large.raw == b"y" * 2_000_000
+        assert b"".join(large.chunks()) == large.raw
+        with large.open() as file:
+            assert file.read(3) == b"yyy"
+
+
+@story
+async def test_a_pause_counts_at_once_in_a_loop_and_nothing_is_lost(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders", partitions=2))
+        for number in range(2):
+            await done(broker.publish_many("orders", [b"%d-%d" % (number, i) for i in range(3)], partition=number))
+        async with entered(broker.consumer("orders", group="readers", auto_commit=False)) as consumer:
+            first = await next_of(consumer)
+            consumer.pause(first.topic, first.partition)
+            others = [(await next_of(consumer)).partition for _ in range(3)]
+            assert others == [1 - first.partition] * 3
+            assert consumer.position("orders", first.partition) == 1
+            consumer.resume()
+            assert [(await next_of(consumer)).offset for _ in range(2)] == [1, 2]
+            await done(consumer.seek_to_start("orders", 0))
+            assert [(await next_of(consumer)).raw for _ in range(3)] == [b"0-0", b"0-1", b"0-2"]
+
+
+@story
+async def test_arguments_of_a_consumer_are_refused_in_the_same_words(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        await done(broker.publish("orders", b"a"))
+        for options, why in (
+            ({"topics": []}, "at least one topic"),
+            ({"topics": 7}, "topics=7 cannot be used"),
+            ({"group": "a/b"}, "'a/b' cannot be used"),
+            ({"instance_id": ""}, "instance_id='' cannot be used"),
+            ({"on_revoked": 7}, "on_revoked=7 cannot be used"),
+        ):
+            given = {"topics": "orders", "group": "readers", **options}
+            with pytest.raises(InvalidRequest, match=why):
+                await done(broker.consumer(**given))
+        async with entered(broker.consumer("orders", group="readers")) as consumer:
+            for call, why in (
+                (lambda: consumer.poll(0, 0), "max_records=0 cannot be used"),
+                (lambda: consumer.seek("orders", 7, 0), "partition 7 of 'orders' is not this consumer's"),
+                (lambda: consumer.seek("orders", 0, "x"), "offset='x' is no offset"),
+                (lambda: consumer.seek_to_start("returns"), "this consumer reads orders, not 'returns'"),
+                (lambda: consumer.commit([7]), "7 is no message of a consumer"),
+                (lambda: consumer.commit(offsets={"orders": 1}), "offsets="),
+            ):
+                with pytest.raises(InvalidRequest, match=why):
+                    await done(call())
 
 
 @story

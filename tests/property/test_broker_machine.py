@@ -62,7 +62,7 @@ class Reader:
 
     @property
     def evicted(self) -> bool:
-        return self.consumer.member_id not in self.consumer._group.members.members
+        return self.consumer.member_id not in self.consumer._port.stream_group.members.members
 
     def assigned(self, places: list[Place]) -> None:
         for place in places:
@@ -331,7 +331,7 @@ class BrokerMachine(RuleBasedStateMachine):
         reader = self.readers.pop(pick % len(self.readers))
         if not reader.evicted:
             self.may_come_again(reader.model, reader.at)
-        reader.consumer._on_assigned = reader.consumer._on_revoked = None
+        del reader.consumer  # its callbacks are the reader's
 
     @rule()
     def reset(self) -> None:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast import Conflict, LeaseLost, LockHeld
 from holdfast.broker.locks import Ticket
+from holdfast.locking.decide import Acquire
 from holdfast.locking.table import check, image_of
 from tests.unit.brokers import Place
 
@@ -93,8 +94,8 @@ class LockMachine(RuleBasedStateMachine):
     def stand_in_line(self, name, lease):
         if name in self.model.held:
             standing = Standing(None, lease * 1_000)  # type: ignore[arg-type]
-            wanted = self.locks._wanted(name, "somebody", lease, None, if_not_exists=False)
-            standing.ticket = self.place.engine.locks().ask(wanted.command, standing)
+            wanted = Acquire(name, "somebody", round(lease * 1_000))
+            standing.ticket = self.place.engine.locks().ask(wanted, standing)
             assert not standing.ticket.over
             self.model.lines[name].append(standing)
 

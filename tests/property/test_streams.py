@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.embedded.consumer import Consumer
+from holdfast.api.sync.consumer import Consumer
 from holdfast.membership.check import check
 from tests.unit.streams import Streams
 
@@ -82,7 +82,7 @@ class StreamMachine(RuleBasedStateMachine):
     @rule(pick=picks)
     def commit(self, pick):
         consumer = self.consumers[pick % len(self.consumers)]
-        if consumer.member_id in self.streams.group().members.members and not consumer._must_follow:
+        if consumer.member_id in self.streams.group().members.members and not consumer._port._must_follow:
             consumer.commit()
 
     @precondition(lambda self: self.consumers)
@@ -96,7 +96,7 @@ class StreamMachine(RuleBasedStateMachine):
     def hang(self, pick):
         """A consumer neither polls nor shows life any more, until its session is over."""
         consumer = self.consumers.pop(pick % len(self.consumers))
-        consumer._closed = True
+        consumer._port.disown()
         self.failed = True
         for _ in range(11):
             self.streams.after(seconds=3)
@@ -124,7 +124,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     def _forget_all(self) -> None:
         for consumer in self.consumers:
-            consumer._closed = True
+            consumer._port.disown()
         self.consumers, self.read = [], {}
         self.failed = True
 

@@ -140,7 +140,7 @@ def test_every_method_and_argument_of_a_broker_is_in_the_reference():
     faults = []
     for name in ("Broker", "Group", "Producer", "Consumer", "StreamMessage", "TopicInfo", "GroupInfo", "TraceStep"):
         faults += unwritten(getattr(holdfast, name), written)
-    locks = importlib.import_module("holdfast.embedded.locks")
+    locks = importlib.import_module("holdfast.api.sync.locks")
     for kind in (locks.Locks, locks.Documents, locks.HeldLock, locks.Lock, locks.LockInfo, locks.Document):
         faults += unwritten(kind, written)
     opening = inspect.signature(holdfast.open_broker).parameters

@@ -12,7 +12,8 @@ import holdfast
 import holdfast.aio
 import holdfast.testing
 from holdfast import errors
-from holdfast.embedded import aio_locks, locks
+from holdfast.api.aio import locks as aio_locks
+from holdfast.api.sync import locks
 
 ERRORS = {
     "BadBody",
@@ -128,6 +129,7 @@ def test_both_faces_have_the_same_methods():
     for sync, task in (
         (holdfast.Queue, holdfast.aio.AsyncQueue),
         (holdfast.Message, holdfast.aio.AsyncMessage),
+        (holdfast.Consumer, holdfast.aio.AsyncConsumer),
         (locks.Locks, aio_locks.AsyncLocks),
         (locks.Documents, aio_locks.AsyncDocuments),
         (locks.HeldLock, aio_locks.AsyncHeldLock),

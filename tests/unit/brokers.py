@@ -7,13 +7,14 @@ import inspect
 from typing import Any
 
 import holdfast
+from holdfast.api.aio.opening import AsyncOpening
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"
 # What an object has that is to be awaited.
-_AWAITED = ("receive_many", "nack", "poll", "redrive", "send", "keepalive", "_update")
+_AWAITED = ("receive_many", "nack", "poll", "redrive", "send", "keepalive", "update")
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, backoff_ms=100, backoff_jitter_percent=0))
 
 
@@ -28,14 +29,18 @@ class Awaited:
         return self._plain(getattr(self._inner, name))
 
     def _plain(self, found: Any) -> Any:
-        if inspect.iscoroutine(found):
-            return self._plain(self._loop.run_until_complete(found))
+        if inspect.iscoroutine(found) or isinstance(found, AsyncOpening):
+            return self._plain(self._loop.run_until_complete(_awaited(found)))
         if callable(found) and not isinstance(found, type):
             return lambda *args, **options: self._plain(found(*map(_bare, args), **options))
         if isinstance(found, list):
             return [self._plain(each) for each in found]
         wrapped = any(hasattr(found, name) for name in _AWAITED)
         return Awaited(found, self._loop) if wrapped else found
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
 
 
 def _bare(value: Any) -> Any:

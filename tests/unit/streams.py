@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
+from holdfast.api.aio.consumer import AsyncConsumer
+from holdfast.api.sync.consumer import Consumer
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.group import StreamGroup
-from holdfast.embedded.consumer import Consumer
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
+from holdfast.local.aio.consumer import AsyncLocalConsumerPort
+from holdfast.local.sync.consumer import LocalConsumerPort
 from holdfast.settings import BrokerSettings, TopicSettings
 
 FOLDER = "/data/broker"
@@ -54,7 +58,7 @@ class Streams:
     def consumer(
         self, topics: str | Iterable[str] = "orders", group: str = "analytics", **options: Any
     ) -> Consumer[Any]:
-        return Consumer.open(self.engine, topics, group, **options)
+        return consumer_of(self.engine, topics, group, **options)
 
     def group(self, name: str = "analytics") -> StreamGroup:
         return self.engine.streams.group(name)
@@ -63,6 +67,16 @@ class Streams:
         """Time passes, and what falls due is done."""
         self.clock.advance(seconds=seconds)
         self.engine.tick()
+
+
+def consumer_of(engine: BrokerEngine, topics: Any, group: str, **options: Any) -> Consumer[Any]:
+    """A consumer of an engine in this process."""
+    return Consumer.open(partial(LocalConsumerPort.open, engine), topics, group, **options)
+
+
+async def async_consumer_of(engine: BrokerEngine, topics: Any, group: str, **options: Any) -> AsyncConsumer[Any]:
+    """The same for tasks."""
+    return await AsyncConsumer.open(partial(AsyncLocalConsumerPort.open, engine), topics, group, **options)
 
 
 def texts(messages: Iterable[Any]) -> list[str]:

@@ -177,7 +177,7 @@ def test_what_is_passed_over_takes_nothing_along_that_came_behind_it():
         assert consumer.poll(0) == []
         billing.receive(timeout=0).reject("no")
         billing.dead.redrive()
-        assert consumer._feeds["orders", 0].take(10) == []  # as a poll does that then waits
+        assert consumer._port.partitions["orders", 0].take(10) == []  # as a poll does that then waits
         broker.publish("orders", b"y")
         assert [message.raw for message in consumer.poll(0)] == [b"y"]
         assert consumer.committed("orders", 0) == 2

@@ -10,28 +10,13 @@ from holdfast.client.aio_broker import AsyncRemoteBroker
 from holdfast.client.aio_opening import open as aio_open
 from holdfast.client.aio_opening import open_broker as aio_open_broker
 from holdfast.client.broker import RemoteBroker
-from holdfast.client.consumer import AsyncRemoteConsumer, RemoteConsumer
-from holdfast.client.consuming import RemoteStreamMessage
-from holdfast.client.locks import (
-    AsyncRemoteDocuments,
-    AsyncRemoteHeldLock,
-    AsyncRemoteLocks,
-    RemoteDocuments,
-    RemoteHeldLock,
-    RemoteLocks,
-)
 from holdfast.client.opening import open_broker, open_queue
 from holdfast.client.producer import AsyncRemoteProducer, AsyncRemoteSent, RemoteProducer, RemoteSent
 from holdfast.embedded import aio_broker as embedded_aio_broker
 from holdfast.embedded import broker as embedded_broker
 from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.aio_consumer import AsyncConsumer
-from holdfast.embedded.aio_locks import AsyncDocuments, AsyncHeldLock, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer, AsyncSent
 from holdfast.embedded.broker import Broker
-from holdfast.embedded.consumer import Consumer
-from holdfast.embedded.feeds import StreamMessage
-from holdfast.embedded.locks import Documents, HeldLock, Locks
 from holdfast.embedded.parcels import Sent
 from holdfast.embedded.producer import Producer
 from holdfast.local import opening
@@ -39,19 +24,10 @@ from holdfast.local import opening
 PAIRS = [
     (Broker, RemoteBroker),
     (AsyncBroker, AsyncRemoteBroker),
-    (Consumer, RemoteConsumer),
-    (AsyncConsumer, AsyncRemoteConsumer),
-    (StreamMessage, RemoteStreamMessage),
     (Producer, RemoteProducer),
     (AsyncProducer, AsyncRemoteProducer),
     (Sent, RemoteSent),
     (AsyncSent, AsyncRemoteSent),
-    (Locks, RemoteLocks),
-    (AsyncLocks, AsyncRemoteLocks),
-    (HeldLock, RemoteHeldLock),
-    (AsyncHeldLock, AsyncRemoteHeldLock),
-    (Documents, RemoteDocuments),
-    (AsyncDocuments, AsyncRemoteDocuments),
 ]
 # Made by their brokers; and what only a thread, a fork or the end of the program calls.
 INSIDE = {"open", "round", "await_all", "call_when_done", "disown", "end"}

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from holdfast.broker.waiters import ThreadWaiter
-from holdfast.embedded.consumer import Consumer
 from holdfast.errors import BadSettings, Closed, Fenced, InvalidRequest, OffsetOutOfRange, UnknownTopic
-from tests.unit.streams import Streams, drain, settle, texts
+from tests.unit.streams import Streams, consumer_of, drain, settle, texts
 
 
 def test_a_lone_consumer_gets_everything_each_partition_in_order():
@@ -80,7 +79,7 @@ def test_poll_waits_for_a_message_that_comes(tmp_path):
 
     engine = BrokerEngine.open(tmp_path / "data")
     engine.create_topic("orders", changes={"partitions": 2})
-    consumer = Consumer.open(engine, "orders", "analytics")
+    consumer = consumer_of(engine, "orders", "analytics")
     found: list[str] = []
     thread = threading.Thread(target=lambda: found.extend(texts(consumer.poll(10))))
     thread.start()
@@ -98,7 +97,7 @@ def test_closing_wakes_a_poll_that_waits(tmp_path):
 
     engine = BrokerEngine.open(tmp_path / "data")
     engine.create_topic("orders")
-    consumer = Consumer.open(engine, "orders", "analytics")
+    consumer = consumer_of(engine, "orders", "analytics")
     ended: list[object] = []
 
     def wait() -> None:
@@ -120,7 +119,7 @@ def test_whatever_concerns_a_consumer_wakes_it():
     def wakes(event: Callable[[], object]) -> bool:
         waiter = ThreadWaiter(streams.clock)
         consumer.poll(0)
-        with consumer._line.in_line(waiter):
+        with consumer._port._line.in_line(waiter):
             event()
             return waiter.woken
 
@@ -598,7 +597,7 @@ def test_damaged_messages_are_passed_over_and_told_of(tmp_path, caplog):
     with segment.open("r+b") as file:
         file.seek(content.index(b"b" * 100))
         file.write(b"x")
-    consumer = Consumer.open(engine, "orders", "analytics")
+    consumer = consumer_of(engine, "orders", "analytics")
     assert [m.raw[:1] for m in consumer.poll(0)] == [b"a"]
     assert [m.raw[:1] for m in consumer.poll(0)] == [b"c"]
     assert "messages damaged" in caplog.text

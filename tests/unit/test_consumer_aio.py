@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.errors import Closed, Fenced, InvalidRequest
-from tests.unit.streams import Streams, texts
+from tests.unit.streams import Streams, async_consumer_of, texts
 
 
 def run(story: Any) -> None:
@@ -29,11 +29,11 @@ def test_poll_commit_and_go_on():
     async def story() -> None:
         streams = Streams()
         streams.fill(2)
-        async with await AsyncConsumer.open(streams.engine, "orders", "analytics", auto_commit=False) as consumer:
+        async with await async_consumer_of(streams.engine, "orders", "analytics", auto_commit=False) as consumer:
             assert sorted(texts(await consumer.poll(0))) == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
             await consumer.commit(durability="fsync")
             streams.put("new")
-        async with await AsyncConsumer.open(streams.engine, "orders", "analytics") as consumer:
+        async with await async_consumer_of(streams.engine, "orders", "analytics") as consumer:
             assert texts(await consumer.poll(0)) == ["new"]
             assert await consumer.poll(0.5) == []
 
@@ -44,7 +44,7 @@ def test_a_task_that_waits_is_woken_by_an_arrival(tmp_path):
     async def story() -> None:
         engine = BrokerEngine.open(tmp_path / "data")
         engine.create_topic("orders", changes={"partitions": 2})
-        consumer = await AsyncConsumer.open(engine, ["orders"], "analytics")
+        consumer = await async_consumer_of(engine, ["orders"], "analytics")
         waiting = asyncio.create_task(consumer.poll(10))
         await asyncio.sleep(0)
         partition = engine.topic("orders").partition(1)
@@ -66,10 +66,10 @@ def test_callbacks_may_be_coroutines_and_two_share_what_is_there():
             await asyncio.sleep(0)
             told.append(f"-{places}")
 
-        first = await AsyncConsumer.open(
+        first = await async_consumer_of(
             streams.engine, "orders", "analytics", on_revoked=revoked, on_assigned=lambda places: told.append("+")
         )
-        second = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+        second = await async_consumer_of(streams.engine, "orders", "analytics")
         await settle(first, second)
         assert told == ["+", "-[('orders', 1)]"]
         streams.fill(3, partitions=2)
@@ -85,11 +85,11 @@ def test_iterating_counts_a_message_as_handled_with_the_next():
         streams = Streams(partitions=1)
         streams.put("a", "b", "c")
         with pytest.raises(ZeroDivisionError):
-            async with await AsyncConsumer.open(streams.engine, "orders", "analytics") as consumer:
+            async with await async_consumer_of(streams.engine, "orders", "analytics") as consumer:
                 async for message in consumer:
                     if message.raw == b"b":
                         raise ZeroDivisionError
-        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+        consumer = await async_consumer_of(streams.engine, "orders", "analytics")
         assert texts(await consumer.poll(0)) == ["b", "c"]
 
     run(story())
@@ -99,7 +99,7 @@ def test_closing_ends_an_iteration_that_waits(tmp_path):
     async def story() -> None:
         engine = BrokerEngine.open(tmp_path / "data")
         engine.create_topic("orders")
-        consumer = await AsyncConsumer.open(engine, "orders", "analytics")
+        consumer = await async_consumer_of(engine, "orders", "analytics")
 
         async def all_of_it() -> list[Any]:
             return [message async for message in consumer]
@@ -119,7 +119,7 @@ def test_a_cancelled_poll_takes_nothing_along(tmp_path):
     async def story() -> None:
         engine = BrokerEngine.open(tmp_path / "data")
         engine.create_topic("orders")
-        consumer = await AsyncConsumer.open(engine, "orders", "analytics")
+        consumer = await async_consumer_of(engine, "orders", "analytics")
         waiting = asyncio.create_task(consumer.poll(10))
         await asyncio.sleep(0)
         waiting.cancel()
@@ -139,7 +139,7 @@ def test_an_evicted_task_is_refused_and_joins_again():
     async def story() -> None:
         streams = Streams(partitions=1)
         streams.put("a")
-        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics", auto_commit=False)
+        consumer = await async_consumer_of(streams.engine, "orders", "analytics", auto_commit=False)
         await consumer.poll(0)
         streams.clock.advance(seconds=400)
         streams.after(seconds=31)
@@ -154,8 +154,8 @@ def test_bad_arguments_are_refused():
     async def story() -> None:
         streams = Streams()
         with pytest.raises(InvalidRequest):
-            await AsyncConsumer.open(streams.engine, "orders", "../etc")
-        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+            await async_consumer_of(streams.engine, "orders", "../etc")
+        consumer = await async_consumer_of(streams.engine, "orders", "analytics")
         with pytest.raises(InvalidRequest):
             await consumer.poll(max_records=0)
 

@@ -25,6 +25,7 @@ from holdfast import (
 )
 from holdfast.broker import locks as engine_locks
 from holdfast.errors import TooManyWaiters
+from holdfast.locking.decide import Acquire
 from holdfast.locking.table import check
 from tests.unit.brokers import FOLDER, Place
 
@@ -406,7 +407,7 @@ def test_a_lease_that_ends_lets_the_next_one_in_by_itself(tmp_path):
 def test_nobody_who_comes_later_is_faster_than_whoever_waits(alone):
     locks = alone.broker.locks
     first = locks.acquire("report", owner="ann")
-    ticket = alone.engine.locks().ask(locks._wanted("report", "bob", 30, None, if_not_exists=False).command, Nobody())
+    ticket = alone.engine.locks().ask(Acquire("report", "bob", 30_000), Nobody())
     locks.release(first)
     with pytest.raises(LockHeld, match="held by bob"):
         locks.acquire("report", owner="cid", wait=0)
@@ -424,11 +425,9 @@ class Nobody:
 
 
 def test_whoever_goes_away_gives_back_what_was_granted_meanwhile(alone):
-    engine, wanted = alone.engine.locks(), alone.broker.locks._wanted
+    engine = alone.engine.locks()
     first = alone.broker.locks.acquire("report", owner="ann")
-    tickets = [
-        engine.ask(wanted("report", owner, 30, None, if_not_exists=False).command, Nobody()) for owner in ("bob", "cid")
-    ]
+    tickets = [engine.ask(Acquire("report", owner, 30_000), Nobody()) for owner in ("bob", "cid")]
     alone.broker.locks.release(first)
     engine.leave(tickets[0])
     assert tickets[1].waiter.woken
@@ -490,9 +489,9 @@ def test_whoever_waits_is_sent_away_when_the_broker_is_closed(tmp_path):
 
 def test_there_is_a_limit_to_how_many_wait(alone, monkeypatch):
     monkeypatch.setattr(engine_locks, "_MOST_WAITERS", 1)
-    engine, wanted = alone.engine.locks(), alone.broker.locks._wanted("report", "x", 30, None, if_not_exists=False)
+    engine = alone.engine.locks()
     alone.broker.locks.acquire("report")
-    ticket = engine.ask(wanted.command, Nobody())
+    ticket = engine.ask(Acquire("report", "x", 30_000), Nobody())
     with pytest.raises(TooManyWaiters):
         alone.broker.locks.acquire("report", wait=5)
     engine.leave(ticket)
@@ -503,7 +502,7 @@ def test_there_is_a_limit_to_how_many_wait(alone, monkeypatch):
 def test_whoever_waits_has_the_lock_though_a_signal_came_just_when_it_was_to_be_handed_on(alone, monkeypatch):
     locks, engine = alone.broker.locks, alone.engine.locks()
     first = locks.acquire("report", owner="ann")
-    ticket = engine.ask(locks._wanted("report", "bob", 30, None, if_not_exists=False).command, Nobody())
+    ticket = engine.ask(Acquire("report", "bob", 30_000), Nobody())
     with monkeypatch.context() as patched:
         patched.setattr(engine, "_grant", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -14,13 +14,12 @@ import pytest
 from holdfast import NewMessage
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.routing import RoundRobin
-from holdfast.embedded.aio_consumer import AsyncConsumer
 from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
 from holdfast.errors import Closed, DiskFull, InvalidRequest, QueueFull, Unavailable, UnknownTopic
 from holdfast.settings import ProducerSettings
-from tests.unit.streams import Streams, drain, settle, texts
+from tests.unit.streams import Streams, async_consumer_of, drain, settle, texts
 
 
 def producer_of(streams: Streams, *, name: str | None = None, resume: bool = False, **changes: Any) -> Producer:
@@ -59,7 +58,7 @@ def test_what_a_poll_had_read_when_it_failed_comes_with_the_next(error):
     streams = Streams()
     streams.fill(3)
     consumer = streams.consumer()
-    feed = next(iter(consumer._feeds.values()))
+    feed = next(iter(consumer._port.partitions.values()))
     feed._follower.records = failing_once(feed._follower.records, error)
     with pytest.raises(type(error)):
         consumer.poll(0)
@@ -70,7 +69,7 @@ def test_a_loop_that_was_interrupted_while_it_read_skips_nothing():
     streams = Streams()
     streams.fill(3)
     consumer = streams.consumer()
-    feed = next(iter(consumer._feeds.values()))
+    feed = next(iter(consumer._port.partitions.values()))
     feed._follower.records = failing_once(feed._follower.records, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         next(iter(consumer))
@@ -246,10 +245,10 @@ def test_a_commit_knows_a_topic_that_was_made_anew_meanwhile():
         streams.engine.tick()
         return commit(*arguments, **options)
 
-    consumer._group.commit = later
+    consumer._port.stream_group.commit = later
     with pytest.raises(UnknownTopic):
         consumer.commit()
-    consumer._group.commit = commit
+    consumer._port.stream_group.commit = commit
     assert drain(consumer) == ["c", "d", "e"]
 
 
@@ -302,12 +301,12 @@ def test_a_join_that_was_interrupted_leaves_nobody_behind():
     consumer = streams.consumer()
     other = streams.consumer()
     settle(consumer, other)
-    streams.group().leave(other.member_id, other._epoch)
-    epoch_of = other._group.epoch_of
-    other._group.epoch_of = failing_once(epoch_of, KeyboardInterrupt())
+    streams.group().leave(other.member_id, other._port.epoch)
+    epoch_of = other._port.stream_group.epoch_of
+    other._port.stream_group.epoch_of = failing_once(epoch_of, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         other.poll(0)
-    other._group.epoch_of = epoch_of
+    other._port.stream_group.epoch_of = epoch_of
     for _ in range(4):
         settle(consumer, other)
         streams.after(seconds=10)
@@ -390,7 +389,7 @@ def test_a_poll_while_a_topic_is_being_deleted_is_no_error():
     streams = Streams(partitions=1)
     streams.put("a")
     consumer = streams.consumer()
-    feed = next(iter(consumer._feeds.values()))
+    feed = next(iter(consumer._port.partitions.values()))
     records = feed._follower.records
 
     def gone(*arguments: Any) -> Any:
@@ -489,7 +488,7 @@ def test_what_another_task_has_in_hand_is_not_committed_when_a_consumer_is_close
     streams.put("a", "b", "c")
 
     async def work() -> None:
-        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+        consumer = await async_consumer_of(streams.engine, "orders", "analytics")
         in_hand, go_on = asyncio.Event(), asyncio.Event()
 
         async def handle() -> None:
@@ -513,7 +512,7 @@ def test_what_a_poll_with_a_time_limit_of_its_own_answered_is_committed_when_a_c
     streams.put("a", "b", "c")
 
     async def work() -> None:
-        consumer = await AsyncConsumer.open(streams.engine, "orders", "analytics")
+        consumer = await async_consumer_of(streams.engine, "orders", "analytics")
         assert len(await asyncio.wait_for(consumer.poll(max_records=2), 30)) == 2
         await consumer.close()
 
@@ -542,7 +541,7 @@ def test_a_static_member_keeps_its_place_when_it_polls_while_the_broker_closes()
     def while_closing() -> None:
         close()
         with pytest.raises(Closed):
-            consumer._follow()
+            consumer._port.join()
 
     topic.close = while_closing
     streams.reopen()

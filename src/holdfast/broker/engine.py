@@ -18,7 +18,7 @@ from holdfast.broker.folder.contents import lacking_root, missing_root_parts, re
 from holdfast.broker.folder.layout import GROUPS, OWNER_SOCKET, TOPICS, check_topic_name, topic_folder, topic_for
 from holdfast.broker.folder.layout import LOCKS as LOCKS_FOLDER
 from holdfast.broker.folder.policy import keep_settings, settings_for
-from holdfast.broker.locks import Locks
+from holdfast.broker.locks import FolderLocks
 from holdfast.broker.metrics import Observer
 from holdfast.broker.producers import Producers
 from holdfast.broker.receipts import FolderKey
@@ -71,7 +71,7 @@ class BrokerEngine:
         self._kept = False
         self._cleaner: Cleaner | None = None
         self._producers: Producers | None = None
-        self._locks: Locks | None = None
+        self._locks: FolderLocks | None = None
         self._all_at_ns = 0
         self._began_ns = world.clock.monotonic_ns()
         self.catalog = Catalog(world, folder)
@@ -195,7 +195,7 @@ class BrokerEngine:
                 self._producers.on_first = self.list_parts
             return self._producers
 
-    def locks(self) -> Locks:
+    def locks(self) -> FolderLocks:
         """The locks and state documents, opened by whoever needs them first."""
         if self._locks is not None and not self.closed:  # without the lock, as in `hold`
             return self._locks
@@ -204,7 +204,7 @@ class BrokerEngine:
             if self._locks is None:
                 self.require_part(LOCKS_FOLDER)
                 self.list_parts()
-                self._locks = Locks.open(
+                self._locks = FolderLocks.open(
                     self.world, self.folder, self.check_open, self._began_ns // 1_000_000, self.key
                 )
                 self.list_parts()

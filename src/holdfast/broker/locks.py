@@ -151,7 +151,7 @@ class Decided(msgspec.Struct, frozen=True, gc=False):
     held: Held | None = None
 
 
-class Locks:
+class FolderLocks:
     """The locks and documents of a data folder. Safe to use from any thread; calls are short, only waits wait."""
 
     def __init__(
@@ -180,14 +180,14 @@ class Locks:
             raise
 
     @staticmethod
-    def open(world: World, root: str, check_open: Callable[[], None], began_ms: int, key: FolderKey) -> Locks:
+    def open(world: World, root: str, check_open: Callable[[], None], began_ms: int, key: FolderKey) -> FolderLocks:
         """Those of the data folder, with their journal, which is made where there is none.
 
         `began_ms` is the monotonic time at which the folder's owner began: from then on leases count after a boot.
         """
         folder = join(root, LOCKS)
         with translated(folder):
-            return Locks(world, folder, check_open, began_ms, Prover(key.get(), "lock", mark=PROVEN))
+            return FolderLocks(world, folder, check_open, began_ms, Prover(key.get(), "lock", mark=PROVEN))
 
     def lease_id(self, name: str, held: Held) -> str:
         """The proof of a lease as text, for its holder and nobody else."""

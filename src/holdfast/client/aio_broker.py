@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
+from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.locks import AsyncDocuments, AsyncLocks
+from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
@@ -15,14 +19,14 @@ from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.broker_face import RemoteBrokerFace
-from holdfast.client.consumer import AsyncRemoteConsumer
-from holdfast.client.locks import AsyncRemoteDocuments, AsyncRemoteLocks
 from holdfast.client.producer import AsyncRemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
+from holdfast.remote.aio.locks import AsyncRemoteLocksPort
 from holdfast.remote.opening import async_group_there, async_queue_there
 from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -166,17 +170,17 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         self._sending.add(producer)
         return producer
 
-    async def consumer(
+    def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
-    ) -> AsyncRemoteConsumer[Any]:
+    ) -> AsyncOpening[AsyncConsumer[Any]]:
         """A member of a group in stream mode, which is made where there is none.
 
         `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
         on_revoked.
         """
-        return await AsyncRemoteConsumer.open(
-            self._client, topics, group, body_type=self._body_type(body_type), **options
-        )
+        member = partial(AsyncRemoteConsumerPort.open, self._client)
+        body_type = self._body_type(body_type)
+        return AsyncOpening(partial(AsyncConsumer[Any].open, member, topics, group, body_type=body_type, **options))
 
     async def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
@@ -237,14 +241,14 @@ class AsyncRemoteBroker(RemoteBrokerFace):
         return await self._trace_stats({"topic": topic, "since": since, "until": until})
 
     @property
-    def locks(self) -> AsyncRemoteLocks:
+    def locks(self) -> AsyncLocks:
         """Locks with leases and fencing numbers, for whoever uses this server."""
-        return AsyncRemoteLocks(self._client)
+        return AsyncLocks(AsyncRemoteLocksPort(self._client))
 
     @property
-    def documents(self) -> AsyncRemoteDocuments:
+    def documents(self) -> AsyncDocuments:
         """State documents, each a JSON value with a version."""
-        return AsyncRemoteDocuments(self._client)
+        return AsyncDocuments(AsyncRemoteLocksPort(self._client))
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

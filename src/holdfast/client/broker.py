@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
 from holdfast.api.streams import Stream, stream_options
+from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group
+from holdfast.api.sync.locks import Documents, Locks
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.broker_face import RemoteBrokerFace
-from holdfast.client.consumer import RemoteConsumer
-from holdfast.client.locks import RemoteDocuments, RemoteLocks
 from holdfast.client.producer import RemoteProducer
 from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
@@ -25,6 +26,8 @@ from holdfast.embedded.broker import Broker
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.remote.opening import group_there, queue_there
+from holdfast.remote.sync.consumer import RemoteConsumerPort
+from holdfast.remote.sync.locks import RemoteLocksPort
 from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -172,13 +175,14 @@ class RemoteBroker(RemoteBrokerFace):
 
     def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
-    ) -> RemoteConsumer[Any]:
+    ) -> Consumer[Any]:
         """A member of a group in stream mode, which is made where there is none.
 
         `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
         on_revoked.
         """
-        return RemoteConsumer.open(self._client, topics, group, body_type=self._body_type(body_type), **options)
+        member = partial(RemoteConsumerPort.open, self._client)
+        return Consumer.open(member, topics, group, body_type=self._body_type(body_type), **options)
 
     def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
@@ -239,14 +243,14 @@ class RemoteBroker(RemoteBrokerFace):
         return run(self._trace_stats({"topic": topic, "since": since, "until": until}))
 
     @property
-    def locks(self) -> RemoteLocks:
+    def locks(self) -> Locks:
         """Locks with leases and fencing numbers, for whoever uses this server."""
-        return RemoteLocks(self._client)
+        return Locks(RemoteLocksPort(self._client))
 
     @property
-    def documents(self) -> RemoteDocuments:
+    def documents(self) -> Documents:
         """State documents, each a JSON value with a version."""
-        return RemoteDocuments(self._client)
+        return Documents(RemoteLocksPort(self._client))
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

@@ -10,7 +10,10 @@ from functools import partial
 from os import PathLike
 from typing import Any, Literal, TypeVar
 
+from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.locks import AsyncDocuments, AsyncLocks
+from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
@@ -21,8 +24,6 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic
-from holdfast.embedded.aio_consumer import AsyncConsumer
-from holdfast.embedded.aio_locks import AsyncDocuments, AsyncLocks
 from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.aio_topics import TopicThreads
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
@@ -31,6 +32,8 @@ from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
+from holdfast.local.aio.consumer import AsyncLocalConsumerPort
+from holdfast.local.aio.locks import AsyncLocalLocksPort
 from holdfast.local.opening import async_group_here, async_queue_here
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
@@ -214,15 +217,17 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         self._sending.add(producer)
         return producer
 
-    async def consumer(
+    def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any
-    ) -> AsyncConsumer[Any]:
+    ) -> AsyncOpening[AsyncConsumer[Any]]:
         """A member of a group in stream mode, which is made where there is none.
 
         `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
         on_revoked.
         """
-        return await AsyncConsumer.open(self._engine, topics, group, body_type=self._body_type(body_type), **options)
+        member = partial(AsyncLocalConsumerPort.open, self._engine)
+        body_type = self._body_type(body_type)
+        return AsyncOpening(partial(AsyncConsumer[Any].open, member, topics, group, body_type=body_type, **options))
 
     async def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
@@ -255,12 +260,12 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
     @property
     def locks(self) -> AsyncLocks:
         """Locks with leases and fencing numbers, for whoever shares this folder."""
-        return AsyncLocks(self._engine)
+        return AsyncLocks(AsyncLocalLocksPort(self._engine))
 
     @property
     def documents(self) -> AsyncDocuments:
         """State documents, each a JSON value with a version."""
-        return AsyncDocuments(self._engine)
+        return AsyncDocuments(AsyncLocalLocksPort(self._engine))
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

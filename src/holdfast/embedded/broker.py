@@ -5,25 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from os import PathLike
 from typing import Any, Literal
 
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
 from holdfast.api.streams import Stream, stream_options
+from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group
+from holdfast.api.sync.locks import Documents, Locks
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
-from holdfast.embedded.consumer import Consumer
-from holdfast.embedded.locks import Documents, Locks
 from holdfast.embedded.producer import Producer
 from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
 from holdfast.local.opening import group_here, queue_here
+from holdfast.local.sync.consumer import LocalConsumerPort
+from holdfast.local.sync.locks import LocalLocksPort
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
@@ -191,7 +194,8 @@ class Broker(TraceFace, BrokerFace):
         `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
         on_revoked.
         """
-        return Consumer.open(self._engine, topics, group, body_type=self._body_type(body_type), **options)
+        member = partial(LocalConsumerPort.open, self._engine)
+        return Consumer.open(member, topics, group, body_type=self._body_type(body_type), **options)
 
     def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
@@ -223,13 +227,13 @@ class Broker(TraceFace, BrokerFace):
 
     @property
     def locks(self) -> Locks:
-        """Locks with leases and fencing numbers, for whoever shares this folder."""
-        return Locks(self._engine)
+        """Locks with leases and fencing numbers, for everybody who shares this folder."""
+        return Locks(LocalLocksPort(self._engine))
 
     @property
     def documents(self) -> Documents:
         """State documents, each a JSON value with a version."""
-        return Documents(self._engine)
+        return Documents(LocalLocksPort(self._engine))
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

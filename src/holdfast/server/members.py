@@ -1,4 +1,4 @@
-"""Members of stream groups that live elsewhere: the server holds a consumer for each, for as long as it is heard of."""
+"""Members of stream groups that live elsewhere: the server keeps each in its group, for as long as it is heard of."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from holdfast.api.consumer_arguments import MemberRequest, SeekTarget, member_request
+from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
 from holdfast.api.contents import record_of
-from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.aio_consumer import AsyncConsumer
-from holdfast.embedded.feeds import Feed, StreamMessage
+from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated
+from holdfast.local.aio.consumer import AsyncLocalConsumerPort
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, extra_bytes
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
@@ -36,10 +37,10 @@ _NO_SETTINGS: Final = frozenset(
 class Member:
     """One of them. Its calls come one at a time; the same poll again is answered as before."""
 
-    def __init__(self, consumer: AsyncConsumer[bytes], heard_at: float) -> None:
-        self.id = consumer.member_id or ""
-        self.consumer = consumer
-        consumer.most_bytes = ANSWER_BYTES
+    def __init__(self, port: AsyncLocalConsumerPort, heard_at: float) -> None:
+        self.id = port.member_id or ""
+        self.port = port
+        port.most_bytes = ANSWER_BYTES
         self.heard_at = heard_at
         self.changed = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -49,15 +50,15 @@ class Member:
 
     @property
     def topics(self) -> tuple[str, ...]:
-        return self.consumer.topics
+        return self.port.request.topics
 
     @property
     def session_s(self) -> float:
-        return self.consumer.settings.session_ms / 1000
+        return self.port.settings.session_ms / 1000
 
     @property
     def epoch(self) -> int:
-        return self.consumer._epoch
+        return self.port.epoch
 
     @property
     def busy(self) -> bool:
@@ -67,13 +68,13 @@ class Member:
     @property
     def is_out(self) -> bool:
         """Whether the group has put it out since it joined: what it has in hand may be another's by now."""
-        return self.consumer.closed or self.consumer.member_id != self.id
+        return self.port.closed or self.port.member_id != self.id
 
     def assignment(self) -> list[Assigned]:
-        feeds = dict(self.consumer._feeds)  # in one go: a thread may be changing them
+        partitions = dict(self.port.partitions)  # in one go: a thread may be changing them
         return [
-            Assigned(topic=topic, partition=number, position=feeds[topic, number].given)
-            for topic, number in sorted(feeds)
+            Assigned(topic=topic, partition=number, position=partitions[topic, number].given)
+            for topic, number in sorted(partitions)
         ]
 
     @asynccontextmanager
@@ -98,14 +99,15 @@ class Member:
             return self._answer
         refused = await self._commit_own(wanted.commit)
         self._pause({(place.topic, place.partition) for place in wanted.paused})
-        before = self.consumer.assignment()
+        before = set(self.port.partitions)
         found: list[StreamMessage[bytes]] = []
         try:
-            found = await self._next(0, wanted.max_records)
-            if not found and wait_s and before == self.consumer.assignment():
+            count = wanted.max_records or self.port.settings.max_records
+            found = await self._next(0, count)
+            if not found and wait_s and before == set(self.port.partitions):
                 given = self._given()
                 try:
-                    found = await waiting(partial(self._next, wait_s, wanted.max_records))
+                    found = await waiting(partial(self._next, wait_s, count))
                 except (Unauthenticated, Forbidden):
                     _give_back(given)  # the caller may have none of it any more
                     raise
@@ -117,11 +119,11 @@ class Member:
         self._number, self._answer = wanted.poll, (self._cut(found), refused)
         return self._answer
 
-    async def _next(self, wait_s: float, count: int | None) -> list[StreamMessage[bytes]]:
+    async def _next(self, wait_s: float, count: int) -> list[StreamMessage[bytes]]:
         """What comes in time, unless something changes; whatever does not reach the caller comes again."""
         given = self._given()
         self.changed.clear()
-        polling = asyncio.ensure_future(self.consumer.poll(0 if self._in_line else wait_s, count))
+        polling = asyncio.ensure_future(self._polled(0 if self._in_line else wait_s, count))
         changed = asyncio.ensure_future(self.changed.wait())
         try:
             await asyncio.wait((polling, changed), return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +132,7 @@ class Member:
             if not polling.cancelled():
                 return polling.result()
             _give_back(given)
-            return await self.consumer.poll(0, count)
+            return await self._polled(0, count)
         except asyncio.CancelledError:
             await _stopped(polling)
             _give_back(given)
@@ -138,59 +140,66 @@ class Member:
         finally:
             changed.cancel()
 
-    def _given(self) -> list[tuple[Feed[bytes], int]]:
+    async def _polled(self, wait_s: float, count: int) -> list[StreamMessage[bytes]]:
+        self.port.check_open()
+        found = await self.port.poll(count, round(wait_s * 1000))
+        self.port.hand_out(found)
+        return found
+
+    def _given(self) -> list[tuple[ConsumedPartition, int]]:
         """How far each partition was handed out."""
-        return [(feed, feed.given) for feed in self.consumer._feeds.values()]
+        return [(each, each.given) for each in self.port.partitions.values()]
 
     def _cut(self, found: list[StreamMessage[bytes]]) -> list[StreamMessage[bytes]]:
         """As many messages as one answer should hold; the others come with the next."""
         size = 0
         for i, message in enumerate(found):
-            size += len(record_of(message).value) + extra_bytes(record_of(message))
+            record = record_of(message)
+            size += len(record.value) + extra_bytes(record)
             if i and size > ANSWER_BYTES:
                 for left in reversed(found[i:]):
-                    self.consumer._seek(left.topic, left.partition, offset=left.offset)
+                    self.port.partitions[left.topic, left.partition].move(left.offset)
                 return found[:i]
         return found
 
     async def _commit_own(self, offsets: Iterable[Offset]) -> list[TopicPartition]:
         """Commit what is still the member's; answers with what is not."""
         given = {(each.topic, each.partition): each.offset for each in offsets}
-        own = set(self.consumer.assignment())
-        refused = [place for place in given if place not in own]
+        refused = [place for place in given if place not in self.port.partitions]
         for place in refused:
             del given[place]
         if given:
-            await self.consumer.commit(offsets=given)
+            await self.port.commit(given)
         return refused
 
     def _pause(self, places: set[TopicPartition]) -> None:
-        for place in self.consumer.assignment():
-            if place in places:
-                self.consumer.pause(*place)
-            else:
-                self.consumer.resume(*place)
+        for place, each in self.port.partitions.items():
+            each.paused = place in places
 
     async def commit(self, offsets: Iterable[Offset], durability: Durability | None) -> int:
         """For all of them or none."""
         given = {(each.topic, each.partition): each.offset for each in offsets}
-        await self.consumer.commit(offsets=given, durability=durability)
+        await self.port.commit(given, durability)
         return len(given)
 
-    def move(self, wanted: MoveMember) -> None:
+    async def move(self, wanted: MoveMember) -> None:
         """Read on elsewhere."""
         if sum(each is not None for each in (wanted.to, wanted.offset, wanted.time)) != 1:
             raise InvalidRequest("say where to go on with one of to, offset and time")
         if wanted.offset is not None and (wanted.topic is None or wanted.partition is None):
             raise InvalidRequest("an offset is one of a partition: give topic and partition")
-        self.consumer._seek(wanted.topic, wanted.partition, offset=wanted.offset, to=wanted.to, time=wanted.time)
+        where = SeekTarget(
+            topic=wanted.topic, partition=wanted.partition, offset=wanted.offset, to=wanted.to, time=wanted.time
+        )
+        self.port.check_open()
+        await self.port.seek(where)
 
 
 class ServedMembers:
     """All of them, by group and id."""
 
-    def __init__(self, broker: AsyncBroker) -> None:
-        self._broker = broker
+    def __init__(self, engine: BrokerEngine) -> None:
+        self._engine = engine
         self._members: dict[tuple[str, str], Member] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -217,17 +226,22 @@ class ServedMembers:
             "on_assigned": changed,
             "on_revoked": changed,
         }
-        joining = asyncio.ensure_future(self._broker.consumer(wanted.topics, group=group, **options))
+        joining = asyncio.ensure_future(self._joined(member_request(wanted.topics, group, **options)))
         try:
-            consumer = await asyncio.shield(joining)
+            port = await asyncio.shield(joining)
         except asyncio.CancelledError:
             self._keep(loop.create_task(_unwanted(joining)))
             raise
-        member = Member(consumer, loop.time())
+        member = Member(port, loop.time())
         holding.append(member)
         self._members[group, member.id] = member
         self._expect(group, member)
         return member
+
+    async def _joined(self, request: MemberRequest) -> AsyncLocalConsumerPort:
+        port = await AsyncLocalConsumerPort.open(self._engine, request)
+        await port.join()
+        return port
 
     def find(self, group: str, member_id: str) -> Member:
         """The member, which is heard of by that; Fenced where there is none."""
@@ -275,22 +289,20 @@ class ServedMembers:
 
 
 async def _ended(member: Member, *, session_over: bool) -> None:
-    consumer = member.consumer
+    port = member.port
     try:
-        name, epoch = consumer.member_id, consumer._epoch
         async with member.turn():
-            await consumer.close()
-        if session_over and consumer.instance_id and name is not None:
-            # It would keep its place for another session otherwise.
-            await asyncio.to_thread(consumer._group.leave, name, epoch)
+            if not port.left:
+                # One that is static would keep its place for another session otherwise.
+                await port.leave(for_good=session_over)
     except HoldfastError as error:
-        logger.debug("ended without saying so", extra={"group": consumer.group, "why": str(error)})
+        logger.debug("ended without saying so", extra={"group": port.request.group, "why": str(error)})
 
 
-async def _unwanted(joining: Awaitable[AsyncConsumer[bytes]]) -> None:
+async def _unwanted(joining: Awaitable[AsyncLocalConsumerPort]) -> None:
     """Whoever joined is gone before it knew its name: nobody would ever poll for it."""
     try:
-        await (await joining).close()
+        await (await joining).leave()
     except HoldfastError as error:
         logger.debug("nobody joined after all", extra={"why": str(error)})
 
@@ -308,11 +320,11 @@ async def _stopped(polling: asyncio.Future[Any]) -> None:
     await asyncio.wait([polling])
 
 
-def _give_back(given: Iterable[tuple[Feed[bytes], int]]) -> None:
+def _give_back(given: Iterable[tuple[ConsumedPartition, int]]) -> None:
     """What was read since has reached nobody."""
-    for feed, offset in given:
-        if feed.given != offset:
-            feed.move(offset)
+    for partition, offset in given:
+        if partition.given != offset:
+            partition.move(offset)
 
 
 def unknown_member(member_id: str) -> Fenced:

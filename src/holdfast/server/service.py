@@ -13,6 +13,7 @@ from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import Effective
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
+from holdfast.local.aio.locks import AsyncLocalLocksPort
 from holdfast.server.attempts import Attempts
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
@@ -41,7 +42,8 @@ class Service:
         self.windows = Windows()
         self.attempts = Attempts()
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
-        self.members = ServedMembers(broker)
+        self.locks = AsyncLocalLocksPort(broker._engine)
+        self.members = ServedMembers(broker._engine)
         self.pool = Pool()
         self.room = Room(BODIES_EACH * settings.max_request_bytes)
         self.answers = Room(ANSWERS_EACH * 2 * ANSWER_BYTES)

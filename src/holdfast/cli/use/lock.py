@@ -24,9 +24,9 @@ from holdfast.cli.text import safe, show_table, table
 from holdfast.cli.use.get import default_holder
 from holdfast.client.address import is_address
 from holdfast.delivery.decide import Moment
-from holdfast.embedded.locking import info_of
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
+from holdfast.local.locks import info_of
 
 app = Section("Locks with leases and fencing numbers.")
 

@@ -17,9 +17,9 @@ from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import NOTHING_THERE, OK, Section, command, json_text, print_json, stderr, stdout
 from holdfast.cli.text import safe, show_table, table
 from holdfast.client.address import is_address
-from holdfast.embedded.locking import document_from
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
+from holdfast.local.locks import document_from
 
 app = Section("State documents: JSON values with versions.")
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
+from holdfast.api.consumer_values import StreamMessage
 from holdfast.api.contents import home_of, record_of
 from holdfast.broker.streams.positions import GroupFacts, PartitionLag, lag_of
-from holdfast.embedded.feeds import StreamMessage
 from holdfast.embedded.topics import GroupInfo
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.protocol.groups import (
@@ -271,7 +271,7 @@ async def join(call: Call) -> Joined:
     engine, most = call.service.broker._engine, call.service.settings.max_groups
     await asyncio.to_thread(check_new_member, engine, wanted.topics, call.path["group"], most)
     member = await call.service.members.join(call.path["group"], wanted, wanted.owner or call.principal.name)
-    settings = member.consumer.settings
+    settings = member.port.settings
     return Joined(
         member=member.id,
         assignment=member.assignment(),
@@ -365,7 +365,7 @@ async def seek(call: Call) -> Beat:
     """Let the member read on elsewhere; nothing is committed by that."""
     member = _member(call)
     async with member.turn():
-        member.move(call.body)
+        await member.move(call.body)
         return Beat(assignment=member.assignment(), epoch=member.epoch)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from holdfast.broker.folder.layout import parse_lease
-from holdfast.embedded.locking import Document, Lock, LockInfo, written
+from holdfast.api.lock_arguments import LockRequest, document_content, lock_request
+from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.api.times import lease_of
+from holdfast.broker.folder.layout import check_name, parse_lease
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound
 from holdfast.protocol.locks import (
     AcquireLock,
@@ -47,14 +48,15 @@ async def acquire(call: Call) -> Response:
 
 
 async def _acquired(call: Call, wanted: AcquireLock) -> Lock:
-    service, locks, name = call.service, call.service.broker.locks, call.path["name"]
-    owner = wanted.owner or call.principal.name
-    if wanted.wait == 0 or wanted.if_not_exists or service.leaving:
-        return await locks.acquire(name, owner=owner, lease=wanted.lease, wait=0, if_not_exists=wanted.if_not_exists)
+    service, name = call.service, call.path["name"]
     most_s = service.settings.max_wait_ms / 1000
-    wait_s = most_s if wanted.wait < 0 else min(wanted.wait, most_s)
+    wait_s = 0 if service.leaving else most_s if wanted.wait < 0 else min(wanted.wait, most_s)
+    owner = wanted.owner or call.principal.name
+    request = lock_request(name, owner, wanted.lease, wait_s, if_not_exists=wanted.if_not_exists)
+    if not request.waits:
+        return await service.locks.acquire(request)
     with service.waits.one_more(call.principal):
-        lock = await service.wait(call, _waited(call, name, owner, wanted.lease, wait_s), None)
+        lock = await service.wait(call, _waited(call, request), None)
     try:
         call.confirm()
     except HoldfastError:
@@ -69,58 +71,59 @@ async def _acquired(call: Call, wanted: AcquireLock) -> Lock:
 async def _given_back(call: Call, lock: Lock) -> None:
     """It did not reach the one who asked for it: the next one has it."""
     with suppress(HoldfastError):
-        await call.service.broker.locks.release(lock)
+        await call.service.locks.release(lock.lease_id)
 
 
-async def _waited(call: Call, name: str, owner: str, lease: float, wait_s: float) -> Lock | None:
-    return await call.service.broker.locks.acquire(name, owner=owner, lease=lease, wait=wait_s)
+async def _waited(call: Call, request: LockRequest) -> Lock | None:
+    return await call.service.locks.acquire(request)
 
 
 @routes.add("POST", "/v1/locks/{name}/keepalive", action="lock", body=KeepLock, answers=Lock, errors=("lease_lost",))
 async def keepalive(call: Call) -> Lock:
     """Let the lease go on; 409 where it is lost, with who has the lock now."""
     given: KeepLock = call.body
-    return await call.service.broker.locks.keepalive(_lease(call, given.lease_id), given.lease)
+    lease_ms = None if given.lease is None else lease_of(given.lease)
+    return await call.service.locks.keepalive(_lease(call, given.lease_id), lease_ms)
 
 
 @routes.add("POST", "/v1/locks/{name}/release", action="lock", body=ReleaseLock, status=204, errors=("lease_lost",))
 async def release(call: Call) -> None:
     """Give the lock back: the next in line has it at once."""
     given: ReleaseLock = call.body
-    await call.service.broker.locks.release(_lease(call, given.lease_id))
+    await call.service.locks.release(_lease(call, given.lease_id))
 
 
 @routes.add("DELETE", "/v1/locks/{name}", action="lock", also="admin", answers=LockReleased, act=True)
 async def force_release(call: Call) -> LockReleased:
     """Take a lock from whoever holds it, who is told at the next keepalive: for administrators who may use the lock."""
-    return LockReleased(released=await call.service.broker.locks.force_release(call.path["name"]))
+    return LockReleased(released=await call.service.locks.force_release(check_name(call.path["name"], "lock")))
 
 
 @routes.add("GET", "/v1/locks", action="lock", scope="any", answers=HeldLocks)
 async def list_locks(call: Call) -> HeldLocks:
     """The locks that somebody holds, as far as the caller may use them."""
-    found = await call.service.broker.locks.list()
+    found = await call.service.locks.held_locks()
     return HeldLocks(locks=[info for info in found if call.principal.may("lock", info.name)])
 
 
 @routes.add("GET", "/v1/locks/{name}", action="lock", answers=LockInfo)
 async def describe(call: Call) -> LockInfo:
     """Who holds a lock, since and until when, how many wait, and whether there is a document of its name."""
-    return await call.service.broker.locks.describe(call.path["name"])
+    return await call.service.locks.describe(check_name(call.path["name"], "lock"))
 
 
 @routes.add("GET", "/v1/state", action="lock", scope="any", answers=DocumentNames)
 async def list_documents(call: Call) -> DocumentNames:
     """The names of the documents that the caller may use."""
-    found = await call.service.broker.documents.list()
+    found = await call.service.locks.document_names()
     return DocumentNames(names=[name for name in found if call.principal.may("lock", name)])
 
 
 @routes.add("GET", "/v1/state/{name}", action="lock", answers=Document, errors=("not_found",))
 async def get_document(call: Call) -> Response:
     """A document, with its version, which is the ETag, too."""
-    name = call.path["name"]
-    document = await call.service.broker.documents.get(name)
+    name = check_name(call.path["name"], "document")
+    document = await call.service.locks.document(name)
     if document is None:
         raise NotFound(f"there is no document {name}")
     return _told(call, document)
@@ -139,15 +142,14 @@ async def update_document(call: Call) -> Response:
     """Make or replace a document, if it has the expected version and the lease is good, where these are given."""
     given: WriteDocument = call.body
     version, lease_id = _conditions(call)
-    documents, name = call.service.broker.documents, call.path["name"]
+    name, pool = check_name(call.path["name"], "document"), call.service.pool
     if call.request.received <= SMALL_BYTES and not call.request.packed:
-        return _told(call, await documents.update(name, given.value, version=version, lock=lease_id))
-    # A large one in steps, on a thread: it is encoded, looked at as it will be read, stored, and told.
-    engine, pool = call.service.broker._engine, call.service.pool
-    await asyncio.to_thread(engine.locks)
-    decided = await pool.run(lambda _: documents._update(name, given.value, version, lease_id))
-    await documents._wait(decided.appended)
-    return await pool.run(lambda _: _told(call, written(name, decided)))
+        content = document_content(name, given.value)
+        return _told(call, await call.service.locks.update_document(name, content, version, lease_id))
+    # A large one is encoded, looked at as it will be read, and told on a thread; the port stores it on one.
+    content = await pool.run(lambda _: document_content(name, given.value))
+    document = await call.service.locks.update_document(name, content, version, lease_id)
+    return await pool.run(lambda _: _told(call, document))
 
 
 @routes.add(
@@ -161,8 +163,8 @@ async def update_document(call: Call) -> Response:
 async def remove_document(call: Call) -> DocumentRemoved:
     """Take a document away, on the same conditions."""
     version, lease_id = _conditions(call)
-    removed = await call.service.broker.documents.remove(call.path["name"], version=version, lock=lease_id)
-    return DocumentRemoved(removed=removed)
+    name = check_name(call.path["name"], "document")
+    return DocumentRemoved(removed=await call.service.locks.remove_document(name, version, lease_id))
 
 
 def _told(call: Call, document: Document) -> Response:

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.positions import MemberFacts
 from holdfast.local.listing import until_ms
 from holdfast.protocol.admin import WaitersAt
@@ -126,13 +127,13 @@ class LocksQuery(Wire, kw_only=True):
 async def locks(call: Call) -> Response:
     """Who holds which lock, and which documents there are."""
     query: LocksQuery = call.query
-    broker, may = call.service.broker, call.principal.may
-    held = [info for info in await broker.locks.list() if may("lock", info.name) and query.name in info.name]
-    names = [name for name in await broker.documents.list() if may("lock", name) and query.name in name]
+    port, may = call.service.locks, call.principal.may
+    held = [info for info in await port.held_locks() if may("lock", info.name) and query.name in info.name]
+    names = [name for name in await port.document_names() if may("lock", name) and query.name in name]
     document, text = None, ""
     if query.document:
         call.principal.check("lock", query.document)
-        document = await broker.documents.get(query.document)
+        document = await port.document(check_name(query.document, "document"))
         if document is not None:
             text = json.dumps(document.value, indent=2, ensure_ascii=False)[:SHOWN_BYTES]
     return render(

@@ -1,0 +1,135 @@
+"""The arguments of a consumer, checked once for every face and for the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from holdfast.api.bodies import Bodies
+from holdfast.api.consumer_values import ConsumedPartition
+from holdfast.broker.folder.layout import check_name, check_topic_name
+from holdfast.errors import InvalidRequest
+from holdfast.membership.assignment import TopicPartition
+from holdfast.settings import ConsumerSettings
+
+Listener: TypeAlias = Callable[[list[TopicPartition]], Any]
+
+_MOST_AT_ONCE: Final = 1_000_000
+_MOST_TEXT: Final = 200
+
+
+class MemberRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A member that wants to join a group. Its settings are `settings`, or the usual ones, with these changes."""
+
+    topics: tuple[str, ...]
+    group: str
+    instance_id: str
+    holder: str
+    on_assigned: Listener | None
+    on_revoked: Listener | None
+    settings: ConsumerSettings | None
+    changes: Mapping[str, Any]
+    bodies: Bodies
+
+
+def member_request(
+    topics: str | Iterable[str],
+    group: str,
+    *,
+    body_type: Any = None,
+    instance_id: str | None = None,
+    holder: str | None = None,
+    on_assigned: Listener | None = None,
+    on_revoked: Listener | None = None,
+    settings: ConsumerSettings | None = None,
+    **changes: Any,
+) -> MemberRequest:
+    """What a consumer was opened with; InvalidRequest where a part of it cannot be used."""
+    for name, listener in (("on_assigned", on_assigned), ("on_revoked", on_revoked)):
+        if listener is not None and not callable(listener):
+            raise InvalidRequest(f"{name}={listener!r} cannot be used: give a function that takes a list of partitions")
+    return MemberRequest(
+        topics=_topic_names(topics),
+        group=check_name(group, "group"),
+        instance_id=_text(instance_id, "instance_id"),
+        holder=_text(holder, "holder"),
+        on_assigned=on_assigned,
+        on_revoked=on_revoked,
+        settings=settings,
+        changes=changes,
+        bodies=Bodies(body_type),
+    )
+
+
+class SeekTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to read on, and in which partitions: in one, in all of a topic, or in all."""
+
+    topic: str | None
+    partition: int | None
+    offset: int | None = None
+    to: Literal["start", "end"] | None = None
+    time: datetime | None = None
+
+
+def check_count(count: object) -> int:
+    """How many messages to poll."""
+    if type(count) is not int or not 1 <= count <= _MOST_AT_ONCE:
+        raise InvalidRequest(f"max_records={count!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+    return count
+
+
+def check_offsets(offsets: object) -> Mapping[TopicPartition, int]:
+    """The offsets to commit, by partition."""
+    if not isinstance(offsets, Mapping) or not all(
+        isinstance(place, tuple) and tuple(map(type, place)) == (str, int) and type(offset) is int
+        for place, offset in offsets.items()
+    ):
+        raise InvalidRequest(f"offsets={offsets!r} cannot be used: give {{(topic, partition): offset}}")
+    return offsets
+
+
+def owned_partition(
+    partitions: Mapping[TopicPartition, ConsumedPartition], topic: object, partition: object
+) -> ConsumedPartition:
+    """One of the consumer's partitions; InvalidRequest where it is not its own."""
+    found = partitions.get((topic, partition)) if type(topic) is str and type(partition) is int else None
+    if found is None:
+        ours = ", ".join(f"{name}-{number}" for name, number in sorted(partitions)[:10]) or "none"
+        raise InvalidRequest(f"partition {partition!r} of {topic!r} is not this consumer's; its own are: {ours}")
+    return found
+
+
+def chosen_partitions(
+    partitions: Mapping[TopicPartition, ConsumedPartition],
+    topics: tuple[str, ...],
+    topic: str | None,
+    partition: int | None,
+) -> list[ConsumedPartition]:
+    """The consumer's partition of that number, or all of the topic's, or all."""
+    if partition is not None:
+        return [owned_partition(partitions, topic, partition)]
+    if topic is not None and topic not in topics:
+        raise InvalidRequest(f"this consumer reads {', '.join(topics)}, not {topic!r}")
+    return [found for place, found in sorted(partitions.items()) if topic in (None, place[0])]
+
+
+def _topic_names(topics: object) -> tuple[str, ...]:
+    if isinstance(topics, str):
+        return (check_topic_name(topics),)
+    if not isinstance(topics, Iterable):
+        raise InvalidRequest(f"topics={topics!r} cannot be used: give a list of names")
+    names = tuple(dict.fromkeys(check_topic_name(name) for name in topics))
+    if not names:
+        raise InvalidRequest("a consumer needs at least one topic")
+    return names
+
+
+def _text(value: object, name: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value or len(value) > _MOST_TEXT or not value.isprintable():
+        raise InvalidRequest(f"{name}={value!r} cannot be used: give a short text")
+    return value

@@ -1,0 +1,80 @@
+"""The arguments of locks and state documents, checked once for every face and for the server."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.api.arguments import switch
+from holdfast.api.drafts import Seconds
+from holdfast.api.times import duration_ms, lease_of
+from holdfast.broker.folder.layout import check_name, parse_lease
+from holdfast.broker.locks import MOST_DOCUMENT_BYTES
+from holdfast.errors import InvalidRequest, MessageTooLarge
+
+LEASE_S: Final = 30.0
+_MOST_OWNER: Final = 200
+
+
+class LockRequest(msgspec.Struct, frozen=True):
+    """The lock to take, for whom and for how long; `wait_ms` is None for as long as it takes."""
+
+    name: str
+    owner: str
+    lease_ms: int
+    wait_ms: int | None
+    if_not_exists: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the caller stands in line for the lock."""
+        return self.wait_ms != 0 and not self.if_not_exists
+
+
+def lock_request(
+    name: str, owner: object, lease: Seconds, wait: Seconds | None, *, if_not_exists: bool = False
+) -> LockRequest:
+    """What `acquire` was given; InvalidRequest where a part of it cannot be used."""
+    if not isinstance(owner, str) or not 1 <= len(owner) <= _MOST_OWNER or not owner.isprintable():
+        raise InvalidRequest(
+            f"owner={owner!r:.80} cannot be used: give a printable text of 1 to {_MOST_OWNER} characters"
+        )
+    return LockRequest(
+        check_name(name, "lock"),
+        owner,
+        lease_of(lease),
+        None if wait is None else duration_ms(wait, "wait"),
+        switch(if_not_exists, "if_not_exists"),
+    )
+
+
+def lease_id_of(lock: object) -> str:
+    """The proof that a lock is held: of what `acquire` returned, of a held lock, or as text."""
+    lease_id = getattr(lock, "lease_id", lock)
+    parse_lease(lease_id)
+    return str(lease_id)
+
+
+def check_version(version: object) -> int | None:
+    """The version of a document that is expected; None where any will do."""
+    if version is not None and (type(version) is not int or not 0 <= version < 2**63):
+        raise InvalidRequest(f"version={version!r:.80} cannot be used: give the number that `get` answered, or 0")
+    return version
+
+
+def document_content(name: str, value: Any) -> bytes:
+    """The document's value as the JSON that is stored; InvalidRequest or MessageTooLarge where that cannot be."""
+    try:
+        content = msgspec.json.encode(value)
+        msgspec.msgpack.encode(msgspec.json.decode(content))  # it is sent in both
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(
+            f"document {name} cannot be written: {error}. It must be a value that JSON knows"
+        ) from None
+    if len(content) > MOST_DOCUMENT_BYTES:
+        raise MessageTooLarge(
+            f"document {name} has {len(content)} bytes as JSON; {MOST_DOCUMENT_BYTES} are allowed. Keep what is large "
+            "in messages or files, and in the document where it is"
+        )
+    return content

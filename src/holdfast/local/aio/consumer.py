@@ -1,0 +1,93 @@
+"""A member of a stream group in this process. The event loop never waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Self
+
+from holdfast.api.aio.consumer_port import tell
+from holdfast.api.consumer_arguments import MemberRequest, SeekTarget
+from holdfast.api.consumer_values import StreamMessage
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.waiters import TaskWaiter
+from holdfast.local.aside import aside  # async only
+from holdfast.local.member import StreamMember, member_of
+from holdfast.membership.assignment import TopicPartition
+from holdfast.model import Durability
+
+
+class AsyncLocalConsumerPort(StreamMember):
+    """A member of a stream group in this process."""
+
+    @classmethod
+    async def open(cls, engine: BrokerEngine, request: MemberRequest) -> Self:
+        """A member that has not joined yet; the group is made where there is none."""
+        group, settings = await aside(member_of, engine, request)
+        return cls(engine, group, request, settings)
+
+    async def join(self) -> None:
+        await self._follow()
+
+    async def poll(
+        self, count: int, timeout_ms: int | None, returned: Collection[TopicPartition] = ()
+    ) -> list[StreamMessage[Any]]:
+        self._begin_poll()
+        until_ns = None if timeout_ms is None else self._clock.monotonic_ns() + timeout_ms * 1_000_000
+        found = await self._next(count, until_ns)
+        passed = self._passed()
+        if passed:
+            await aside(self._keep_passed, passed)
+        return found
+
+    async def attend(self) -> bool:
+        if self._must_commit:
+            await aside(self._auto_commit, self.partitions)
+        return self._must_follow
+
+    async def commit(self, offsets: Mapping[TopicPartition, int], durability: Durability | None = None) -> None:
+        appended = await aside(self._write, offsets, durability)
+        if appended is not None:
+            await self.stream_group.offsets.wait_async(appended)
+
+    async def committed(self, topic: str, partition: int) -> int | None:
+        return await aside(self._committed, topic, partition)
+
+    async def seek(self, where: SeekTarget, returned: Collection[TopicPartition] = ()) -> None:
+        self._move(await aside(self._positions, where))
+
+    async def lag(self) -> list[PartitionLag]:
+        return await aside(self._lag)
+
+    async def leave(self, *, for_good: bool = False) -> None:
+        """Commit what is handled and leave; a static member keeps its place, unless it goes for good."""
+        self.left = True
+        self._line.wake_all()
+        await aside(self._leave, for_good=for_good)
+
+    async def _follow(self) -> None:
+        """Do what the group says: give back, take over, join again."""
+        steps = self._steps()
+        while (step := await aside(next, steps, None)) is not None:
+            await tell(*step)
+
+    async def _next(self, count: int, until_ns: int | None) -> list[StreamMessage[Any]]:
+        """Messages that are there, or come in time; [] otherwise."""
+        waiter = TaskWaiter(self._clock)
+        self._polling = True
+        try:
+            while True:
+                if self._must_commit:
+                    await aside(self._auto_commit, self.partitions)
+                if self._must_follow:
+                    await self._follow()
+                with self._line.in_line(waiter):
+                    found = self._fetch(count)  # what came before we stood in line would wake nobody
+                    if found or self._is_over(until_ns):
+                        return found
+                    if not self._must_follow:
+                        await waiter.wait(self._wait_s(until_ns))
+                self.check_open()
+        finally:
+            self._polling = False
+            self._polled_ms = self._now_ms()

@@ -1,0 +1,108 @@
+# Generated from aio/locks.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""Locks and documents of an engine in this process."""
+
+from __future__ import annotations
+
+from holdfast.api.lock_arguments import LockRequest
+from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.locks import Decided, FolderLocks
+from holdfast.broker.waiters import ThreadWaiter
+from holdfast.local.locks import (
+    LocalKeptLock,
+    Patience,
+    command_of,
+    decided_document,
+    granted_lock,
+    info_of,
+    lock_of,
+)
+from holdfast.locking.decide import Remove, Renew, Write
+
+
+class LocalLocksPort:
+    """The locks and documents of a data folder that this process owns."""
+
+    def __init__(self, engine: BrokerEngine) -> None:
+        self.engine = engine
+
+    @property
+    def holder(self) -> str:
+        return self.engine.holder
+
+    def acquire(self, wanted: LockRequest) -> Lock:
+        locks, clock = self._locks(), self.engine.world.clock
+        waiter, patience = ThreadWaiter(clock), Patience(clock, wanted.wait_ms)
+        ticket = locks.ask(command_of(wanted), waiter if wanted.waits else None)
+        try:
+            while not ticket.over:
+                left_s = patience.left_s(locks, ticket)
+                if not ticket.over:
+                    waiter.wait(left_s)
+            locks.journal.log.wait(locks.settle(ticket))
+        except BaseException:
+            locks.leave(ticket)
+            raise
+        return granted_lock(locks, ticket)
+
+    def keepalive(self, lease_id: str, lease_ms: int | None) -> Lock:
+        locks = self._locks()
+        proof = locks.proof(lease_id)
+        decided = locks.renew(Renew(proof, lease_ms))
+        self._written(locks, decided)
+        assert decided.held is not None
+        return lock_of(locks, proof.name, decided.held, locks.moment())
+
+    def release(self, lease_id: str) -> None:
+        locks = self._locks()
+        locks.release(locks.proof(lease_id))
+
+    def force_release(self, name: str) -> bool:
+        return self._locks().force_release(name)
+
+    def describe(self, name: str) -> LockInfo:
+        locks = self._locks()
+        return info_of(locks.describe(name), locks.moment())
+
+    def held_locks(self) -> list[LockInfo]:
+        locks = self._locks()
+        return [info_of(standing, locks.moment()) for standing in locks.standings()]
+
+    def keep(self, lock: Lock) -> LocalKeptLock:
+        return LocalKeptLock(self.engine, lock)
+
+    def document(self, name: str) -> Document | None:
+        locks = self._locks()
+        decided = locks.document(name)
+        self._written(locks, decided)
+        return decided_document(name, decided)
+
+    def update_document(self, name: str, content: bytes, version: int | None, lease_id: str | None) -> Document:
+        locks = self._locks()
+        command = Write(name, content, version, None if lease_id is None else locks.proof(lease_id))
+        # A large one takes a while to write, and again to read.
+        decided = locks.change(command)
+        self._written(locks, decided)
+        document = decided_document(name, decided)
+        assert document is not None
+        return document
+
+    def remove_document(self, name: str, version: int | None, lease_id: str | None) -> bool:
+        locks = self._locks()
+        decided = locks.change(Remove(name, version, None if lease_id is None else locks.proof(lease_id)))
+        self._written(locks, decided)
+        if decided.refused is not None:
+            raise decided.refused
+        return decided.content is not None
+
+    def document_names(self) -> list[str]:
+        return list(self._locks().documents())
+
+    def _locks(self) -> FolderLocks:
+        """The first call opens the journal, which reads files."""
+        return self.engine.locks()
+
+    def _written(self, locks: FolderLocks, decided: Decided) -> None:
+        """Nobody may be told of a decision before it is on disk, refused or not."""
+        if decided.appended is not None:
+            locks.journal.log.wait(decided.appended)

@@ -1,0 +1,85 @@
+"""A consumer behind a server: its heartbeats, its settings, and its messages as they are told. Nothing here waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.api.bodies import Bodies
+from holdfast.api.consumer_arguments import MemberRequest
+from holdfast.api.consumer_values import StreamHome, StreamMessage
+from holdfast.broker.folder.layout import message_id, parse_message_id
+from holdfast.broker.messages import DELAYED_ID
+from holdfast.client.calling import Caller
+from holdfast.client.client import Client
+from holdfast.client.http import Ask, path_of
+from holdfast.client.payloads import Payload
+from holdfast.client.ways import run
+from holdfast.errors import HoldfastError
+from holdfast.protocol.groups import Beat
+from holdfast.protocol.messages import Said
+from holdfast.remote.records import record_told
+from holdfast.settings import ConsumerSettings, load
+
+logger = logging.getLogger(__name__)
+
+_NS: Final = 1_000_000
+_OURS: Final = frozenset({"auto_commit", "auto_commit_ms", "max_poll_ms"})  # the client's own business
+
+
+class Heartbeats:
+    """A consumer as the client's thread sees it: it tells the server that the consumer lives, and keeps none alive."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._path = ""
+        self._every_ns = self._most_ns = 0
+        self.closed = False
+        self.polling = False
+        self.polled_ns = 0
+
+    def begin(self, path: str, heartbeat_ms: int, max_poll_ms: int) -> None:
+        """It has joined, and is a member of this name from now on."""
+        self._path = path
+        self._every_ns, self._most_ns = heartbeat_ms * _NS, max_poll_ms * _NS
+        self.polled_ns = self._caller.world.clock.monotonic_ns()
+
+    def beat(self, now_ns: int) -> int:
+        """Say that it lives, if it does: one that has not polled for `max_poll_ms` is taken for stuck."""
+        if self.polling or now_ns - self.polled_ns < self._most_ns:
+            try:
+                run(self._caller.call(Ask(method="POST", path=self._path, answers=Beat)))
+            except HoldfastError as error:  # its next poll will tell
+                logger.debug("heartbeat not taken", extra={"path": self._path, "why": str(error)})
+        return now_ns + self._every_ns
+
+
+def member_settings(request: MemberRequest) -> tuple[ConsumerSettings, Mapping[str, Any]]:
+    """The settings of a consumer, and those of them that its server is to know: the others are its usual ones."""
+    changes = {**_differing(request.settings), **request.changes}
+    settings = load(ConsumerSettings, changes)
+    return settings, {name: value for name, value in changes.items() if name not in _OURS}
+
+
+def _differing(settings: ConsumerSettings | None) -> dict[str, Any]:
+    if settings is None:
+        return {}
+    usual = ConsumerSettings()
+    given = msgspec.structs.asdict(settings)
+    return {name: value for name, value in given.items() if value != getattr(usual, name)}
+
+
+def message_told(client: Client, bodies: Bodies, home: StreamHome, told: Said) -> StreamMessage[Any]:
+    """A message of a stream, as the server told it."""
+    payload = None
+    if told.omitted:
+        path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
+        payload = Payload(client.beside, path, told.size)
+    record = record_told(told, payload)
+    if told.id != message_id(told.topic, told.partition, told.offset, None):  # it was delayed, and keeps its id
+        delayed_id = parse_message_id(told.id, told.topic).delayed_id
+        record = msgspec.structs.replace(record, headers=(*record.headers, (DELAYED_ID, b"%d" % (delayed_id or 0))))
+    return StreamMessage(home, bodies, record)
