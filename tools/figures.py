@@ -190,7 +190,8 @@ class Package:
     def face_classes(self) -> list[str]:
         variants: dict[str, list[tuple[Module, str]]] = defaultdict(list)
         for module, node in self.classes():
-            if module.layer in FACES and not node.name.startswith("_"):
+            # A port has an implementation for each place by design; what users hold must not.
+            if module.layer in FACES and not node.name.startswith("_") and not node.name.endswith(("Port", "Calls")):
                 variants[re.sub("^(Async)?(Remote)?", "", node.name)].append((module, node.name))
         return [
             f"{module.name}: {name}{' (generated)' if module.generated else ''}"
