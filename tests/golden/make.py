@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.codec.frame import VERSION, FrameHeader, Kind
 from holdfast.env import ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Appended, Batch, Producer
 from holdfast.settings import LogSettings
 from holdfast.storage.files import segment_name

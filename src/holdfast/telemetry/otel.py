@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import holdfast
 from holdfast.broker.engine import BrokerEngine
-from holdfast.errors import BadSettings
+from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.telemetry.export import SpanFacts, TraceExport
 
 if TYPE_CHECKING:
@@ -21,15 +21,8 @@ TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _PATH: Final = "/v1/traces"
 
 
-class HasEngine(Protocol):
-    """A broker or a queue, for threads or for tasks."""
-
-    @property
-    def _engine(self) -> BrokerEngine: ...
-
-
 def export(
-    of: HasEngine | BrokerEngine,
+    of: holdfast.Broker | holdfast.Queue[Any] | holdfast.aio.AsyncBroker | holdfast.aio.AsyncQueue[Any] | BrokerEngine,
     *,
     endpoint: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -41,9 +34,18 @@ def export(
     To an OTLP collector at `endpoint` ("http://localhost:4318"), or where OpenTelemetry's own variables say;
     or with any exporter of OpenTelemetry.
     """
-    engine = of if isinstance(of, BrokerEngine) else of._engine
+    engine = _engine_of(of)
     engine.check_open()
     return TraceExport(engine, OtelOutlet(exporter or _otlp(endpoint, headers)), **options)
+
+
+def _engine_of(of: object) -> BrokerEngine:
+    engine = getattr(getattr(of, "_port", of), "engine", None) or getattr(of, "_engine", of)
+    if not isinstance(engine, BrokerEngine):
+        raise InvalidRequest(
+            f"the traces of {of!r} are not here: export them in the process that owns the folder, or by the server"
+        )
+    return engine
 
 
 def _otlp(endpoint: str | None, headers: Mapping[str, str] | None) -> SpanExporter:

@@ -75,7 +75,7 @@ class FaultPlan:
 
 # A disk in memory that forgets what real disks may forget, for tests that pull the plug.
 #
-# `siminode` tells what a power cut may leave of a file, `simnames` what it may leave of names, and
+# `inode` tells what a power cut may leave of a file, `names` what it may leave of names, and
 # `faults` which calls fail. Here these are put behind the calls of `Disk`.
 
 
