@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
@@ -204,3 +205,19 @@ def test_damage_in_a_log_that_was_never_synced_is_not_taken_for_a_torn_tail_with
         assert len(damaged) == 1
         assert len(found) == 9
         assert len(log.report.damage) == 1
+
+
+def test_what_was_written_since_a_remount_is_kept_by_a_kill_as_on_any_other_mount():
+    """Each owner notes the mount that it found the log on: against an older one, a kill counts as a restart."""
+    disk = SimulatedDisk()
+    Log.open(FOLDER, small_settings(), world(disk, SAME_BOOT)).append([b"synced"], durability="fsync")
+    disk = disk.remount(random.Random(1))
+    log = Log.open(FOLDER, small_settings(segment_bytes=1 << 16), world(disk, SAME_BOOT))
+    for n in range(10):
+        log.append([bytes([n]) * 100], durability="os")
+    disk = disk.kill()
+    disk.flip(f"{FOLDER}/{0:020d}.log", 700)
+    with Log.open(FOLDER, small_settings(), world(disk, SAME_BOOT)) as log:
+        found, damaged = read_all(log)
+        assert len(damaged) == 1
+        assert len(found) == 10

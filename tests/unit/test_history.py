@@ -316,6 +316,25 @@ def test_history_is_right_across_seeks_and_restarts():
     assert names(place.q.history(f"{place.q.name}-0-151")) == clean + again + again
 
 
+def test_what_a_seek_brought_back_is_told_though_its_journal_began_behind_those_messages():
+    """A segment that began at message 100 tells of message 0 as well, once a seek has gone back there."""
+    place = Place(segment_bytes=4096, snapshot_events=100)
+    journal = place.q._stations[0].delivery.journal
+    place.q.put_many([b"%d" % i for i in range(500)])
+    for _ in range(100):
+        place.q.get().ack()
+        place.tick()
+    segments = len(journal.log.segments())
+    while len(journal.log.segments()) == segments:
+        place.q.get().ack()
+    begun = journal.log.segments()[-1].base_offset
+    place.q.seek("start")
+    while journal.log.start <= begun:
+        place.q.get().ack()
+        place.tick()
+    assert names(place.q.history(f"{place.q.name}-0-0"))[-3:] == ["replayed", "leased", "acked"]
+
+
 def test_of_a_very_long_history_the_first_and_the_last_steps_are_told_and_how_many_are_not():
     place = Place()
     place.q.put(b"x")
