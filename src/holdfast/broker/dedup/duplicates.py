@@ -15,6 +15,7 @@ and only then puts the run in place.
 
 Earlier versions kept an index in each partition's folder. These are merged into the topic's when it is first opened,
 then removed; a crash before the merged run is in place changes nothing, and one behind it leaves files to remove.
+Where the disk has no room for that, they are read where they are, and merged when it has.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from holdfast.broker.messages import Draft, Manner, Place, Publication, first_pl
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.partition import Partition
 from holdfast.env import World
-from holdfast.errors import Closed, CorruptData
+from holdfast.errors import Closed, CorruptData, DiskFull
 from holdfast.model import Appended
 from holdfast.storage.files import join, remove_tree
 from holdfast.storage.log import Log
@@ -41,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _NAME: Final = "dedup"
 _SAVE_EVERY_MS: Final = 3_600_000
+_MERGE_EVERY_MS: Final = 60_000  # as long as there is no room for it
 
 
 class Duplicates:
@@ -60,6 +62,7 @@ class Duplicates:
         self.closed = False
         self._lock = threading.Lock()  # around what must be looked up and written as one
         self._save_lock = threading.Lock()
+        self._old: dict[int, str] = {}  # folders of partitions whose ids are to be merged into the topic's
         self._saved_ms = self._mono_ms()
 
     def follow(self, number: int, partition: Partition) -> None:
@@ -148,7 +151,7 @@ class Duplicates:
 
     def tick(self) -> None:
         """Save, where memory is full or the last time was long ago. When that will be is nothing to wake up for."""
-        overdue = self._mono_ms() - self._saved_ms > _SAVE_EVERY_MS
+        overdue = self._mono_ms() - self._saved_ms > (_MERGE_EVERY_MS if self._old else _SAVE_EVERY_MS)
         if self.index is not None and (overdue or self.index.full()):
             self.save()
 
@@ -162,17 +165,17 @@ class Duplicates:
                 partitions = dict(self._partitions)
                 saving = index.begin_save(self._covered(index))
             self._saved_ms = self._mono_ms()
-            if saving is None:
-                return
-            try:
-                for partition in partitions.values():
-                    partition.sync()
-                saving.write()
-            finally:
-                with self._lock:
-                    index.finish_save(saving)
-            for number, partition in partitions.items():
-                partition.keep_for_dedup(_covered_of(index, number))
+            if saving is not None:
+                try:
+                    for partition in partitions.values():
+                        partition.sync()
+                    saving.write()
+                finally:
+                    with self._lock:
+                        index.finish_save(saving)
+                for number, partition in partitions.items():
+                    partition.keep_for_dedup(_covered_of(index, number))
+            self._drop_old()
 
     def close(self) -> None:
         """Save, and let go of the files. Call it before the partitions are closed."""
@@ -183,6 +186,8 @@ class Duplicates:
         if self.index is not None:
             try:
                 self.save()
+            except DiskFull as error:  # the logs hold them: the next opening reads more, and nothing is lost
+                logger.warning("dedup ids not saved", extra={"folder": self._folder, "error": str(error)})
             finally:
                 self.index.close()
 
@@ -194,23 +199,42 @@ class Duplicates:
             if self.closed:
                 raise Closed(f"the topic in {self._topic_folder} is closed: it was deleted, or let go")
             try:
-                new = not self._world.disk.exists(self._folder)
-                self._world.disk.make_folder(self._folder)
+                self._old = self._old_folders()
+                new = not self._old and not self._world.disk.exists(self._folder)
+                if new:
+                    self._world.disk.make_folder(self._folder)
                 index = DedupIndex.open(self._world, self._folder, window_ms=self._window_ms)
-                old = self._old_folders()
-                index.adopt(old)
-                if old:
-                    self.on_parting(frozenset(f"{number}/{_NAME}" for number in old))
-                    for folder in old.values():
-                        remove_tree(self._world.disk, folder)
-                if new or old:
+                index.adopt(self._old)
+                if new:
                     self.on_new_part()
             except OSError as error:
                 raise open_error(self._folder, error) from error
+            if self._old:
+                self._merge_old(index)
             for number, partition in self._partitions.items():
                 self._take_in(index, number, partition)
             self.index = index
         return self.index
+
+    def _merge_old(self, index: DedupIndex) -> None:
+        """Make what partitions had of their own a run of the topic, if there is room for that."""
+        try:
+            index.save(index.covered)
+            self._drop_old()
+        except (DiskFull, OSError) as error:
+            logger.warning(
+                "dedup ids of an earlier version stay where they are until there is room to merge them",
+                extra={"folder": self._topic_folder, "error": str(error)},
+            )
+
+    def _drop_old(self) -> None:
+        """They are in a run of the topic by now."""
+        if self._old:
+            self.on_parting(frozenset(f"{number}/{_NAME}" for number in self._old))
+            for folder in self._old.values():
+                remove_tree(self._world.disk, folder)
+            self._old = {}
+            self.on_new_part()
 
     def _take_in(self, index: DedupIndex, number: int, partition: Partition) -> None:
         """Add the ids that only the partition's logs hold."""

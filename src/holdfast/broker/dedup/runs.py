@@ -27,7 +27,8 @@ evenly, so a bucket has about 16 to 64 of them, and the marks of those rule out 
 the ids that are not there. Records stay on disk; a block is held to its checksum whenever it is read.
 
 Version 1 was written when each partition had an index of its own: `covered` of that one stood at 32, none in the
-tail, and references had no partition. Such a run can be read, and is merged into one of the topic (`Run.partition`).
+tail, and references had no partition. Such a run can be read, and is merged into one of the topic (`Run.partition`)
+as soon as there is room for that.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Run:
                 start = at % BLOCK_RECORDS * RECORD_BYTES
                 record = self._block(at // BLOCK_RECORDS)[start : start + RECORD_BYTES]
                 if record.startswith(digest):
-                    return record[DIGEST_BYTES:]
+                    return (_of_partition(record, self.partition) if self.partition else record)[DIGEST_BYTES:]
             at = self._first_marks.find(mark, at + 1, end)
         return None
 

@@ -77,8 +77,10 @@ class DedupIndex:
         self._recent: dict[bytes, bytes] = {}  # digest -> entry
         self._saving: Saving | None = None
         self._failure: HoldfastError | None = None
-        self._runs = sorted(runs, key=_count_of)  # the largest first
-        self._run_finds: list[Callable[[bytes, int], bytes | None]] = [run.find for run in self._runs]
+        self._adopted: list[Run] = []  # of partitions, in their folders: until the next save
+        self._runs: list[Run] = []
+        self._run_finds: list[Callable[[bytes, int], bytes | None]] = []
+        self._use(runs)
         # An id is nearly always looked for just before it is added: half of the cost of adding it.
         self._last_id, self._last_digest = b"", _digest(b"")
         last = max((run.facts for run in runs), key=lambda facts: facts.sequence, default=None)
@@ -143,7 +145,8 @@ class DedupIndex:
         self._check_idle()
         after_ms = self._now_ms() - self._window_ms
         live = [run for run in self._runs if run.facts.newest_ms > after_ms]
-        if not self._recent and covered == self.covered and len(live) == len(self._runs):
+        unchanged = covered == self.covered and len(live) == len(self._runs)
+        if not self._recent and unchanged and not self._adopted:
             return None
         recent, self._recent = self._recent, {}
         return self._begin(recent, _to_merge(live, len(recent)), live, covered, after_ms)
@@ -153,28 +156,27 @@ class DedupIndex:
         self._failure = self._failure or saving.failure
         if saving.run is not None:
             self.covered = saving.run.facts.covered
-            self._runs = sorted([*saving.kept, saving.run], key=_count_of)
-            self._run_finds = [run.find for run in self._runs]
+            self._use([*saving.kept, saving.run])
+            self._adopted = []
         else:
             self._recent = _latest(saving.recent, self._recent)
         self._saving = None
 
     def adopt(self, folders: Mapping[int, str]) -> None:
-        """Take in the indexes that partitions had of their own, in these folders, as one run of this one.
+        """Take in the indexes that partitions had of their own, in these folders: the next save makes them its own.
 
         Only where this one has no run yet: otherwise it has them already, and what is left of them is from a crash.
         """
-        old: list[Run] = []
         covered: dict[int, Covered] = {}
         for number, folder in folders.items() if not self._sequence else ():
             runs = _load_runs(self._world, folder)
             for run in runs:
                 run.partition = number
-            old += runs
+            self._adopted += runs
             covered |= {number: runs[0].facts.covered[0]} if runs else {}
-        if old:
-            places = tuple(covered.get(number, Covered()) for number in range(max(covered) + 1))
-            self._complete(self._begin({}, old, old, places, after_ms=self._now_ms() - self._window_ms))
+        if covered:
+            self.covered = tuple(covered.get(number, Covered()) for number in range(max(covered) + 1))
+            self._use(self._adopted)
 
     def drop_from(self, lost: Callable[[int], bool], covered: tuple[Covered, ...] | None = None) -> int:
         """Forget every reference for which `lost` answers True, durably; answers how many these were.
@@ -208,6 +210,10 @@ class DedupIndex:
         saving = 0 if self._saving is None else len(self._saving.recent)
         return len(self._recent) + saving + sum(run.count for run in self._runs)
 
+    def _use(self, runs: list[Run]) -> None:
+        self._runs = sorted(runs, key=_count_of)  # the largest first
+        self._run_finds = [run.find for run in self._runs]
+
     def _begin(
         self,
         recent: dict[bytes, bytes],
@@ -219,6 +225,8 @@ class DedupIndex:
     ) -> Saving:
         # A number is never used twice, not even after an error: then nobody knows what is on disk.
         self._sequence += 1
+        # A run can name others of its own folder only.
+        merged = [*merged, *(run for run in self._adopted if run in live and run not in merged)]
         kept = [run for run in live if run not in merged]
         newest_ms = max(
             [_ENTRY.unpack(max(recent.values(), default=bytes(16)))[0], *(r.facts.newest_ms for r in merged)]
@@ -270,7 +278,7 @@ class Saving:
     def write(self) -> None:
         """Write the run, durably, then remove those that it replaces. Their views stay valid."""
         try:
-            if not self.merged and not self.kept:
+            if not self.kept:
                 self.disk.make_folder(self.folder)
             rows = sorted(map(add, self.recent.keys(), self.recent.values()))
             merge = Merge(self.merged, rows, after_ms=self.after_ms, lost=self.lost)
