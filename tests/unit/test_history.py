@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import errno
+import random
 import struct
 import zlib
 from typing import Any
 
 import pytest
 
-from holdfast import NotFound
+from holdfast import NewMessage, NotFound
 from holdfast.broker.check import check_folder
+from holdfast.broker.history import _Life
 from holdfast.broker.journal import PastEvents, is_past
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.checksum import crc32c
+from holdfast.delivery.events import decode_event
 from tests.unit.queues import Place
 
 CHAIN = [
@@ -165,6 +168,53 @@ def test_a_look_for_one_message_opens_few_of_the_files(monkeypatch: pytest.Monke
     monkeypatch.setattr(type(past), "_unpacked", lambda self, each: opened.append(each) or unpacked(self, each))
     place.q.history(f"{place.q.name}-0-400")
     assert 1 <= len(opened) <= 4 < len(pasts(place))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_look_for_one_message_reads_few_events_of_the_journal(restarted: bool):
+    place = Place(snapshot_events=1_000_000)
+    worked_through(place, 2_000)
+    if restarted:
+        place.kill()
+    journal = place.q._stations[0].delivery.journal
+    assert journal.log.end > 4_000
+    for offset in (0, 3, 1_000, 1_999):
+        assert len(list(journal.past.of(offset))) <= 1_600
+        assert names(place.q.history(f"{place.q.name}-0-{offset}"))[-1] == "acked"
+
+
+def test_a_look_finds_every_event_of_each_message_whatever_happened_to_it():
+    rng = random.Random(4)
+    place = Place(snapshot_events=1_000_000, segment_bytes=4096, max_attempts=3, lease_ms=1_000)
+    for step in range(600):
+        place.q.put_many([NewMessage(body=b"", priority=rng.randrange(3)) for _ in range(rng.randrange(4))])
+        for message in place.q.get_many(rng.randrange(1, 4), timeout=0):
+            rng.choice([message.ack, message.ack, message.nack])()
+        if step % 97 == 96:
+            place.q.seek(offset=rng.randrange(step))
+        if step % 150 == 149:
+            place.reopen()
+        place.after(ms=rng.choice([0, 50, 300]))
+        if step % 20 == 19:
+            check_looks(place)
+    log = place.q._stations[0].delivery.journal.log
+    place.disk.flip(f"{log.folder}/{log.start:020d}.log", 2_000)  # a damaged frame costs what is in it
+    check_looks(place)
+
+
+def check_looks(place: Place) -> None:
+    """What a look for a message finds is all that the whole journal says of it."""
+    station = place.q._stations[0]
+    journal = station.delivery.journal
+    journal.log.sync()
+    start = journal.log.start
+    packed = [past for past in journal.past._files() if past.base < start]
+    whole = [decode_event(bytes(record.value)) for record in journal.log.records(start, on_damage="skip")]
+    for offset in range(0, station.partition.log.end, 37):
+        before = sum(len(list(journal.past._unpacked(past))) for past in packed if past.lowest <= offset < past.end)
+        found = [event for _, event in journal.past.of(offset)][before:]
+        is_meant = _Life(station, offset, "")._is_meant
+        assert list(filter(is_meant, found)) == list(filter(is_meant, whole))
 
 
 def test_past_events_go_with_the_messages_that_they_tell_of():

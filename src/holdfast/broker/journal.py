@@ -14,6 +14,7 @@ from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from holdfast.broker.event_extents import EventExtents
 from holdfast.checksum import crc32c
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
 from holdfast.delivery.events import Event, decode_event, encode_event
@@ -175,6 +176,7 @@ class PastEvents:
     def __init__(self, world: World, log: Log) -> None:
         self._world = world
         self._log = log
+        self._extents = EventExtents(world, log)
         self._lock = threading.Lock()
         self._floors: list[tuple[int, int]] = []  # from which event on no message below a floor is touched
 
@@ -224,8 +226,11 @@ class PastEvents:
             if past.base < journal_start and past.lowest <= offset < past.end:
                 yield from self._unpacked(past)
         self._log.sync()  # an event that is held back could not be read
-        for record in self._log.records(self._log.start, on_damage="skip"):
-            yield Happened(record.timestamp_ns, decode_event(bytes(record.value)))
+        for start, end in self._extents.of(offset):
+            for record in self._log.records(max(start, self._log.start), on_damage="skip"):
+                if record.offset >= end:
+                    break
+                yield Happened(record.timestamp_ns, decode_event(bytes(record.value)))
 
     def _lowest(self, base: int) -> int:
         with self._lock:
