@@ -260,6 +260,49 @@ def test_a_folder_of_an_older_release_opens_and_gets_its_lists(data):
     assert not check_folder(data).ok
 
 
+def test_a_delayed_store_that_is_gone_stops_delayed_messages_of_its_partition_alone(data):
+    with holdfast.open_broker(data) as broker:
+        broker.add_partitions("other", 2)
+        first, second = (broker.publish("other", b"later", partition=number, delay=3600) for number in range(2))
+    path = data / "topics/other/0/delayed"
+    shutil.move(path, data.parent / "kept")
+    for _ in range(2):  # whoever opens it does not make it anew
+        with holdfast.open_broker(data) as broker:
+            queue = broker.queue("other")
+            for number in range(2):
+                broker.publish("other", b"now", partition=number)
+                queue.get(timeout=0).ack()
+            assert broker.publish("other", b"later", partition=1, delay=3600).partition == 1
+            assert queue.cancel(broker.publish("other", b"later", partition=1, delay=3600).id)
+            for refused in (
+                lambda broker=broker: broker.publish("other", b"later", partition=0, delay=3600),
+                lambda queue=queue: queue.cancel(first.id),
+                lambda queue=queue: queue.history(first.id),
+                lambda queue=queue: list(queue.messages("delayed")),
+            ):
+                with pytest.raises(CorruptData, match=r"delayed is missing.*--part topics/other/0/delayed"):
+                    refused()
+            log = broker._engine.topic("other").partitions[0].log
+            assert log.pins["delayed"] == log.start  # or a store that comes back would release messages again
+        assert not path.exists()
+    shutil.move(data.parent / "kept", path)
+    with holdfast.open_broker(data) as broker:
+        assert [broker.queue("other").cancel(each.id) for each in (first, second)] == [True, True]
+
+
+def test_messages_with_dedup_ids_are_refused_while_delayed_ones_are_gone_that_may_have_had_them(data):
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"later", delay=3600, dedup_id="y")
+    shutil.rmtree(data / "topics/orders/0/delayed")
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"goes on")
+        with pytest.raises(CorruptData, match="delayed is missing"):
+            broker.publish("orders", b"again", dedup_id="y")
+    assert repair_folder(data, part="topics/orders/0/delayed").after.ok
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"later", delay=3600, dedup_id="z")
+
+
 def test_a_delayed_store_whose_only_segment_is_gone_is_named_and_mended(data):
     with holdfast.open_broker(data) as broker:
         broker.publish("orders", b"later", delay=3600)

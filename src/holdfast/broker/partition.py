@@ -39,7 +39,7 @@ from holdfast.codec.columns import PRIORITIES
 from holdfast.codec.encode import Body, same_body
 from holdfast.codec.frame import Frame, FrameHeader
 from holdfast.env import World
-from holdfast.errors import Closed
+from holdfast.errors import Closed, CorruptData
 from holdfast.model import NO_PRODUCER, Appended, Batch, CodecName, Durability, LogPosition, Producer
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
@@ -76,6 +76,7 @@ class Partition:
         self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
         self.tracer: PartitionTracer | None = None  # while the topic is sampled
         self.delayed: DelayStore | None = None
+        self._lost_delays: CorruptData | None = None
         self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # where ids are looked up
         self._needed_for_dedup: Covered | None = None
         self.sequences: Sequences | None = None
@@ -87,12 +88,26 @@ class Partition:
         self.closed = False
 
     @staticmethod
-    def open(world: World, folder: str, settings: TopicSettings, metrics: Metrics) -> Partition:
-        """Own the partition in the folder; made where there is none."""
+    def open(
+        world: World,
+        folder: str,
+        settings: TopicSettings,
+        metrics: Metrics,
+        *,
+        lost_delays: CorruptData | None = None,
+    ) -> Partition:
+        """Own the partition in the folder; made where there is none.
+
+        `lost_delays`: its delayed messages are gone, and whoever asks for them or puts others is told so.
+        """
         log = Log.open(join(folder, "log"), settings, world)
         partition = Partition(world, folder, settings, metrics, log)
+        partition._lost_delays = lost_delays
         try:
-            if world.disk.exists(join(folder, "delayed")):
+            if lost_delays is not None:
+                # Should they come back, what was released since must be found, or it would be released again.
+                log.pin("delayed", log.start)
+            elif world.disk.exists(join(folder, "delayed")):
                 partition._open_delayed()
             if world.disk.exists(join(folder, "producers")):
                 partition.open_sequences()
@@ -250,13 +265,20 @@ class Partition:
         self.log.wait(appended)
         return appended
 
+    def check_delayed(self) -> None:
+        """Raise where the delayed messages are gone: nobody can tell which there were."""
+        if self._lost_delays is not None:
+            raise self._lost_delays
+
     def cancel_delayed(self, delayed_id: int) -> bool:
         """Take a message back that waits for its time; False where it does not."""
+        self.check_delayed()
         with self._release_lock:
             return self.delayed is not None and self.delayed.cancel(delayed_id)
 
     def purge_delayed(self) -> int:
         """Take back every message that waits for its time, durably; answers how many."""
+        self.check_delayed()
         store = self.delayed
         if store is None:
             return 0
@@ -269,6 +291,7 @@ class Partition:
 
     def was_delayed(self, delayed_id: int) -> bool:
         """Whether a message ever had this delayed id."""
+        self.check_delayed()
         return self.delayed is not None and delayed_id < self.delayed.intake.written_end
 
     def find_released(self, delayed_id: int, start: int) -> int | None:
@@ -424,6 +447,7 @@ class Partition:
             with self._release_lock:
                 if self.delayed is None:
                     self._check_open()
+                    self.check_delayed()
                     store = DelayStore.open(self._world, join(self._folder, "delayed"), self._settings)
                     if store.intake.written_end:  # out of a new one nothing was ever released
                         found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]

@@ -17,9 +17,11 @@ from holdfast.broker.dead_letters import DeadPartition
 from holdfast.broker.dedup.duplicates import Duplicates
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.contents import (
+    DELAYED,
     TopicFacts,
     groups_of,
     is_dedup,
+    is_delayed,
     is_vital,
     lacking,
     missing_parts,
@@ -157,7 +159,8 @@ class Topic:
 
     def _open_duplicates(self) -> None:
         for part in sorted(self._missing):
-            if is_dedup(part):
+            # A delayed message that is gone may have had any id.
+            if is_dedup(part) or (is_delayed(part) and self.duplicates.are_used()):
                 self.duplicates.refuse(lacking(self.root, self.name, part))
         self.duplicates.open_if_used()
 
@@ -175,7 +178,9 @@ class Topic:
 
     def _open_partition(self, number: int) -> None:
         folder = partition_folder(self.root, self.name, number)
-        partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics)
+        delayed = f"{number}/{DELAYED}"
+        lost = lacking(self.root, self.name, delayed) if delayed in self._missing else None
+        partition = Partition.open(self._world, folder, log_settings(self.settings), self.metrics, lost_delays=lost)
         partition.on_attention = partition.log.on_attention = self._attend
         partition.on_pause = self._pause
         partition.log.on_synced = self.metrics.sync_seconds.observe_ns

@@ -185,6 +185,7 @@ def _delayed(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing
         for record in _records(station, list(waiting), station.delivery.group.waiting, lost):
             look(station.number, record.offset)
             yield seen(group, station, record, "delayed", due_ms=waiting[record.offset])
+        station.partition.check_delayed()
         store = station.partition.delayed
         if store is not None:
             behind = (mark.due_ms, mark.number) if mark.offset == _LAST else None

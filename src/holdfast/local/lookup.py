@@ -81,6 +81,8 @@ def find_message(group: LocalGroup, message_id: str) -> Found | None:
         if waiting is not None:
             return Found(Waiting(station, group.bodies, waiting.record, waiting.due_at_ms), "delayed")
         offset = station.partition.find_released(place.delayed_id, log.start)
+        if offset is None:
+            station.partition.check_delayed()
     if offset is None or offset >= log.end:
         return None
     if station.delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile

@@ -18,6 +18,7 @@ from holdfast.broker.folder.contents import (
     DEDUP,
     TRACES_LOG,
     cost_of,
+    is_delayed,
     is_vital,
     load_contents,
     missing_parts,
@@ -360,7 +361,8 @@ def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, in
         name = part_path(folder, topic, part).removeprefix(f"{folder}/")
         come = _come_to(name, ends) if part.endswith("/log") else 0
         far = f"; the group had come up to {come}" if come else ""
-        advice = _RESTORE if is_vital(part) else "Restore it from a copy to prevent that"
+        needed = _RESTORE if is_vital(part) else _RESTORE_PART if is_delayed(part) else None
+        advice = needed or "Restore it from a copy to prevent that"
         found.append(f"{name} {_lack(world, folder, name)}{far}: {cost_of(part)}. {advice}")
     return found
 

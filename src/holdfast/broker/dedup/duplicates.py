@@ -80,10 +80,14 @@ class Duplicates:
         with self._lock:
             self._partitions.pop(number, None)
 
+    def are_used(self) -> bool:
+        """Whether any message had a dedup id so far."""
+        return self._world.disk.exists(self._folder) or bool(self._old_folders())
+
     def open_if_used(self) -> None:
         """At the opening of a topic, behind its partitions: ids that were put before are known again."""
         with self._lock:
-            if self._world.disk.exists(self._folder) or self._old_folders():
+            if self.are_used():
                 try:
                     self._open()
                 except CorruptData as error:

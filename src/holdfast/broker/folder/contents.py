@@ -201,7 +201,12 @@ def _kind(part: str) -> str:
 
 def is_vital(part: str) -> bool:
     """Whether a topic without this part would have lost messages, or not keep those it has as it was told to."""
-    return _kind(part) in (SETTINGS, _LOG, DELAYED) and not part.startswith(DEAD_SUFFIX)
+    return _kind(part) in (SETTINGS, _LOG) and not part.startswith(DEAD_SUFFIX)
+
+
+def is_delayed(part: str) -> bool:
+    """Whether this is where the delayed messages of a partition wait."""
+    return _kind(part) == DELAYED
 
 
 def is_dedup(part: str) -> bool:
@@ -223,9 +228,11 @@ def groups_of(parts: Iterable[str]) -> set[str]:
 
 def lacking(root: str, topic: str, part: str) -> CorruptData:
     """The error for a part that is not there."""
+    path = part_path(root, topic, part)
+    named = path.removeprefix(f"{root}/")
     return CorruptData(
-        f"{part_path(root, topic, part)} is missing: {cost_of(part)}. Nothing was changed. Restore it from a copy; or "
-        f"run `holdfast repair {shlex.quote(root)}` to go on without it"
+        f"{path} is missing: {cost_of(part)}. Nothing was changed. Restore it from a copy; or run "
+        f"`holdfast repair {shlex.quote(root)} --part {shlex.quote(named)}` to go on without it"
     )
 
 
