@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.protocol.media import JSON, encode
 from holdfast.protocol.messages import MOST_HEADERS
 from holdfast.server.turns import Job
 from tests.integration.faults_gear import head_of, raw, request_of, status_of
@@ -39,8 +41,7 @@ def batch(kind: str, count: int) -> tuple[bytes, dict[str, str]]:
     if media == "zstd":
         return zstd(b"{}\n" * count), {"content-type": LINES, "content-encoding": media}
     value = {name: [{} if name == "messages" else b""] * count}
-    encode: Callable[[Any], bytes] = msgspec.msgpack.encode if media == MSGPACK else msgspec.json.encode
-    return encode(value), {"content-type": media}
+    return encode(value, media), {"content-type": media}
 
 
 @pytest.mark.parametrize("count", [11, 100_000])
@@ -242,6 +243,46 @@ def test_an_answer_is_bounded_and_what_it_does_not_hold_is_ready_again(tmp_path:
         assert (stats["ready"], stats["leased"]) == (60 - len(first), len(first))
         again = server.post(f"{QUEUE}/dequeue", {"count": 1}).body["messages"]
         assert (again[0]["offset"], again[0]["attempt"]) == (len(first), 1)
+
+
+@pytest.mark.parametrize("media", [JSON, MSGPACK])
+def test_a_long_answer_is_encoded_a_message_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, media: str):
+    """The encoder holds the interpreter until it is done: of ten thousand messages at once, for 10 ms."""
+    most = 0
+
+    def watched(value: object, media: str) -> bytes:
+        nonlocal most
+        fields = msgspec.structs.asdict(value).values() if isinstance(value, msgspec.Struct) else ()
+        lists = [field for field in fields if isinstance(field, list)]
+        most = max(most, *(sum(isinstance(each, msgspec.Struct) for each in field) for field in lists), 0)
+        return encode(value, media)
+
+    monkeypatch.setattr("holdfast.server.calls.encode", watched)
+    count, accept = 1_500, {"accept": media}
+    bodies = [f"number {i}".encode() for i in range(count)]
+    with serving(tmp_path) as server:
+
+        def call(method: str, path: str, body: object = None) -> Any:
+            content = None if body is None else msgspec.msgpack.encode(body)
+            answer = server.request(
+                method, path, content, headers={**accept, "content-type": MSGPACK} if body is not None else accept
+            )
+            assert answer.status in (200, 201), answer
+            return msgspec.msgpack.decode(answer.body) if media == MSGPACK else answer.body
+
+        def told(messages: list[dict[str, Any]]) -> list[bytes]:
+            return [each["body"] if media == MSGPACK else b64decode(each["body"]) for each in messages]
+
+        stored = call("POST", "/v1/queues/jobs/batch?create=true", {"bodies": bodies})["stored"]
+        assert [each["offset"] for each in stored] == list(range(count))
+        assert told(call("GET", f"/v1/queues/jobs/peek?count={count}")["messages"]) == bodies
+        read = call("GET", f"/v1/topics/jobs/partitions/0/messages?limit={count}")
+        assert told(read["messages"]) == bodies
+        assert read["next_offset"] == count
+        taken = call("POST", "/v1/queues/jobs/dequeue", {"count": count, "wait": 0})["messages"]
+        assert told(taken) == bodies
+        assert len({each["receipt"] for each in taken}) == count
+    assert most <= 200, "so many were encoded in one go"
 
 
 def test_headers_count_for_what_an_answer_holds(tmp_path: Path):

@@ -7,11 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
 from holdfast.embedded.aio_broker import open_broker
-from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, receipts_of
+from holdfast.errors import LeaseLost
+from holdfast.server.served import CLAIMS_AT_ONCE, MOST_AT_ONCE, ServedGroup, Taken, receipts_of
+from holdfast.server.waiting import Windows
 from tests.unit.queues import Place
 
 MANY = 5 * MOST_AT_ONCE
@@ -47,6 +51,10 @@ def size(taken: Taken) -> int:
     return sum(len(delivered) for _, delivered in taken)
 
 
+def texts_of(taken: Taken) -> list[str]:
+    return [station.receipt_text(each.record.offset, each.lease) for station, delivered in taken for each in delivered]
+
+
 def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
     async def story() -> None:
         async with many_messages(tmp_path) as group:
@@ -57,15 +65,54 @@ def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
             await group.take_more(found, MANY, None, "bob")
             assert size(found) == MANY
             assert turns.count >= 3
-            receipts = [
-                station.receipt_text(each.record.offset, each.lease) for station, taken in found for each in taken
-            ]
+            receipts = texts_of(found)
             turns.count = 0
             await group.ack(receipts, None)
             assert turns.count >= 6  # while they are read, and while they are settled
             turns.stop()
             stats = await group.port.stats()
             assert (stats.ready, stats.leased) == (0, 0)
+
+    asyncio.run(story())
+
+
+def test_an_ack_of_made_up_receipts_gives_other_tasks_their_turn_every_few_of_them(tmp_path):
+    async def story() -> None:
+        async with many_messages(tmp_path) as group:
+            read: list[int] = []
+            claims = group.claims
+            group.claims = lambda receipts: read.append(len(receipts)) or claims(receipts)
+            turns = Turns()
+            made_up = [f"jobs-0-{i}@10000000001" for i in range(MANY)]
+            with pytest.raises(LeaseLost) as caught:
+                await group.ack(made_up, None)
+            assert len(caught.value.receipts) == MANY
+            assert read == [CLAIMS_AT_ONCE] * (MANY // CLAIMS_AT_ONCE)
+            assert turns.count >= len(read)
+            turns.stop()
+
+    asyncio.run(story())
+
+
+def test_many_settled_messages_leave_a_streams_window_with_turns_for_other_tasks(tmp_path):
+    async def story() -> None:
+        async with many_messages(tmp_path) as group:
+            windows = Windows()
+            found = group.take_now(MANY, None, "bob")
+            assert found is not None
+            await group.take_more(found, MANY, None, "bob")
+            with windows.one_more(group, MANY) as window:
+                for station, taken in found:
+                    for each in taken:
+                        window.add(station, each.receipt)
+                receipts = [
+                    station.receipt_text(each.record.offset, each.lease) for station, taken in found for each in taken
+                ]
+                turns = Turns()
+                await windows.settled(group, receipts)
+                assert turns.count >= MANY // CLAIMS_AT_ONCE
+                turns.stop()
+                assert len(window) == 0
 
     asyncio.run(story())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 _Found = TypeVar("_Found")
+_Value = TypeVar("_Value")
 
 _VALUES: Final = frozenset({JSON, MSGPACK, *UNSAID})
 
@@ -123,6 +124,13 @@ class Call:
         """A value as an answer."""
         media = self.media
         return Response(status or self.route.status, encode(value, media), media, **more)
+
+    def encoded(self, value: _Value) -> _Value:
+        """A part of a long answer, encoded by itself; it stands in the answer as the value would.
+
+        One call of the encoder holds the interpreter until it is done: what is long goes part by part, on a thread.
+        """
+        return cast(_Value, msgspec.Raw(encode(value, self.media)))
 
     async def decode(self) -> None:
         """Hold query and body to what the route says of them."""

@@ -33,7 +33,8 @@ from holdfast.settings import TopicSettings
 Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
 Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
 
-MOST_AT_ONCE: Final = 100  # messages or receipts that are handled before other tasks have their turn
+MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks have their turn
+CLAIMS_AT_ONCE: Final = 50  # receipts that are read before that: each is a text to take apart and a MAC to compute
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
 _NO_STATE: Final = State()
 
@@ -121,15 +122,15 @@ class ServedGroup:
                     await station.wait_async(station.settle_all(commands))
                 await other_turns()
 
-    async def _claims(self, receipts: Sequence[str]) -> Claims:
-        """The same, with turns for other tasks where they are many."""
-        if len(receipts) <= MOST_AT_ONCE:
+    async def all_claims(self, receipts: Sequence[str]) -> Claims:
+        """What receipts prove, with turns for other tasks where they are many."""
+        if len(receipts) <= CLAIMS_AT_ONCE:
             return self.claims(receipts)
         good: dict[Station, dict[Receipt, str]] = {}
         bad: list[str] = []
         refused: LeaseLost | None = None
-        for i in range(0, len(receipts), MOST_AT_ONCE):
-            some = self.claims(receipts[i : i + MOST_AT_ONCE])
+        for i in range(0, len(receipts), CLAIMS_AT_ONCE):
+            some = self.claims(receipts[i : i + CLAIMS_AT_ONCE])
             for station, texts in some.good.items():
                 first = good.setdefault(station, {})
                 first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
@@ -157,7 +158,7 @@ class ServedGroup:
         self.port.check_open()
         if len(receipts) == 1 and durability is None and self._ack_now(receipts[0]):
             return
-        await self._settle_all(await self._claims(receipts), lambda station, own: station.ack(own, durability))
+        await self._settle_all(await self.all_claims(receipts), lambda station, own: station.ack(own, durability))
 
     def _ack_now(self, text: str) -> bool:
         """Ack one message by the short way; False where its receipt proves nothing, or an ack has to be waited for."""
@@ -216,7 +217,7 @@ class ServedGroup:
         self, receipts: Sequence[str], command: Callable[[Receipt], Command], durability: Durability | None
     ) -> int:
         self.port.check_open()
-        claims = await self._claims(receipts)
+        claims = await self.all_claims(receipts)
         await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own)), durability))
         return sum(map(len, claims.good.values()))
 

@@ -202,9 +202,9 @@ def _do(given: list[_Work]) -> None:
 
 # Threads for what takes long to compute: the event loop, and with it every other caller, has its turn meanwhile.
 #
-# They are few, and its own: whoever waits for the disk on a thread waits for none of these. What runs here gives up
-# the interpreter every few milliseconds, as long as no single call of it takes long; so whatever is decoded is counted
-# first.
+# They are few, and its own: whoever waits for the disk on a thread waits for none of these. What runs here gives up the
+# interpreter to whoever wants it, as long as no single call of it takes long: so whatever is decoded is counted first,
+# and what is long is encoded part by part.
 
 
 _THREADS: Final = 2

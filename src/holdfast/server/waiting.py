@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -11,7 +11,8 @@ from holdfast.broker.station import Station
 from holdfast.delivery.commands import Receipt
 from holdfast.errors import TooManyWaiters
 from holdfast.server.access.principals import LOCAL, Principal
-from holdfast.server.served import ServedGroup
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup
+from holdfast.server.turns import other_turns
 
 ADMIN_RESERVE: Final = 64  # calls of admins that may wait beyond what others may
 
@@ -145,11 +146,14 @@ class Windows:
         """How many there are for one group."""
         return len(self._open.get((group.topic, group.group), ()))
 
-    def settled(self, group: ServedGroup, receipts: Iterable[str]) -> None:
-        """These messages are in nobody's hands any more."""
-        windows = self._open.get((group.topic, group.group))
-        if not windows:
+    async def settled(self, group: ServedGroup, receipts: Sequence[str]) -> None:
+        """These messages are in nobody's hands any more. Where they are many, other tasks have their turn."""
+        place = group.topic, group.group
+        if place not in self._open:
             return
-        for station, claimed in group.claims(receipts).good.items():
-            for receipt in claimed:
-                any(window.settled(station.number, receipt) for window in windows)
+        claims = await group.all_claims(receipts)
+        for station, claimed in claims.good.items():
+            for i, receipt in enumerate(claimed, 1):
+                any(window.settled(station.number, receipt) for window in self._open.get(place, ()))
+                if not i % MOST_AT_ONCE:
+                    await other_turns()

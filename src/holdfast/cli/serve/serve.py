@@ -33,7 +33,10 @@ from holdfast.storage.opening import require_own
 
 logger = logging.getLogger(__name__)
 
-_SWITCH_S: Final = 0.0005  # a thread that reads keeps the loop waiting no longer than that, instead of 5 ms
+# Whoever wants the interpreter gets it from a thread that computes after so long, instead of 5 ms. One call needs it
+# some twenty times: the loop after each wait, a thread before and after each sync. Shorter is hardly shorter, for a
+# thread needs that long to wake up; the switches cost nothing that could be measured.
+_SWITCH_S: Final = 0.0001
 # Loaded when somebody first asks for a page. A server that lacks one says so when it starts, and not to that caller.
 _LATER: Final = ("jinja2", "prometheus_client", "python_multipart")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -168,7 +168,11 @@ async def stored_batch(call: Call, written: list[Written]) -> Response:
     """The answer for the messages of a batch, in its order."""
     if len(written) <= _MANY:
         return call.answer(StoredBatch(stored=list(map(_stored, written))))
-    return await call.service.pool.run(lambda _: call.answer(StoredBatch(stored=list(map(_stored, written)))))
+
+    def answer() -> Response:
+        return call.answer(StoredBatch(stored=[call.encoded(_stored(each)) for each in written]))
+
+    return await call.service.pool.run(lambda _: answer())
 
 
 def _stored(stored: Written) -> Stored:

@@ -331,7 +331,7 @@ async def poll(call: Call) -> Response:
 
 
 def _told(call: Call, polled: Polled, found: Found) -> Response:
-    polled.messages = [said(home_of(each), record_of(each)) for each in found]
+    polled.messages = [call.encoded(said(home_of(each), record_of(each))) for each in found]
     return call.answer(polled)
 
 

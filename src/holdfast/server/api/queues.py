@@ -186,7 +186,7 @@ async def _take(call: Call, group: ServedGroup, attempt: Attempt | None, *, stat
         undelivered = partial(_give_back, group, receipts_of(found), attempt, turn) if found else None
         if size <= _LARGE_BYTES and not many:
             return _answer(call, group, found, undelivered, state=state)
-        return await service.pool.run(lambda _: _answer(call, group, found, undelivered, state=state))
+        return await service.pool.run(lambda _: _long_answer(call, group, found, undelivered, state=state))
     except BaseException:  # also when the caller is gone
         await _give_back(group, receipts_of(found), attempt, turn)
         raise
@@ -210,8 +210,26 @@ def _answer(
     if wanted.count == 1 and RAW in call.request.headers.get("accept", ""):
         return _raw(call, deliveries, found, undelivered)
     if deliveries:
-        call.correlation_id = call.request.header("x-correlation-id") or deliveries[0].correlation_id
+        _correlate(call, deliveries[0])
     return call.answer(Deliveries(messages=deliveries), undelivered=undelivered)
+
+
+def _long_answer(
+    call: Call, group: ServedGroup, found: Taken, undelivered: Undelivered | None, *, state: bool
+) -> Response:
+    """The same for many, message by message: nothing on the way holds the interpreter for long."""
+    told: list[Delivery] = []
+    for station, taken in found:
+        for each in taken:
+            delivery = group.delivery(station, each, state=state or call.body.state)
+            if not told:
+                _correlate(call, delivery)
+            told.append(call.encoded(delivery))
+    return call.answer(Deliveries(messages=told), undelivered=undelivered)
+
+
+def _correlate(call: Call, first: Delivery) -> None:
+    call.correlation_id = call.request.header("x-correlation-id") or first.correlation_id
 
 
 def _raw(call: Call, deliveries: list[Delivery], found: Taken, undelivered: Any) -> Response | StreamResponse:
@@ -260,9 +278,9 @@ async def _settled(call: Call, group: ServedGroup, settling: Awaitable[None]) ->
     try:
         await settling
     except LeaseLost:
-        call.service.windows.settled(group, settled.receipts)
+        await call.service.windows.settled(group, settled.receipts)
         raise
-    call.service.windows.settled(group, settled.receipts)
+    await call.service.windows.settled(group, settled.receipts)
     return Settled(settled=len(set(settled.receipts)))
 
 
@@ -352,7 +370,7 @@ async def peek(call: Call) -> Response:
     found = await asyncio.to_thread(group.port.peek_now, query.count, ANSWER_BYTES)
 
     def answer() -> Response:
-        return call.answer(Messages(messages=[said(home_of(each), record_of(each)) for each in found]))
+        return call.answer(Messages(messages=[call.encoded(said(home_of(each), record_of(each))) for each in found]))
 
     return answer() if len(found) <= _FEW else await call.service.pool.run(lambda _: answer())
 

@@ -256,9 +256,11 @@ async def read_messages(call: Call) -> Response:
 
 def _told(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Response:
     query: ReadQuery = call.query
-    messages = _within(found, bodies=query.bodies)
-    # What was looked at and is gone, or damaged, is passed over.
-    next_offset = messages[-1].offset + 1 if messages else max(offset, log.end)
+    messages: list[Said] = []
+    next_offset = max(offset, log.end)  # what was looked at and is gone, or damaged, is passed over
+    for message in _within(found, bodies=query.bodies):
+        messages.append(call.encoded(message))
+        next_offset = message.offset + 1
     return call.answer(ReadMessages(messages=messages, next_offset=next_offset, start=log.start, end=log.end))
 
 
@@ -298,19 +300,18 @@ def listening(*partitions: Partition) -> Iterator[Waiters]:
             partition.lines.remove(line)
 
 
-def _within(found: list[Contents[bytes]], *, bodies: bool) -> list[Said]:
+def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:
     """As many of the messages as one answer should hold."""
-    messages: list[Said] = []
     size = 0
     for each in found:
         message = said(home_of(each), record_of(each))
         if not bodies:
             message.body, message.omitted = b"", True
-        size += len(message.body) + extra_bytes(record_of(each))
-        if messages and size > ANSWER_BYTES:
-            break
-        messages.append(message)
-    return messages
+        more = len(message.body) + extra_bytes(record_of(each))
+        if size and size + more > ANSWER_BYTES:
+            return
+        size += more
+        yield message
 
 
 def partition_of(call: Call) -> int:

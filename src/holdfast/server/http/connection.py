@@ -39,6 +39,7 @@ _AT_ONCE_BYTES: Final = 32 * 1024  # so much is looked at before anybody asks wh
 _MOST_FIELDS: Final = 1_000  # headers of a request
 _MOST_PIECES: Final = 10_000  # so many chunks of a body may be as small as they like,
 _PIECE_BYTES: Final = 16  # more must have so many bytes on average
+_SMALL_ANSWER_BYTES: Final = 64 * 1024
 
 Answer = Response | StreamResponse
 
@@ -406,9 +407,12 @@ class Connection(asyncio.Protocol):
         body = b"" if request.method == "HEAD" else answer.body
         keep_alive = request.keep_alive and request.complete
         self._unread = answer.undelivered
-        self._transport.write(
-            head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=keep_alive) + body
-        )
+        start = head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=keep_alive)
+        if len(body) <= _SMALL_ANSWER_BYTES:
+            self._transport.write(start + body)
+        else:  # a copy of it would take longer than a second write
+            self._transport.write(start)
+            self._transport.write(body)
         if self._writable is not None:
             await self._writable
         self._unread = None  # the system has it
