@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast.env import File, ManualClock, SeededIds, World
-from holdfast.env.simdisk import SimulatedDisk
+from holdfast.env.sim.disk import SimulatedDisk
 
 ARCHIVE = Path(__file__).parent / "dedup-v1.tar.gz"
 OLD = [f"topics/orders/{number}/dedup" for number in range(3)]

@@ -176,7 +176,7 @@ def test_a_look_for_one_message_reads_few_events_of_the_journal(restarted: bool)
     worked_through(place, 2_000)
     if restarted:
         place.kill()
-    journal = place.q._stations[0].delivery.journal
+    journal = place.q._port.stations[0].delivery.journal
     assert journal.log.end > 4_000
     for offset in (0, 3, 1_000, 1_999):
         assert len(list(journal.past.of(offset))) <= 1_600
@@ -197,14 +197,14 @@ def test_a_look_finds_every_event_of_each_message_whatever_happened_to_it():
         place.after(ms=rng.choice([0, 50, 300]))
         if step % 20 == 19:
             check_looks(place)
-    log = place.q._stations[0].delivery.journal.log
+    log = place.q._port.stations[0].delivery.journal.log
     place.disk.flip(f"{log.folder}/{log.start:020d}.log", 2_000)  # a damaged frame costs what is in it
     check_looks(place)
 
 
 def check_looks(place: Place) -> None:
     """What a look for a message finds is all that the whole journal says of it."""
-    station = place.q._stations[0]
+    station = place.q._port.stations[0]
     journal = station.delivery.journal
     journal.log.sync()
     start = journal.log.start
@@ -369,7 +369,7 @@ def test_history_is_right_across_seeks_and_restarts():
 def test_what_a_seek_brought_back_is_told_though_its_journal_began_behind_those_messages():
     """A segment that began at message 100 tells of message 0 as well, once a seek has gone back there."""
     place = Place(segment_bytes=4096, snapshot_events=100)
-    journal = place.q._stations[0].delivery.journal
+    journal = place.q._port.stations[0].delivery.journal
     place.q.put_many([b"%d" % i for i in range(500)])
     for _ in range(100):
         place.q.get().ack()

@@ -60,7 +60,7 @@ def test_messages_that_come_due_during_a_spill_do_not_wait_for_its_end():
 
 def test_a_spill_pauses_while_it_lets_go_of_what_it_has_moved():
     place = Place(durability="os")
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(10_000)])
     store = partition.delayed
     assert store is not None
@@ -87,7 +87,7 @@ def test_a_spill_never_sorts_the_keys_of_all_its_messages():
 
 def test_what_comes_due_while_a_release_is_synced_need_not_wait_for_it():
     place = Place()
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     place.q.put_many([NewMessage(body=b"%d" % n, delay=n) for n in (1, 2)])
     wait = partition.log.wait
 
@@ -107,7 +107,7 @@ def test_what_comes_due_while_a_release_is_synced_need_not_wait_for_it():
 
 def test_a_portion_is_small_until_releases_are_late():
     place = Place(durability="os")
-    partition = place.q._station.partition
+    partition = place.q._port.stations[0].partition
     write, portions = partition.log.write, []
 
     def counted(batch: Batch, **options: Any) -> Any:
