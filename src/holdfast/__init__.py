@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.group import Group
     from holdfast.api.sync.message import Message
+    from holdfast.api.sync.producer import Producer
     from holdfast.api.sync.queue import Queue
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from holdfast.client.opening import open_broker
     from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.embedded.broker import Broker
-    from holdfast.embedded.producer import Producer
     from holdfast.embedded.topics import GroupInfo, TopicInfo
     from holdfast.model import Retained
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
@@ -137,7 +137,7 @@ _LATER = {
     "Message": "holdfast.api.sync.message",
     "NewMessage": "holdfast.api.drafts",
     "Observer": "holdfast.broker.metrics",
-    "Producer": "holdfast.embedded.producer",
+    "Producer": "holdfast.api.sync.producer",
     "Queue": "holdfast.api.sync.queue",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",

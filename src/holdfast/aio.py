@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
 from holdfast.api.aio.message import AsyncMessage
+from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.client.aio_opening import connect, open, open_broker  # noqa: A004  the same names as for threads
 from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.aio_producer import AsyncProducer
 
 if TYPE_CHECKING:
     from holdfast.client.aio_broker import AsyncRemoteBroker

@@ -9,8 +9,9 @@ from collections import Counter
 import pytest
 
 from holdfast import NewMessage
+from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.embedded.producer import Producer
+from holdfast.local.producer import LocalProducerPort
 from holdfast.settings import ProducerSettings
 from tests.crash.writer_process import Journal, Note, started
 
@@ -45,7 +46,7 @@ def produce(journal: Journal, folder: str, seed: int, acks: str) -> None:
         batch_bytes=rng.choice([100, 2_000, 64_000]),
         buffer_bytes=rng.choice([2_000, 100_000]),
     )
-    producer = Producer(engine, settings, name="loader", resume=True)
+    producer = Producer(LocalProducerPort(engine), settings, name="loader", resume=True)
     journal.note(Note(BEGUN))
 
     def note(number: int, sent) -> None:
@@ -137,7 +138,7 @@ def test_the_check_notices_what_a_broken_producer_would_do(tmp_path):
 
     def stored(folder: str, *numbers: int) -> str:
         engine = open_engine(folder)
-        with Producer(engine, ProducerSettings(acks="leader")) as producer:
+        with Producer(LocalProducerPort(engine), ProducerSettings(acks="leader")) as producer:
             for number in numbers:
                 producer.send("keyed", body_of(number), partition=0)
         engine.close()

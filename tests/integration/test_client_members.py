@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -137,6 +139,82 @@ def test_a_producer_that_resumes_stores_only_what_is_missing(tmp_path: Path):
         assert [each.offset for each in stored] == [0, 1, 2, 3, 4]
         assert [each.id for each in stored] == [f"orders-0-{n}" for n in range(5)]
         assert [each.body for each in broker.read("orders")] == [b"%d" % i for i in range(5)]
+
+
+def test_a_producer_that_closes_does_not_wait_for_a_server_that_is_silent(tmp_path: Path):
+    with serving(tmp_path) as server, proxied(server.url) as proxy, holdfast.connect(proxy.url) as broker:
+        broker.create_topic("orders")
+        producer = broker.producer(linger_ms=0)
+        producer.send("orders", b"a").result(30)
+        proxy.swallow_answers = True
+        sent = producer.send("orders", b"b")
+        with pytest.raises(holdfast.Closed, match="nobody sends it any more"):
+            producer.close(0.2)
+        assert sent.done()
+        assert isinstance(sent.exception(), holdfast.Closed)
+
+
+def test_a_callback_of_a_producer_at_a_server_must_not_wait_for_it(tmp_path: Path):
+    with serving(tmp_path) as server, holdfast.connect(server.url) as broker:
+        broker.create_topic("orders")
+        errors: list[BaseException] = []
+
+        def send_more(_: object) -> None:
+            try:
+                producer.send("orders", b"y").result(30)
+            except holdfast.InvalidRequest as error:
+                errors.append(error)
+
+        with broker.producer(linger_ms=0) as producer:
+            sent = producer.send("orders", b"x")
+            sent.add_done_callback(send_more)
+            sent.result(30)
+        assert "callback" in str(errors[0])
+
+
+def test_a_batch_that_failed_for_good_is_not_taken_for_the_next_one(tmp_path: Path):
+    with serving(tmp_path) as server, proxied(server.url) as proxy, holdfast.connect(proxy.url, timeout=1) as broker:
+        broker.create_topic("orders")
+        with broker.producer(linger_ms=0, retries=0) as producer:
+            producer.send("orders", b"a").result(30)
+            proxy.swallow_answers = True
+            with pytest.raises(holdfast.Unavailable):
+                producer.send("orders", b"b").result(30)  # stored, but nobody heard of it
+            proxy.swallow_answers = False
+            assert producer.send("orders", b"c").result(30) is not None
+        assert [each.body for each in broker.read("orders")][-1] == b"c"
+
+
+def test_a_producer_sees_partitions_that_its_own_broker_has_added(tmp_path: Path):
+    with serving(tmp_path) as server, holdfast.connect(server.url) as broker:
+        broker.create_topic("orders")
+        with broker.producer(linger_ms=0) as producer:
+            producer.send("orders", b"a").result(30)
+            broker.add_partitions("orders", 3)
+            assert producer.send("orders", b"b", partition=2).result(30).partition == 2
+
+
+PROGRAM = """
+import asyncio, sys
+from holdfast import aio
+
+
+async def main():
+    broker = await aio.connect(sys.argv[1])
+    producer = broker.producer(linger_ms=60_000)
+    await producer.send("orders", b"x")
+    return broker, producer
+
+
+kept = asyncio.run(main())
+"""
+
+
+def test_what_a_task_sent_to_a_server_is_stored_when_the_program_ends(tmp_path: Path):
+    with serving(tmp_path) as server, holdfast.connect(server.url) as broker:
+        broker.create_topic("orders")
+        subprocess.run([sys.executable, "-c", PROGRAM, server.url], check=True, timeout=60)
+        assert [each.body for each in broker.read("orders")] == [b"x"]
 
 
 def test_a_handler_that_blocks_the_loop_loses_no_lease(tmp_path: Path):

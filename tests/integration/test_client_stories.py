@@ -28,6 +28,11 @@ async def done(answer: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
+async def answer(sent: Any) -> Any:
+    """What became of a message that a producer was given, for threads or for tasks."""
+    return await sent if inspect.isawaitable(sent) else sent.result(60)
+
+
 async def all_of(found: Any) -> list[Any]:
     """What is listed, for threads or for tasks."""
     found = await done(found)
@@ -793,6 +798,67 @@ async def test_a_producer_stores_what_it_was_given(place):
         assert [each.partition for each in stored] == [1, 1]
         await done(producer.close())
         assert (await done(broker.describe_topic("orders"))).messages == 22
+
+
+@story
+async def test_a_producer_is_of_one_class_wherever_it_sends_and_can_be_awaited(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders", partitions=2))
+        producer = broker.producer(name="importer")
+        assert type(producer) is (aio.AsyncProducer if place.tasks else holdfast.Producer)
+        assert await done(producer) is producer
+        newer = await done(broker.producer(name="importer"))  # begins at once, and fences the one before it
+        with pytest.raises(holdfast.Fenced):
+            await answer(await done(producer.send("orders", b"old")))
+        assert (await answer(await done(newer.send("orders", b"new", partition=1)))).partition == 1
+        for each in (producer, newer):
+            await done(each.close())
+            assert each.closed
+            with pytest.raises(holdfast.Closed):
+                await done(each.send("orders", b"late"))
+
+
+@story
+async def test_what_a_producer_sends_is_stored_as_it_was_given(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        producer = await done(broker.producer(linger_ms=1))
+        options: list[dict[str, Any]] = [
+            {},
+            {"key": "text"},
+            {"key": b"bytes"},
+            {"key": "\u00e9", "headers": {"a": "b"}, "priority": 7, "correlation_id": "c"},
+            {"dedup_id": "d"},
+            {"dedup_id": "d"},
+        ]
+        sent = [await done(producer.send("orders", b"%d" % i, **each)) for i, each in enumerate(options)]
+        stored = [await answer(each) for each in sent]
+        assert [(each.offset, each.duplicate) for each in stored] == [
+            (0, False), (1, False), (2, False), (3, False), (4, False), (4, True)
+        ]  # fmt: skip
+        later = await answer(await done(producer.send("orders", b"later", delay=3600)))
+        assert (later.offset, later.delayed_id, later.duplicate) == (None, 0, False)
+        await done(producer.close())
+        found = await done(broker.read("orders"))
+        assert [each.body for each in found] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [each.key for each in found] == [None, "text", b"bytes", "\u00e9", None]
+        assert (found[3].headers["a"], found[3].priority, found[3].correlation_id) == ("b", 7, "c")
+
+
+@story
+async def test_an_error_is_raised_by_flush_where_nobody_was_told_of_it(place):
+    async with place.broker() as broker:
+        await done(broker.create_topic("orders"))
+        producer = await done(broker.producer(retries=0, linger_ms=60_000))
+        sent = await done(producer.send("orders", b"x"))
+        await done(broker.delete_topic("orders"))
+        with pytest.raises(holdfast.HoldfastError):
+            await done(producer.flush())
+        assert sent.done()
+        with pytest.raises(holdfast.HoldfastError):
+            await answer(sent)
+        await done(producer.flush())
+        await done(producer.close())
 
 
 @story

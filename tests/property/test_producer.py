@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import given
@@ -9,13 +10,17 @@ from hypothesis import strategies as st
 
 from holdfast import NewMessage
 from holdfast.api.bodies import Bodies
+from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.embedded.producer import Producer
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import DiskFull, Unavailable
+from holdfast.local.producer import LocalProducerPort
 from holdfast.local.publisher import Publisher
+from holdfast.producing.rounds import ThreadRounds
 from holdfast.settings import ProducerSettings
+
+without_thread = partial(ThreadRounds, thread=False)  # whoever waits does its work: time does not run by itself
 
 FOLDER = "/data"
 PARTITIONS = 3
@@ -81,8 +86,8 @@ def live(place: Place, messages: list[Any], life: dict[str, Any]) -> Producer:
     settings = ProducerSettings(
         batch_messages=life["batch_messages"], acks=life["acks"], retries=None, linger_ms=5, retry_backoff_ms=1
     )
-    producer = Producer(place.engine, settings, name="loader", resume=True, thread=False)
-    producer._accumulator.most_messages = life["batch_messages"]  # so that lanes have several parcels
+    producer = Producer(LocalProducerPort(place.engine), settings, name="loader", resume=True, rounds=without_thread)
+    producer._core.accumulator.most_messages = life["batch_messages"]  # so that lanes have several parcels
     break_now_and_then(place, life["faults"])
     sent = []
     for first in range(0, len(messages), life["chunk"]):
@@ -90,10 +95,10 @@ def live(place: Place, messages: list[Any], life: dict[str, Any]) -> Producer:
             sent.append(send(producer, number, messages[number]))
         step = life["steps"][first % len(life["steps"])]
         if step == "round":
-            producer.round()
+            producer._rounds.round()
         elif step == "wait":
             place.clock.advance(ms=5)
-            producer.round()
+            producer._rounds.round()
         elif step == "flush":
             producer.flush()
     for number, each in enumerate(sent):
@@ -144,7 +149,7 @@ new_messages = st.builds(
 @given(st.lists(st.one_of(new_messages, st.binary(max_size=20)), max_size=20), st.booleans())
 def test_what_a_producer_stores_is_what_a_plain_publish_stores(messages, at_once):
     place = Place(1, "ab")
-    with Producer(place.engine, thread=False) as producer:
+    with Producer(LocalProducerPort(place.engine), rounds=without_thread) as producer:
         if at_once:
             producer.send_many("a", messages)
         for message in [] if at_once else messages:

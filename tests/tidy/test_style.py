@@ -45,7 +45,7 @@ WORDS = {
 
 # Names that everybody expects, in the layer that is to have them: the command `holdfast config show`, and the room of
 # the settings file, which cannot be called as the settings are.
-EXPECTED = frozenset({("cli", "config"), ("config", "config"), ("embedded", "flush")})
+EXPECTED = frozenset({("cli", "config"), ("config", "config"), ("api", "flush")})
 
 # Folders of somebody's machine, at the start of a path.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(?:root|work)/")

@@ -11,23 +11,15 @@ from holdfast.client.aio_opening import open as aio_open
 from holdfast.client.aio_opening import open_broker as aio_open_broker
 from holdfast.client.broker import RemoteBroker
 from holdfast.client.opening import open_broker, open_queue
-from holdfast.client.producer import AsyncRemoteProducer, AsyncRemoteSent, RemoteProducer, RemoteSent
 from holdfast.embedded import aio_broker as embedded_aio_broker
 from holdfast.embedded import broker as embedded_broker
 from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.aio_producer import AsyncProducer, AsyncSent
 from holdfast.embedded.broker import Broker
-from holdfast.embedded.parcels import Sent
-from holdfast.embedded.producer import Producer
 from holdfast.local import opening
 
 PAIRS = [
     (Broker, RemoteBroker),
     (AsyncBroker, AsyncRemoteBroker),
-    (Producer, RemoteProducer),
-    (AsyncProducer, AsyncRemoteProducer),
-    (Sent, RemoteSent),
-    (AsyncSent, AsyncRemoteSent),
 ]
 # Made by their brokers; and what only a thread, a fork or the end of the program calls.
 INSIDE = {"open", "round", "await_all", "call_when_done", "disown", "end"}

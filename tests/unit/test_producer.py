@@ -8,18 +8,17 @@ import os
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import NewMessage
+from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.broker.routing import partition_for
-from holdfast.embedded.parcels import Sent
-from holdfast.embedded.producer import Producer
-from holdfast.embedded.producing import producer_settings
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import (
@@ -35,7 +34,13 @@ from holdfast.errors import (
     Unavailable,
     UnknownTopic,
 )
+from holdfast.local.producer import LocalProducerPort
+from holdfast.producing.core import producer_settings
+from holdfast.producing.rounds import ThreadRounds
+from holdfast.producing.sent import Sent
 from holdfast.settings import ProducerSettings
+
+without_thread = partial(ThreadRounds, thread=False)  # whoever waits does its work: time does not run by itself
 
 FOLDER = "/data"
 
@@ -60,7 +65,7 @@ class Place:
 
     def producer(self, *, name: str | None = None, resume: bool = False, **changes: Any) -> Producer:
         settings = producer_settings(ProducerSettings(), changes)
-        return Producer(self.engine, settings, name=name, resume=resume, thread=False)
+        return Producer(LocalProducerPort(self.engine), settings, name=name, resume=resume, rounds=without_thread)
 
     def log(self, topic: str, partition: int = 0) -> Any:
         return self.engine.topic(topic).partitions[partition].log
@@ -111,10 +116,10 @@ def test_a_message_is_stored_and_answered(place):
 def test_enough_messages_are_sent_at_once(place):
     producer = place.producer(batch_messages=3, linger_ms=1000)
     sent = [producer.send("one", b"%d" % i) for i in range(2)]
-    producer.round()
+    producer._rounds.round()
     assert place.values("one") == []
     sent.append(producer.send("one", b"2"))
-    producer.round()
+    producer._rounds.round()
     assert all(each.done() for each in sent)
     assert place.batches("one") == [3]
 
@@ -122,10 +127,10 @@ def test_enough_messages_are_sent_at_once(place):
 def test_enough_bytes_are_sent_at_once(place):
     producer = place.producer(batch_bytes=100, linger_ms=1000)
     producer.send("one", bytes(99))
-    producer.round()
+    producer._rounds.round()
     assert place.batches("one") == []
     producer.send("one", bytes(1))
-    producer.round()
+    producer._rounds.round()
     assert place.batches("one") == [2]
 
 
@@ -134,18 +139,18 @@ def test_messages_wait_no_longer_than_they_may_linger(place):
     producer.send("one", b"")
     place.clock.advance(ms=3)
     producer.send("one", b"")
-    later_ns = producer.round()
+    later_ns = producer._rounds.round()
     assert place.batches("one") == []
     assert later_ns - place.clock.monotonic_ns() == 2_000_000
     place.clock.advance(ms=2)
-    producer.round()
+    producer._rounds.round()
     assert place.batches("one") == [2]
 
 
 def test_with_no_linger_every_message_is_due(place):
     producer = place.producer(linger_ms=0)
     producer.send("one", b"")
-    producer.round()
+    producer._rounds.round()
     assert place.batches("one") == [1]
 
 
@@ -199,7 +204,7 @@ def test_messages_with_and_without_keys_keep_their_columns(place):
 def test_what_a_signal_left_of_a_message_is_not_taken_for_the_next_one(place):
     producer = place.producer()
     producer.send("one", b"0", key="a")
-    lane = producer._routes["one"].lanes[0]
+    lane = producer._core.destinations["one"].outboxes[0]
     lane.open.add_key(b"of a message that never came", TEXT_KEY)
     producer.send("one", b"1", key=b"b")
     lane.open.add_key(b"of another one")
@@ -371,10 +376,10 @@ def test_a_full_disk_is_tried_again_with_growing_pauses(place):
     producer.send("one", b"0").result()
     place.fill_disk()
     sent = producer.send("one", b"1")
-    pauses = [(producer.round() - place.clock.monotonic_ns()) // 1_000_000]
+    pauses = [(producer._rounds.round() - place.clock.monotonic_ns()) // 1_000_000]
     for _ in range(3):
         place.clock.advance(ms=pauses[-1])
-        pauses.append((producer.round() - place.clock.monotonic_ns()) // 1_000_000)
+        pauses.append((producer._rounds.round() - place.clock.monotonic_ns()) // 1_000_000)
     assert pauses == [100, 200, 300, 300]
     later = producer.send("one", b"2")
     place.free_disk()
@@ -491,9 +496,9 @@ def test_what_is_stored_leaves_the_buffer(place):
     producer.send("three", b"", partition=0).result()
     place.engine.topic("three").partitions[1].append = None  # not to be called: it is never due
     producer.send("three", bytes(100), partition=1)
-    producer._routes["three"].lanes[1].retry_at_ns = 10**18
+    producer._core.destinations["three"].outboxes[1].retry_at_ns = 10**18
     producer.send("three", bytes(1000), partition=0).result()
-    assert producer._accumulator.buffered == 100 + 64
+    assert producer._core.accumulator.buffered == 100 + 64
 
 
 def test_messages_of_another_kind_send_those_before_them(place):
@@ -501,7 +506,7 @@ def test_messages_of_another_kind_send_those_before_them(place):
     first = producer.send("one", b"")
     for _ in range(3):
         producer.send("one", b"", delay=60)
-    producer.round()
+    producer._rounds.round()
     assert first.done()
 
 
@@ -578,7 +583,7 @@ def test_empty_messages_fill_the_buffer_as_well(place):
     producer = place.producer(buffer_bytes=1024, linger_ms=60_000)
     for _ in range(100):
         producer.send("one", b"")
-    assert producer._accumulator.buffered <= 1024 + 64
+    assert producer._core.accumulator.buffered <= 1024 + 64
 
 
 def test_a_name_fences_the_producer_before(place):
@@ -681,7 +686,7 @@ def test_a_producer_goes_on_after_its_topic_was_let_go(place):
     producer.send("one", b"0").result()
     topic = place.engine.topic("one")
     place.clock.advance(seconds=2)
-    producer.round()
+    producer._rounds.round()
     assert not topic.busy
     topic.close()
     assert producer.send("one", b"1").result().offset == 1
@@ -692,7 +697,7 @@ def test_a_topic_stays_open_while_something_is_on_its_way(place):
     producer = place.producer(linger_ms=60_000)
     producer.send("one", b"0")
     place.clock.advance(seconds=30)
-    producer.round()
+    producer._rounds.round()
     assert place.engine.topic("one").busy
     producer.close()
     assert not place.engine.topic("one").busy
@@ -842,7 +847,7 @@ def test_names_alone_do_not_make_a_folder_that_cannot_be_opened(place):
     disk = SimulatedDisk()
     world = World(clock=place.clock, disk=disk, ids=place.ids)
     engine = BrokerEngine.open("/new", world=world)
-    Producer(engine, name="loader", thread=False).close()
+    Producer(LocalProducerPort(engine), name="loader", rounds=without_thread).close()
     engine.close()
     BrokerEngine.open("/new", world=world).close()
 
@@ -856,7 +861,7 @@ def test_what_is_sent_is_counted(place):
 
 
 def test_bodies_may_have_a_type(place):
-    producer = Producer(place.engine, body_type=dict, thread=False)
+    producer = Producer(LocalProducerPort(place.engine), body_type=dict, rounds=without_thread)
     producer.send("one", {"a": 1}, key="k")
     producer.send_many("one", [{"b": 2}, NewMessage(body={"c": 3})])
     with pytest.raises(BadBody):
@@ -884,7 +889,7 @@ def engine(tmp_path):
 
 
 def test_many_threads_share_a_producer(engine):
-    with Producer(engine, ProducerSettings(acks="leader", buffer_bytes=50_000)) as producer:
+    with Producer(LocalProducerPort(engine), ProducerSettings(acks="leader", buffer_bytes=50_000)) as producer:
 
         def work(number: int) -> None:
             for i in range(500):
@@ -905,15 +910,15 @@ def test_many_threads_share_a_producer(engine):
 
 
 def test_its_thread_sends_by_itself(engine):
-    producer = Producer(engine, ProducerSettings(linger_ms=1))
-    assert producer._thread is None
+    producer = Producer(LocalProducerPort(engine), ProducerSettings(linger_ms=1))
+    assert producer._rounds._thread is None
     assert producer.send("three", b"x").result(timeout=30).durability == "fsync"
     producer.close()
-    assert not producer._thread.is_alive()
+    assert not producer._rounds._thread.is_alive()
 
 
 def test_a_child_after_a_fork_sends_nothing(engine):
-    producer = Producer(engine, ProducerSettings(linger_ms=1_000))
+    producer = Producer(LocalProducerPort(engine), ProducerSettings(linger_ms=1_000))
     producer.send("three", b"x", partition=0)
     child = os.fork()
     if not child:
@@ -930,9 +935,9 @@ def test_a_child_after_a_fork_sends_nothing(engine):
 
 
 def test_a_producer_that_nobody_holds_sends_what_it_has_and_ends(engine):
-    producer = Producer(engine, ProducerSettings(linger_ms=50))
+    producer = Producer(LocalProducerPort(engine), ProducerSettings(linger_ms=50))
     producer.send("three", b"x", partition=0)
-    thread = producer._thread
+    thread = producer._rounds._thread
     del producer
     deadline = time.monotonic() + 30
     while thread.is_alive() and time.monotonic() < deadline:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast import NewMessage
+from holdfast.api.aio.producer import AsyncProducer
 from holdfast.broker.engine import BrokerEngine
-from holdfast.embedded.aio_producer import AsyncProducer
-from holdfast.embedded.producing import producer_settings
 from holdfast.env import Clock, ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Closed, DiskFull, Fenced, InvalidRequest, QueueFull, Unavailable, UnknownTopic
+from holdfast.local.producer import LocalProducerPort
+from holdfast.producing.core import producer_settings
 from holdfast.settings import ProducerSettings
 
 
@@ -35,7 +36,9 @@ class Place:
         self.open()
 
     def producer(self, *, name: str | None = None, resume: bool = False, **changes: Any) -> AsyncProducer:
-        return AsyncProducer(self.engine, producer_settings(ProducerSettings(), changes), name=name, resume=resume)
+        return AsyncProducer(
+            LocalProducerPort(self.engine), producer_settings(ProducerSettings(), changes), name=name, resume=resume
+        )
 
     def values(self, topic: str, partition: int = 0) -> list[bytes]:
         log = self.engine.topic(topic).partitions[partition].log
@@ -176,7 +179,7 @@ def test_a_full_buffer_holds_the_sender_up_and_then_refuses():
         await producer.flush()
         place.engine.topic("one").partitions[0].append = refuse
         await producer.send("one", bytes(900))
-        producer.settings = producer_settings(producer.settings, {"block_ms": 20})
+        producer._core.settings = producer_settings(producer.settings, {"block_ms": 20})
         with pytest.raises(QueueFull):
             await producer.send("one", bytes(200))
         with pytest.raises(QueueFull):
@@ -250,7 +253,7 @@ def test_it_runs_on_a_real_disk(tmp_path):
     engine.create_topic("three", None, {"partitions": 3})
 
     async def story() -> None:
-        async with AsyncProducer(engine, ProducerSettings(linger_ms=1)) as producer:
+        async with AsyncProducer(LocalProducerPort(engine), ProducerSettings(linger_ms=1)) as producer:
             sent = [await producer.send("three", b"%d" % i, key=b"%d" % i) for i in range(300)]
             many = await producer.send_many("three", [b"x"] * 1000)
             assert len({(s.partition, s.offset) for s in [await each for each in sent]}) == 300

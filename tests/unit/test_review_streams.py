@@ -7,24 +7,29 @@ import os
 import random
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from holdfast import NewMessage
+from holdfast.api.aio.producer import AsyncProducer
+from holdfast.api.sync.producer import Producer
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.routing import RoundRobin
-from holdfast.embedded.aio_producer import AsyncProducer
-from holdfast.embedded.producer import Producer
-from holdfast.embedded.producing import producer_settings
 from holdfast.errors import Closed, DiskFull, InvalidRequest, QueueFull, Unavailable, UnknownTopic
+from holdfast.local.producer import LocalProducerPort
+from holdfast.producing.core import producer_settings
+from holdfast.producing.rounds import ThreadRounds
 from holdfast.settings import ProducerSettings
 from tests.unit.streams import Streams, async_consumer_of, drain, settle, texts
+
+without_thread = partial(ThreadRounds, thread=False)  # whoever waits does its work: time does not run by itself
 
 
 def producer_of(streams: Streams, *, name: str | None = None, resume: bool = False, **changes: Any) -> Producer:
     settings = producer_settings(ProducerSettings(), changes)
-    return Producer(streams.engine, settings, name=name, resume=resume, thread=False)
+    return Producer(LocalProducerPort(streams.engine), settings, name=name, resume=resume, rounds=without_thread)
 
 
 def values(streams: Streams, partition: int = 0, topic: str = "orders") -> list[bytes]:
@@ -131,19 +136,19 @@ def test_a_batch_is_waited_for_where_it_was_written():
     producer = producer_of(streams)
     producer.send_many("orders", [b"0", b"1", b"2"]).result()
     sent = producer.send("orders", b"3")
-    write = producer._sender.write
+    write = producer._core.sender.write
 
     def written_and_gone(parcel: Any) -> Any:
         answer = write(parcel)
-        producer._sender.write = write
+        producer._core.sender.write = write
         streams.engine.delete_topic("orders")
         streams.engine.create_topic("orders")
         producer.send("orders", b"new")
         return answer
 
-    producer._sender.write = written_and_gone
-    producer._accumulator.hurry()
-    producer.round()
+    producer._core.sender.write = written_and_gone
+    producer._core.accumulator.hurry()
+    producer._rounds.round()
     assert sent.result().offset == 3
 
 
@@ -171,16 +176,16 @@ def test_what_is_sent_while_a_producer_closes_is_answered():
     streams = Streams(partitions=1)
     producer = producer_of(streams)
     late: list[Any] = []
-    let_go = producer._let_go
+    let_go = producer._core.let_go
 
     def meanwhile(now_ns: int | None = None) -> Any:
-        if producer._stopping and not late:
-            route = producer._routes["orders"]
-            late.append(producer._add(route.lanes[0], b"late"))
+        if producer._rounds.stopping and not late:
+            route = producer._core.destinations["orders"]
+            late.append(producer._add(route.outboxes[0], b"late"))
         return let_go(now_ns)
 
     producer.send("orders", b"x").result()
-    producer._let_go = meanwhile
+    producer._core.let_go = meanwhile
     with suppress(Closed):
         producer.close()
     assert late[0] is None or late[0].done()
@@ -189,7 +194,7 @@ def test_what_is_sent_while_a_producer_closes_is_answered():
 def test_a_child_after_a_fork_waits_for_nothing(tmp_path):
     engine = BrokerEngine.open(tmp_path / "data")
     engine.create_topic("orders")
-    producer = Producer(engine, ProducerSettings(linger_ms=60_000))
+    producer = Producer(LocalProducerPort(engine), ProducerSettings(linger_ms=60_000))
     sent = producer.send("orders", b"x")
     child = os.fork()
     if not child:
@@ -458,7 +463,7 @@ def test_tasks_send_on_to_a_topic_made_anew_with_fewer_partitions():
     streams = Streams(partitions=3)
 
     async def send() -> None:
-        async with AsyncProducer(streams.engine, ProducerSettings(batch_messages=1)) as producer:
+        async with AsyncProducer(LocalProducerPort(streams.engine), ProducerSettings(batch_messages=1)) as producer:
             await (await producer.send_many("orders", [b"%d" % i for i in range(6)]))
             streams.engine.delete_topic("orders")
             streams.engine.create_topic("orders", changes={"partitions": 1})
@@ -473,8 +478,8 @@ def test_a_round_of_tasks_that_failed_is_not_the_last(caplog):
     streams = Streams(partitions=1)
 
     async def send() -> None:
-        async with AsyncProducer(streams.engine) as producer:
-            producer._next_ns = failing_once(producer._next_ns, ZeroDivisionError())
+        async with AsyncProducer(LocalProducerPort(streams.engine)) as producer:
+            producer._core.next_ns = failing_once(producer._core.next_ns, ZeroDivisionError())
             await (await producer.send("orders", b"a"))
             await (await producer.send("orders", b"b"))
 
@@ -607,7 +612,7 @@ def test_tasks_get_their_turns_again_where_there_was_no_room():
 
     async def send() -> None:
         settings = ProducerSettings(buffer_bytes=4096, block_ms=0, linger_ms=60_000)
-        async with AsyncProducer(streams.engine, settings, name="loader") as producer:
+        async with AsyncProducer(LocalProducerPort(streams.engine), settings, name="loader") as producer:
             taken = 0
             while taken < 300:
                 try:

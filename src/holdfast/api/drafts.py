@@ -20,7 +20,7 @@ from holdfast.broker.messages import (
     TEXT_KEY,
     TOMBSTONE,
 )
-from holdfast.broker.partition import Draft
+from holdfast.broker.partition import Draft, Place
 from holdfast.errors import InvalidRequest
 from holdfast.large import Value
 from holdfast.model import Durability
@@ -198,3 +198,9 @@ def _pairs(headers: object) -> list[tuple[object, object]]:
         return [(name, value) for name, value in pairs]
     except (TypeError, ValueError):
         raise InvalidRequest(f"headers must be a mapping or pairs of name and value, not {headers!r}") from None
+
+
+def stored_at(place: Place, topic: str, partition: int, durability: Durability) -> Stored:
+    """The answer for a message that was sent to this partition; a duplicate's first one may be in another."""
+    number = partition if place.partition is None else place.partition
+    return Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, number)

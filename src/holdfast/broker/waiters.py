@@ -195,6 +195,13 @@ class TaskWaiter(_OnClock):
     def wake(self) -> None:
         self._woken_ns = self._clock.monotonic_ns()
         self.woken = True
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:  # a call to the loop from outside takes several system calls
+            self._event.set()
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._event.set)
 

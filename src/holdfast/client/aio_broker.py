@@ -11,6 +11,7 @@ from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
 from holdfast.api.aio.locks import AsyncDocuments, AsyncLocks
 from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
@@ -19,16 +20,16 @@ from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.broker_face import RemoteBrokerFace
-from holdfast.client.producer import AsyncRemoteProducer
-from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.producing.core import producer_settings
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.locks import AsyncRemoteLocksPort
 from holdfast.remote.opening import async_group_there, async_queue_there
-from holdfast.settings import QueueSettings
+from holdfast.remote.producer import RemoteProducerPort
+from holdfast.settings import ProducerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
 When = datetime | timedelta
@@ -154,15 +155,15 @@ class AsyncRemoteBroker(RemoteBrokerFace):
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
-    ) -> AsyncRemoteProducer:
+    ) -> AsyncProducer:
         """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
 
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
-        producer = AsyncRemoteProducer(
-            self._client,
-            producer_settings(changes),
+        producer = AsyncProducer(
+            RemoteProducerPort(self._client),
+            producer_settings(ProducerSettings(), changes),
             name=name,
             resume=resume,
             body_type=self._body_type(body_type),

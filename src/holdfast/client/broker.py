@@ -13,22 +13,23 @@ from holdfast.api.streams import Stream, stream_options
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group
 from holdfast.api.sync.locks import Documents, Locks
+from holdfast.api.sync.producer import Producer
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.broker_face import RemoteBrokerFace
-from holdfast.client.producer import RemoteProducer
-from holdfast.client.producing import producer_settings
 from holdfast.client.streams import publish_stream
 from holdfast.client.ways import run
 from holdfast.embedded.broker import Broker
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.producing.core import producer_settings
 from holdfast.remote.opening import group_there, queue_there
+from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.sync.consumer import RemoteConsumerPort
 from holdfast.remote.sync.locks import RemoteLocksPort
-from holdfast.settings import QueueSettings
+from holdfast.settings import ProducerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
 When = datetime | timedelta
@@ -156,20 +157,19 @@ class RemoteBroker(RemoteBrokerFace):
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
-    ) -> RemoteProducer:
+    ) -> Producer:
         """A producer that gathers messages into batches; `changes` are its settings, such as linger_ms=5, acks="all".
 
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
-        producer = RemoteProducer(
-            self._client,
-            producer_settings(changes),
+        producer = Producer(
+            RemoteProducerPort(self._client),
+            producer_settings(ProducerSettings(), changes),
             name=name,
             resume=resume,
             body_type=self._body_type(body_type),
         )
-        producer._sender.begin()
         self._sending.add(producer)
         return producer
 

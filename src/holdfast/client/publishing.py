@@ -27,11 +27,12 @@ _LOOK_AGAIN_NS: Final = 5_000_000_000  # a topic may have got more partitions me
 
 
 class Known:
-    """What a client knows of a topic: how many partitions it has, and whose turn it is."""
+    """What a client knows of a topic: which one it is, how many partitions it has, and whose turn it is."""
 
-    def __init__(self, count: int | None, looked_ns: int) -> None:
-        self.count = count  # None: we may not ask
-        self.looked_ns = looked_ns
+    def __init__(self) -> None:
+        self.id = 0
+        self.count: int | None = None  # None: we may not ask
+        self.looked_ns = 0
         self.turns = RoundRobin()
 
 
@@ -95,21 +96,28 @@ class Publishing:
         """Look at the topic again before the next message."""
         self._known.pop(topic, None)
 
-    async def look(self, topic: str) -> Known:
-        """What the topic is; asked for again now and then."""
-        known, now_ns = self._known.get(topic), self._clock.monotonic_ns()
-        if known is None or now_ns - known.looked_ns > _LOOK_AGAIN_NS:
+    def known(self, topic: str) -> Known | None:
+        """What the topic was lately; None where it is time to look."""
+        known = self._known.get(topic)
+        if known is None or self._clock.monotonic_ns() - known.looked_ns > _LOOK_AGAIN_NS:
+            return None
+        return known
+
+    async def look(self, topic: str, caller: Caller | None = None) -> Known:
+        """What the topic is; asked for again now and then, by the caller that is given."""
+        known = self.known(topic)
+        if known is None:
+            topic_id, count, now_ns = 0, None, self._clock.monotonic_ns()
             try:
-                info: TopicInfo = await self.caller.call(
+                info: TopicInfo = await (caller or self.caller).call(
                     Ask(method="GET", path=path_of("topics", topic), answers=TopicInfo)
                 )
             except Forbidden:  # who may only publish does not see what a topic is
-                count = None
+                pass
             else:
-                count = len(info.partitions)
-            if known is None:
-                known = self._known[topic] = Known(count, now_ns)
-            known.count, known.looked_ns = count, now_ns
+                topic_id, count = info.id, len(info.partitions)
+            known = self._known.setdefault(topic, Known())
+            known.id, known.count, known.looked_ns = topic_id, count, now_ns
         return known
 
     def messages(self, given: object, bodies: Bodies, verb: str) -> tuple[list[wire.NewMessage], list[Draft]]:
@@ -117,19 +125,12 @@ class Publishing:
         if isinstance(given, (bytes, bytearray, str, Mapping)) or not isinstance(given, Iterable):
             raise InvalidRequest(f"{verb} takes a list of bodies or NewMessages, not {type(given).__name__}")
         now_ms = self._clock.now_ns() // 1_000_000
-        plain, keyed = Drafter(bodies, _USUAL), Drafter(bodies, _COMPACTED)
+        drafter = WireDrafter(bodies)
         messages, drafts = [], []
         for each in given:
-            new = each if isinstance(each, NewMessage) else NewMessage(body=each)
-            if has_only_a_body(new):
-                value = bodies.encode(new.body)
-                drafts.append(Draft(value))
-                messages.append(wire.NewMessage(body=value))
-                continue
-            # Whether the topic takes tombstones is for the server to say.
-            draft = (keyed if new.body is None else plain).draft(new, now_ms)
+            message, draft = drafter.draft(each if isinstance(each, NewMessage) else NewMessage(body=each), now_ms)
+            messages.append(message)
             drafts.append(draft)
-            messages.append(_message(new, draft))
         return messages, drafts
 
     async def _publish_in_lanes(
@@ -202,6 +203,24 @@ class Publishing:
         ]
 
 
+class WireDrafter:
+    """Checks messages as far as a client can, and makes what is sent of them."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._encode = bodies.encode
+        self._plain = Drafter(bodies, _USUAL)
+        self._keyed = Drafter(bodies, _COMPACTED)
+
+    def draft(self, new: NewMessage, now_ms: int) -> tuple[wire.NewMessage, Draft]:
+        """The message as it is sent, and as it will be stored; InvalidRequest names what is wrong with it."""
+        if has_only_a_body(new):
+            value = self._encode(new.body)
+            return wire.NewMessage(body=value), Draft(value)
+        # Whether the topic takes tombstones is for the server to say.
+        draft = (self._keyed if new.body is None else self._plain).draft(new, now_ms)
+        return _message(new, draft), draft
+
+
 @contextmanager
 def _noting(stored: Sized, messages: Sized) -> Iterator[None]:
     """Note on an error how many messages earlier calls have stored, where one publish takes several."""
@@ -237,12 +256,6 @@ def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | 
     return routed
 
 
-def route_of(count: int, draft: Draft, turns: RoundRobin) -> int:
-    """The partition of one message: by its key, or its dedup id, or in turn."""
-    by = draft.key if draft.key is not None else draft.dedup_id
-    return partition_for(by, count) if by is not None else turns.take(count)
-
-
 def is_loose(message: wire.NewMessage) -> bool:
     """Whether it has no place in a producer's sequence. A time always counts: the server says whether it has passed."""
     return (
@@ -251,12 +264,6 @@ def is_loose(message: wire.NewMessage) -> bool:
         or message.delay is not None
         or message.at is not None
     )
-
-
-def check_places(topic: str, known: Known, partition: int | None) -> None:
-    """Refuse a partition that the topic does not have."""
-    if partition is not None and known.count is not None:
-        check_partition(partition, topic, known.count)
 
 
 def _message(new: NewMessage, draft: Draft) -> wire.NewMessage:

@@ -14,6 +14,7 @@ from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
 from holdfast.api.aio.locks import AsyncDocuments, AsyncLocks
 from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
@@ -24,19 +25,19 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic
-from holdfast.embedded.aio_producer import AsyncProducer
 from holdfast.embedded.aio_topics import TopicThreads
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
 from holdfast.embedded.opening import Opening
-from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import AsyncTraceFace
 from holdfast.env import World
 from holdfast.local.aio.consumer import AsyncLocalConsumerPort
 from holdfast.local.aio.locks import AsyncLocalLocksPort
 from holdfast.local.opening import async_group_here, async_queue_here
+from holdfast.local.producer import LocalProducerPort
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.producing.core import producer_settings
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -211,9 +212,13 @@ class AsyncBroker(AsyncTraceFace, BrokerFace):
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
-        settings = producer_settings(self._engine.settings.producer, changes)
-        body_type = self._body_type(body_type)
-        producer = AsyncProducer(self._engine, settings, name=name, resume=resume, body_type=body_type)
+        producer = AsyncProducer(
+            LocalProducerPort(self._engine),
+            producer_settings(self._engine.settings.producer, changes),
+            name=name,
+            resume=resume,
+            body_type=self._body_type(body_type),
+        )
         self._sending.add(producer)
         return producer
 

@@ -15,20 +15,22 @@ from holdfast.api.streams import Stream, stream_options
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group
 from holdfast.api.sync.locks import Documents, Locks
+from holdfast.api.sync.producer import Producer
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import Reset
 from holdfast.embedded.broker_face import BrokerFace, open_broker_face
-from holdfast.embedded.producer import Producer
-from holdfast.embedded.producing import producer_settings
 from holdfast.embedded.topics import GroupInfo, TopicInfo
 from holdfast.embedded.traces import TraceFace
 from holdfast.env import World
 from holdfast.local.opening import group_here, queue_here
+from holdfast.local.producer import LocalProducerPort
 from holdfast.local.sync.consumer import LocalConsumerPort
 from holdfast.local.sync.locks import LocalLocksPort
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
+from holdfast.producing.core import producer_settings
+from holdfast.producing.rounds import ThreadRounds
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
@@ -178,10 +180,13 @@ class Broker(TraceFace, BrokerFace):
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
-        settings = producer_settings(self._engine.settings.producer, changes)
-        body_type = self._body_type(body_type)
         producer = Producer(
-            self._engine, settings, name=name, resume=resume, body_type=body_type, thread=self._with_threads
+            LocalProducerPort(self._engine),
+            producer_settings(self._engine.settings.producer, changes),
+            name=name,
+            resume=resume,
+            body_type=self._body_type(body_type),
+            rounds=partial(ThreadRounds, thread=self._with_threads),
         )
         self._sending.add(producer)
         return producer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakMethod
@@ -181,7 +181,7 @@ class StreamMember:
         """In a child after a fork: the parent is the member."""
         self.left = True
 
-    def hand_out(self, found: Collection[StreamMessage[Any]]) -> None:
+    def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
         """What was read is in the user's hands."""
         for feed in self.partitions.values():
             feed.given = feed.position

@@ -9,9 +9,9 @@ from typing import Any, Final, get_args
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import Drafter, NewMessage, Stored
+from holdfast.api.drafts import Drafter, NewMessage, Stored, stored_at
 from holdfast.broker.messages import batch_of
-from holdfast.broker.partition import Draft, Partition, Place, Publication
+from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
@@ -23,12 +23,6 @@ from holdfast.storage.log import Log
 
 _NO_OPTIONS: Final = (None,) * 8
 _NAMED_MOST: Final = 20
-
-
-def stored_at(place: Place, topic: str, partition: int, durability: Durability) -> Stored:
-    """The answer for a message that was sent to this partition; a duplicate's first one may be in another."""
-    number = partition if place.partition is None else place.partition
-    return Stored(topic, place.offset, place.delayed_id, place.duplicate, durability, number)
 
 
 class Part(msgspec.Struct, gc=False):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumer_arguments import MemberRequest
-from holdfast.api.consumer_values import StreamHome, StreamMessage
-from holdfast.broker.folder.layout import message_id, parse_message_id
+from holdfast.api.consumer_values import ConsumedPartition, StreamHome, StreamMessage
+from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
 from holdfast.client.calling import Caller
 from holdfast.client.client import Client
@@ -19,6 +19,7 @@ from holdfast.client.http import Ask, path_of
 from holdfast.client.payloads import Payload
 from holdfast.client.ways import run
 from holdfast.errors import HoldfastError
+from holdfast.membership.assignment import TopicPartition
 from holdfast.protocol.groups import Beat
 from holdfast.protocol.messages import Said
 from holdfast.remote.records import record_told
@@ -72,14 +73,25 @@ def _differing(settings: ConsumerSettings | None) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value != getattr(usual, name)}
 
 
-def message_told(client: Client, bodies: Bodies, home: StreamHome, told: Said) -> StreamMessage[Any]:
-    """A message of a stream, as the server told it."""
-    payload = None
-    if told.omitted:
-        path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
-        payload = Payload(client.beside, path, told.size)
-    record = record_told(told, payload)
-    if told.id != message_id(told.topic, told.partition, told.offset, None):  # it was delayed, and keeps its id
-        delayed_id = parse_message_id(told.id, told.topic).delayed_id
-        record = msgspec.structs.replace(record, headers=(*record.headers, (DELAYED_ID, b"%d" % (delayed_id or 0))))
-    return StreamMessage(home, bodies, record)
+def messages_told(
+    client: Client, bodies: Bodies, partitions: Mapping[TopicPartition, ConsumedPartition], told: Iterable[Said]
+) -> list[StreamMessage[Any]]:
+    """Messages of a stream, as the server told them: those of one partition come together, as a rule."""
+    found: list[StreamMessage[Any]] = []
+    place: TopicPartition | None = None
+    home = StreamHome("", 0)
+    for each in told:
+        if place is None or each.partition != place[1] or each.topic != place[0]:
+            place = each.topic, each.partition
+            home = partitions[place].home if place in partitions else StreamHome(*place)
+        record = record_told(each, _payload(client, each) if each.omitted else None)
+        if each.id[each.id.rfind("-") + 1] == "d":  # it was delayed, and keeps its id
+            number = parse_message_id(each.id, each.topic).delayed_id
+            record = msgspec.structs.replace(record, headers=(*record.headers, (DELAYED_ID, b"%d" % (number or 0))))
+        found.append(StreamMessage(home, bodies, record))
+    return found
+
+
+def _payload(client: Client, told: Said) -> Payload:
+    path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
+    return Payload(client.beside, path, told.size)

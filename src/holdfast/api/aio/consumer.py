@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
@@ -22,6 +21,7 @@ from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds
 from holdfast.api.times import duration_ms, instant_ns
+from holdfast.api.users import AsyncUser
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
@@ -40,9 +40,7 @@ class AsyncConsumer(Generic[Body]):
         self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
         self._returned: set[TopicPartition] = set()  # the partitions of what will not be handed out after all
         self._out: ConsumedPartition | None = None  # where the message comes from that an iteration handed out last
-        # sync: self._user: threading.Thread | None = None
-        # who polled last
-        self._user: asyncio.Task[Any] | None = None  # async only
+        self._user: AsyncUser | None = None  # who polled last
         self._polling = self._leaving = False
 
     @classmethod
@@ -209,7 +207,7 @@ class AsyncConsumer(Generic[Body]):
         timeout_ms = None if timeout is None else duration_ms(timeout, "timeout")
         if self._polling:
             raise InvalidRequest("this consumer is polling already: give each thread or task a consumer of its own")
-        self._user = asyncio.current_task()
+        self._user = AsyncUser()
         self._give_back()
         self._polling = True
         try:
@@ -269,11 +267,10 @@ class AsyncConsumer(Generic[Body]):
         return offsets
 
     async def _close(self, *, failed: bool) -> None:
-        port, user = self._port, self._user
+        port = self._port
         if port.left or self._leaving:
             return
-        # sync: elsewhere = user is not None and user is not threading.current_thread() and user.is_alive()
-        elsewhere = user is not None and user is not asyncio.current_task() and not user.done()  # async only
+        elsewhere = self._user is not None and self._user.is_elsewhere()
         self._leaving = True
         try:
             if port.partitions and not port.closed:

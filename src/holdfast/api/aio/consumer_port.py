@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class AsyncConsumerPort(Protocol):
     ) -> list[StreamMessage[Any]]:
         """Up to `count` messages; waits for at least one, [] after the time. All handed out before is handled now."""
 
-    def hand_out(self, found: Collection[StreamMessage[Any]]) -> None:
+    def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
         """What was polled reaches the user."""
 
     def needs_attention(self) -> bool:
@@ -79,5 +79,5 @@ async def tell(listener: Listener | None, places: list[TopicPartition]) -> None:
     """Tell the user what was assigned or revoked."""
     if listener is not None:
         answer = listener(places)  # sync: listener(places)
-        if isawaitable(answer):  # async only
+        if isawaitable(answer):  # async only: a thread is told by a plain function
             await answer

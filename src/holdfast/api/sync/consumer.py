@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
@@ -23,6 +22,7 @@ from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds
 from holdfast.api.sync.consumer_port import ConsumerPort, tell
 from holdfast.api.times import duration_ms, instant_ns
+from holdfast.api.users import User
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition
@@ -41,7 +41,7 @@ class Consumer(Generic[Body]):
         self._ahead: deque[StreamMessage[Body]] = deque()  # read by an iteration, and not handed out yet
         self._returned: set[TopicPartition] = set()  # the partitions of what will not be handed out after all
         self._out: ConsumedPartition | None = None  # where the message comes from that an iteration handed out last
-        self._user: threading.Thread | None = None
+        self._user: User | None = None  # who polled last
         self._polling = self._leaving = False
 
     @classmethod
@@ -208,7 +208,7 @@ class Consumer(Generic[Body]):
         timeout_ms = None if timeout is None else duration_ms(timeout, "timeout")
         if self._polling:
             raise InvalidRequest("this consumer is polling already: give each thread or task a consumer of its own")
-        self._user = threading.current_thread()
+        self._user = User()
         self._give_back()
         self._polling = True
         try:
@@ -268,10 +268,10 @@ class Consumer(Generic[Body]):
         return offsets
 
     def _close(self, *, failed: bool) -> None:
-        port, user = self._port, self._user
+        port = self._port
         if port.left or self._leaving:
             return
-        elsewhere = user is not None and user is not threading.current_thread() and user.is_alive()
+        elsewhere = self._user is not None and self._user.is_elsewhere()
         self._leaving = True
         try:
             if port.partitions and not port.closed:

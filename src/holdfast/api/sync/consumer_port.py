@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.api.consumer_arguments import Listener, MemberRequest, SeekTarget
@@ -50,7 +50,7 @@ class ConsumerPort(Protocol):
     ) -> list[StreamMessage[Any]]:
         """Up to `count` messages; waits for at least one, [] after the time. All handed out before is handled now."""
 
-    def hand_out(self, found: Collection[StreamMessage[Any]]) -> None:
+    def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
         """What was polled reaches the user."""
 
     def needs_attention(self) -> bool:

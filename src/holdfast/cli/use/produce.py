@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import typer
 
+from holdfast.api.sync.producer import Producer
 from holdfast.api.times import parse_duration
 from holdfast.cli.completion import topic_names
 from holdfast.cli.look.trace import time_text
@@ -22,10 +23,9 @@ from holdfast.cli.output import OK, command, print_json, stderr, stdout
 from holdfast.cli.progress import counter
 from holdfast.cli.text import safe, size
 from holdfast.cli.use.put import Defaults, Intake, Item, header_pairs, separator_of, text_or_bytes
-from holdfast.embedded.parcels import Sent
-from holdfast.embedded.producer import Producer
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.producing.sent import Sent
 from holdfast.storage.checks.finding import count_of
 
 # So many may be on their way; above that the oldest answer is waited for.

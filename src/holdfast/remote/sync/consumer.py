@@ -8,13 +8,13 @@ What was handled goes along with the next poll, so that an answer that never cam
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import msgspec
 
 from holdfast.api.consumer_arguments import MemberRequest, SeekTarget, chosen_partitions
-from holdfast.api.consumer_values import ConsumedPartition, StreamHome, StreamMessage
+from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
 from holdfast.api.contents import home_of
 from holdfast.api.sync.consumer_port import tell
 from holdfast.broker.folder.layout import check_topic_name
@@ -28,7 +28,7 @@ from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
 from holdfast.remote.calls import Calls
-from holdfast.remote.consumer import Heartbeats, member_settings, message_told
+from holdfast.remote.consumer import Heartbeats, member_settings, messages_told
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +106,10 @@ class RemoteConsumerPort:
             self._heartbeats.polling = False
             self._heartbeats.polled_ns = monotonic_ns()
 
-    def hand_out(self, found: Collection[StreamMessage[Any]]) -> None:
+    def hand_out(self, found: Sequence[StreamMessage[Any]]) -> None:
         """What was polled is in the user's hands."""
-        last = {home_of(message): message for message in found}
-        for partition in self.partitions.values():
-            if partition.home in last:
-                partition.given = last[partition.home].offset + 1
+        for place, message in self._first_of_each(reversed(found)).items():
+            self.partitions[place].given = message.offset + 1
 
     def needs_attention(self) -> bool:
         """Never: what the group has to say comes with the next poll, and commits go along with that."""
@@ -237,20 +235,26 @@ class RemoteConsumerPort:
             if place in self.partitions and place not in refused:
                 self.partitions[place].kept = offset
         self._follow(polled.assignment)
-        first = {(said.topic, said.partition): said.offset for said in reversed(polled.messages)}
+        found = messages_told(self._client, self.request.bodies, self.partitions, polled.messages)
+        first = self._first_of_each(found)
         for each in polled.assignment:
             place = each.topic, each.partition
             partition = self.partitions[place]
             if partition.handled == partition.given:  # what was passed over on the way needs no handling
-                partition.move(first.get(place, each.position))
-        return [
-            message_told(self._client, self.request.bodies, self._home(said.topic, said.partition), said)
-            for said in polled.messages
-        ]
+                partition.move(first[place].offset if place in first else each.position)
+        return found
 
-    def _home(self, topic: str, partition: int) -> StreamHome:
-        found = self.partitions.get((topic, partition))
-        return StreamHome(topic, partition) if found is None else found.home
+    def _first_of_each(self, messages: Iterable[StreamMessage[Any]]) -> dict[TopicPartition, StreamMessage[Any]]:
+        """The first message of each partition that is ours: there may be thousands, and few partitions."""
+        homes: dict[Any, TopicPartition] = {each.home: place for place, each in self.partitions.items()}
+        found: dict[TopicPartition, StreamMessage[Any]] = {}
+        for message in messages:
+            if not homes:
+                break
+            place = homes.pop(home_of(message), None)
+            if place is not None:
+                found[place] = message
+        return found
 
     def _rewind(self, places: Collection[TopicPartition]) -> None:
         """What was polled and not handed out is to come again."""

@@ -1,0 +1,234 @@
+# Generated from aio/producer.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""The producer for threads: messages are gathered by partition, and stored in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import Any
+
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.api.times import duration_ms
+from holdfast.broker.messages import TEXT_KEY
+from holdfast.errors import HoldfastError, QueueFull, Unavailable
+from holdfast.producing.core import Addressed, ProducerCore
+from holdfast.producing.destination import Destination
+from holdfast.producing.parcels import Outbox, Parcel, Span
+from holdfast.producing.port import ProducerPort
+from holdfast.producing.rounds import ThreadRounds
+from holdfast.producing.sent import Sent, SentMany
+from holdfast.producing.sync.waits import Waits
+from holdfast.settings import ProducerSettings
+
+
+class Producer:
+    """Sends messages to topics, many at once. Safe to use from any thread."""
+
+    """Sends messages to topics, many at once, for the threads of one event loop.
+
+    It begins when it is awaited, with `with`, or with its first message: one with a name fences those before it
+    from then on.
+    """
+
+    def __init__(
+        self,
+        port: ProducerPort,
+        settings: ProducerSettings | None = None,
+        *,
+        name: str | None = None,
+        resume: bool = False,
+        body_type: Any = None,
+        rounds: Callable[[ProducerCore[Any]], ThreadRounds] | None = None,
+    ) -> None:
+        self._core = core = ProducerCore(
+            port, settings or port.settings, Sent, name=name, resume=resume, body_type=body_type
+        )
+        self._add = core.accumulator.add
+        self._destinations = core.destinations
+        self._backing = port.backing
+        self._is_stale = port.is_stale if port.blocks else None
+        make = rounds or ThreadRounds
+        self._rounds = make(core)
+        self._waits = core.owner = Waits(core, self._rounds)
+        core.face = self
+        core.sender.begin()
+        core.face = self
+
+    @property
+    def settings(self) -> ProducerSettings:
+        """The settings of this producer."""
+        return self._core.settings
+
+    @property
+    def name(self) -> str | None:
+        """Its name, by which it can go on after a crash."""
+        return self._core.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more can be sent."""
+        return self._core.closed or self._backing.closed
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if self.name else ""
+        return f"<{type(self).__name__}{name} {self._core.port.place}{' (closed)' if self.closed else ''}>"
+
+    def send(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        key: Text | None = None,
+        headers: HeadersLike | None = None,
+        priority: int = 0,
+        delay: Seconds | None = None,
+        at: datetime | None = None,
+        ttl: Seconds | None = None,
+        dedup_id: Text | None = None,
+        correlation_id: str | None = None,
+        partition: int | None = None,
+    ) -> Sent:
+        """Send a message; returns at once, or when there is room. The answer comes to what is returned."""
+        """Send a message; waits only for room. Await what is returned for the answer."""
+        destination = self._ready(topic) or self._open(topic)
+        # The fused form of `address` and `put` for the commonest messages.
+        plain = type(body) is bytes and type(priority) is int and not priority and partition is None
+        plain = plain and headers is None and delay is None and at is None and ttl is None
+        plain = plain and dedup_id is None and correlation_id is None
+        if plain and destination.settings is destination.topic.settings and destination.plain:
+            if key is None and len(body) <= destination.most_bytes:
+                outbox = destination.outboxes[0] if destination.count == 1 else destination.next()
+                return self._add(outbox, body) or self._insist(Addressed(outbox, body, turns=1))
+            flags = 0
+            if type(key) is str and key.isascii():
+                key, flags = key.encode(), TEXT_KEY
+            if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
+                outbox = destination.keyed(key)
+                return self._add(outbox, body, key, flags) or self._insist(Addressed(outbox, body, key, flags))
+        options = (headers, delay, at, ttl, dedup_id, correlation_id)
+        addressed = self._core.address(destination, body, key, priority, options, partition)
+        return self._core.put(addressed) or self._insist(addressed)
+
+    def send_many(self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None) -> SentMany:
+        """Send messages; an item is a body or a NewMessage. One answer for all of them, or one for each."""
+        """Send messages; an item is a body or a NewMessage. Await what is returned for the answers."""
+        destination = self._ready(topic) or self._open(topic)
+        core = self._core
+        messages = core.check_many(messages)
+        plain = core.all_plain(destination, messages)
+        spans: list[Span] = []
+        try:
+            if plain:
+                for outbox, first, end, size in core.pieces(destination, messages, partition):
+                    added = self._extend(outbox, messages[first:end], size)
+                    spans.append((*added, range(first, end)))
+            else:
+                for i, message in enumerate(messages):
+                    new = message if isinstance(message, NewMessage) else NewMessage(body=message)
+                    addressed = core.address_new(destination, new, partition)
+                    added = core.put_draft(addressed) or self._insist_draft(addressed)
+                    spans.append((*added, (i,)))
+        except HoldfastError as error:
+            core.note_taken(error, spans, len(messages), destination if plain and partition is None else None)
+            raise
+        return SentMany(spans, len(messages))
+
+    def flush(self, timeout: Seconds | None = None) -> None:
+        """Send what was gathered and wait for its answers; raises the first error that nobody was told of yet."""
+        self._drain(_seconds(timeout))
+        self._core.raise_unseen()
+
+    def close(self, timeout: Seconds | None = None) -> None:
+        """Send what is left, wait for its answers, end. What is not stored within the timeout is answered with Closed.
+
+        Raises the first error that nobody was told of. Closing twice is fine.
+        """
+        if self._core.closed:
+            return
+        self._rounds.check_outside()
+        timeout_s = _seconds(timeout)
+        self._core.close()
+        try:
+            self._drain(timeout_s)
+        except Unavailable:
+            pass  # answered below
+        finally:
+            self._rounds.stop()
+        self._core.raise_unseen()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except HoldfastError as failure:
+            if error is None:
+                raise
+            error.add_note(f"messages were not stored: {failure}")
+
+    def _ready(self, topic: str) -> Destination | None:
+        """The topic, where it can be sent to at once."""
+        if not self._core.usable or self._backing.closed:
+            self._core.check_open()
+        try:
+            destination = self._destinations[topic]
+        except (KeyError, TypeError):
+            return None
+        if self._is_stale is not None and self._is_stale(destination.topic):
+            return None
+        return destination
+
+    def _open(self, topic: str) -> Destination:
+        return self._core.open(topic)
+
+    def _insist(self, addressed: Addressed) -> Sent:
+        """Take a message in as soon as there is room for it."""
+        deadline_ns = self._waits.deadline_ns(self.settings.block_ms / 1000)
+        while True:
+            self._make_way(addressed.outbox, deadline_ns, addressed.turns)
+            if (sent := self._core.put(addressed)) is not None:
+                return sent
+
+    def _insist_draft(self, addressed: Addressed) -> tuple[Parcel, int]:
+        deadline_ns = self._waits.deadline_ns(self.settings.block_ms / 1000)
+        while True:
+            self._make_way(addressed.outbox, deadline_ns, addressed.turns)
+            if (added := self._core.put_draft(addressed)) is not None:
+                return added
+
+    def _extend(self, outbox: Outbox, values: list[bytes], size: int) -> tuple[Parcel, int]:
+        extend = self._core.accumulator.extend
+        added = extend(outbox, values, size)
+        if added is None:
+            deadline_ns = self._waits.deadline_ns(self.settings.block_ms / 1000)
+            while added is None:
+                self._make_way(outbox, deadline_ns)
+                added = extend(outbox, values, size)
+        return added
+
+    def _make_way(self, outbox: Outbox, deadline_ns: int | None, turns: int = 0) -> None:
+        """Open the topic again where it was let go; otherwise wait until something was stored.
+
+        The turns that a message had are free where there is no room for it.
+        """
+        self._core.check_open()
+        if not outbox.destination.usable:
+            self._core.open(outbox.destination.name)
+            return
+        try:
+            self._waits.room(deadline_ns)
+        except QueueFull:
+            outbox.destination.give_back(turns)
+            raise
+
+    def _drain(self, timeout_s: float | None) -> None:
+        if self._waits.answered_all(self._core.accumulator.hurry(), timeout_s) is not None:
+            raise Unavailable(f"not everything was stored within {timeout_s:g} s; it is still on its way")
+
+
+def _seconds(timeout: Seconds | None) -> float | None:
+    return None if timeout is None else duration_ms(timeout, "timeout") / 1000
