@@ -13,7 +13,6 @@ import pytest
 import holdfast
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.partition import Partition
-from holdfast.broker.quick import QuickDelivery
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.tracing.tracing import _OF_DELIVERY, _OF_PARTITION
 from holdfast.embedded.traces import AsyncTraceFace, TraceFace
@@ -251,7 +250,7 @@ def test_without_sampling_nothing_is_hooked_and_nothing_is_written():
         assert callable(getattr(Partition, name))
     for name in _OF_DELIVERY:
         assert callable(getattr(Delivery, name))
-    assert isinstance(station.delivery, QuickDelivery)
+    assert isinstance(station.delivery, Delivery)
 
 
 def test_sampling_is_switched_while_messages_are_in_hand():

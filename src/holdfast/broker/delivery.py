@@ -8,15 +8,18 @@ from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Any, Final, Self
 
-from holdfast.broker.choose import Supply, give_way, look_ahead
+from holdfast.broker.choose import Keyed, KeyedGroup, Supply, give_way, look_ahead
+from holdfast.broker.floor import Floor
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.journal import Journal, Snapshot
 from holdfast.broker.leases import Delivered, Dropped, Renewals
+from holdfast.broker.messages import MOVED
 from holdfast.broker.metrics import Metrics
 from holdfast.broker.waiters import Waiters
 from holdfast.delivery.commands import (
     DROPPED,
     NO_SESSION,
+    PROVEN,
     Bury,
     Command,
     Extend,
@@ -37,27 +40,23 @@ from holdfast.delivery.events import (
     Cancelled,
     Event,
     Expired,
+    Leased,
     Lost,
     Phase,
     Released,
-    Skipped,
+    encode_event,
 )
 from holdfast.delivery.group import FAR, Group, Lease
-from holdfast.delivery.image import image_of
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
-from holdfast.errors import HoldfastError, LeaseLost, Unavailable
+from holdfast.errors import DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
-from holdfast.storage.checks.finding import count_of
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
 logger = logging.getLogger(__name__)
 
-# A backlog that nobody reads makes no events; without a snapshot now and then, opening would have to look for
-# the priorities of all of it.
-_SCAN_MOST: Final = 500_000
 _END_MOST: Final = 100  # leases and delays that end before others have their turn at the lock
 _UNHURRIED: Final = ("interval", "os")
 
@@ -99,11 +98,13 @@ class Delivery:
         self._dropped = Dropped(log.folder)
         self.renewals = Renewals()
         self._due_mono_ms = 0  # by then somebody will call `tick`
-        self._scanned_at = log.written_end
-        self._floor_mark = (0, 0)
-        self._skipped_to = 0
+        self._floor = Floor(log, journal, group, name)
         self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
         self.home: Any = None  # whose delivery it is: what is taken from it says so
+        self._keyed_group: KeyedGroup | None = None
+        self._is_plain = is_plain(settings)
+        # Bound once, for the short ways.
+        self._write_event = journal.write_one
         self._count_delivered, self._count_acked = metrics.delivered.add, metrics.acked.add
         self._observe_wait, self._observe_handle = metrics.wait_seconds.observe_ns, metrics.handle_seconds.observe_ns
 
@@ -134,12 +135,32 @@ class Delivery:
             raise
         return delivery
 
-    def change(self, settings: TopicSettings) -> None:
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has served the group before."""
+        return self.group.session == 1
+
+    def mono_ms(self) -> int:
+        """The time by which leases end."""
+        return self._mono_ns() // 1_000_000
+
+    def change(self, settings: TopicSettings, keyed: KeyedGroup | None = None) -> None:
         """Go on with other settings; leases that are running keep their ends."""
+        self._is_plain = False  # before anybody relies on seeing every event
         with self.lock:
             self.settings = settings
             self.unhurried = settings.ack_durability in _UNHURRIED
             self._supply.change(settings)
+        self.follow_keys(keyed)
+        self._is_plain = is_plain(settings)
+
+    def follow_keys(self, keyed: KeyedGroup | None) -> None:
+        """Let keys decide who is next, or no longer."""
+        with self.lock:
+            if keyed is not self._keyed_group:
+                self._supply.keyed = None if keyed is None else Keyed(keyed, self._log, self.group)
+                self._keyed_group = keyed
+        self.waiters.wake_all()
 
     def scan(self, unread: Sequence[tuple[int, int]] = ()) -> None:
         """Learn what the log says of messages that the group has not seen yet. The caller holds the lock."""
@@ -162,8 +183,46 @@ class Delivery:
             self._commit(GiveUp())
 
     def receive_next(self) -> Delivered | None:
-        """The next message by a short way, for the group's own lease; None where there is none."""
-        return None
+        """The next message in plain order, for the group's own lease; None where anything is special."""
+        with self.lock:
+            return self._receive_plain(self.settings.lease_ms, self.holder, self.group.session)
+
+    def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
+        group = self.group
+        if not self._is_plain or self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
+            return None
+        try:
+            return self._receive_one(lease_ms, holder, session)
+        except BaseException as error:
+            self._mend(error)
+            raise
+
+    def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
+        """The fused form of `_receive` for one message in plain order; None where anything is special."""
+        group = self.group
+        offset = group.cursor
+        try:
+            record = self._supply.record(offset)
+        except (DamagedRange, OffsetOutOfRange):
+            return None
+        if record.expires_at_ms or record.flags & MOVED:
+            return None
+        now_ns = self._now_ns()
+        until_ms = self._mono_ns() // 1_000_000 + lease_ms
+        fence = (group.fence + 1) | PROVEN  # as next_fence
+        at_ms = now_ns // 1_000_000
+        self._write_event(
+            encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)),
+            now_ns,
+        )
+        lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
+        group.lease_one(offset, lease)
+        if until_ms < self._due_mono_ms:
+            self._due_mono_ms = until_ms
+            self.on_attention()
+        self._count_delivered()
+        self._observe_wait(now_ns - record.timestamp_ns)
+        return Delivered(record, lease, 1, self.home)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Up to `count` messages that are ready now, leased to the holder.
@@ -176,10 +235,15 @@ class Delivery:
             if one is not None:
                 return [one]
             self._take_back_dropped()
-            return self._receive(count, lease_ms, holder, session)
-
-    def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
-        return None
+            keyed = self._supply.keyed
+            if keyed is None:
+                return self._receive(count, lease_ms, holder, session)
+            with keyed.lock:
+                taken = self._receive(count, lease_ms, holder, session)
+            if taken == []:  # it may be that only time is missing
+                mono_ms = self.mono_ms()
+                self._expect_within(keyed.next_ms(mono_ms), mono_ms)
+            return taken
 
     def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered] | None:
         out: list[Delivered] = []
@@ -283,8 +347,30 @@ class Delivery:
         return appended
 
     def ack_one(self, offset: int, fence: int) -> LeaseLost | None:
-        """The same for one message, where acks need not be synced."""
-        return self.ack([Receipt(offset, fence)])[1]
+        """The fused form of `ack` for one message, where acks need not be synced."""
+        with self.lock:
+            plain, group, now_ns = self._is_plain, self.group, self._now_ns()
+            lease = group.leases.get(offset)
+            if lease is None or lease.fence != fence:
+                return self._lost([Receipt(offset, fence)])
+            if plain:
+                try:
+                    self._write_event(encode_event(Acked((offset, offset + 1))), now_ns)
+                    group.ack_one(offset)
+                except BaseException as error:
+                    self._mend(error)
+                    raise
+        if not plain:
+            return self.ack([Receipt(offset, fence)])[1]
+        self._count_acked()
+        self._observe_handle(now_ns - lease.at_ms * 1_000_000)
+        return None
+
+    def count_next(self, most: int) -> int:
+        """How many messages are ready now, as far as `most`; one that has expired since is counted."""
+        with self.lock:
+            self._take_back_dropped()
+            return len(self._supply.choose(most, self._moment(), look=True).offsets)
 
     def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
         """Carry out a command; answers with what happened, and what to wait for."""
@@ -349,9 +435,7 @@ class Delivery:
         self.journal.past.sought(to)
         self._commit(Seek(to), durability="interval")
         self.scan(unread)
-        # What came back must not be trimmed away before the floor is looked at again.
-        self._floor_mark = (self.journal.log.written_end, self.group.floor)
-        self._log.pin(self.journal.log.folder, self.group.floor)
+        self._floor.hold()
 
     def purge(self) -> int:
         """Pass over all that is ready or waits for another attempt, durably; answers how many."""
@@ -383,6 +467,9 @@ class Delivery:
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
         ended: tuple[int | None, Snapshot | None] | None = None
+        with self.lock:
+            if self._supply.keyed is not None:
+                self._look_at_keys(self._supply.keyed)
         while ended is None:
             with self.lock:
                 now = self._end_leases()
@@ -413,37 +500,14 @@ class Delivery:
 
     def _end_tick(self, now: Moment) -> tuple[int | None, Snapshot | None]:
         """What is left to do when all that is due by now was done; answers in how many ms more will be due."""
-        if self.group.floor < self._log.start and self._skipped_to < self._log.start:
-            self._skipped_to = self._log.start
-            self._tell_of_trim(self.group.floor, self._skipped_to)
-            self.commit_events([Skipped(self._skipped_to)])  # trimmed away by force
+        skipped = self._floor.skipped(forced=self.settings.retention_ignores_pins)
+        if skipped:
+            self.commit_events(skipped)
         self.group.deadlines.forget(now.mono_ms)
         self.group.timers.forget(now.wall_ms)
         due_ms = self._next_due_ms(now)
         self._due_mono_ms = FAR if due_ms is None else now.mono_ms + due_ms
-        return due_ms, self._snapshot_if_due()
-
-    def _tell_of_trim(self, start: int, stop: int) -> None:
-        """Messages are gone that the group was not done with: as the settings ask by name, or nobody knows why."""
-        count = stop - start - self.group.done.range_cardinality(start, stop)
-        forced = self.settings.retention_ignores_pins
-        logger.log(
-            logging.WARNING if forced else logging.ERROR,
-            "%s %s that the group %s was not done with: offsets %d to %d of %s",
-            "retention dropped" if forced else "somebody removed",
-            count_of(count, "message"),
-            self.name,
-            start,
-            stop - 1,
-            self._log.folder,
-            extra={
-                "folder": self._log.folder,
-                "group": self.name,
-                "messages": count,
-                "first_offset": start,
-                "next_offset": stop,
-            },
-        )
+        return due_ms, self._floor.snapshot_if_due(self.settings.snapshot_events)
 
     def due_ms(self) -> int | None:
         """In how many ms a lease or a delay ends."""
@@ -453,10 +517,8 @@ class Delivery:
     def pin(self) -> None:
         """Let the log go up to the floor, as far as the events that raised it are on disk."""
         with self.lock:  # or a floor from before a `seek` could take the place of the one after it
-            marked_at, floor = self._floor_mark
-            if not self.closed and self.journal.log.synced_end >= marked_at:
-                self._log.pin(self.journal.log.folder, floor)
-                self._floor_mark = (self.journal.log.written_end, self.group.floor)
+            if not self.closed:
+                self._floor.pin()
 
     def compact(self) -> int:
         """Let go of the journal behind a new snapshot; answers how many bytes that freed."""
@@ -475,7 +537,7 @@ class Delivery:
     def save(self) -> int:
         """Take a snapshot now; answers how many bytes of old journal it freed."""
         with self.lock:
-            snapshot = Snapshot(self.journal.log.written_end, image_of(self.group))
+            snapshot = self._floor.snapshot()
         return self.journal.keep(snapshot)
 
     def close(self) -> None:
@@ -495,22 +557,13 @@ class Delivery:
 
     def _next_due_ms(self, now: Moment) -> int | None:
         deadline, timer = self.group.deadlines.next_ms(), self.group.timers.next_ms()
+        keyed = self._supply.keyed
         return soonest(
             self.renewals.next_ms(),
             None if deadline is None else max(deadline - now.mono_ms, 0),
             None if timer is None else max(timer - now.wall_ms, 0),
+            None if keyed is None else keyed.next_ms(now.mono_ms),
         )
-
-    def _snapshot_if_due(self) -> Snapshot | None:
-        group = self.group
-        state = len(group.leases) + len(group.waiting) + len(group.histories)
-        # A large state is written less often: replay must stay short, but not at any price.
-        many = self.journal.events_since_snapshot >= max(self.settings.snapshot_events, state)
-        written = self._log.written_end
-        if not many and written - self._scanned_at < _SCAN_MOST:
-            return None
-        self.group.lanes.scanned = self._scanned_at = written  # priorities are noted as they are written
-        return Snapshot(self.journal.log.written_end, image_of(self.group))
 
     def _take_back_dropped(self) -> None:
         for receipt in self._dropped.take(self.group):
@@ -533,6 +586,10 @@ class Delivery:
             appended = self.journal.append(events, durability)
             for event in events:
                 self.group.apply(event)
+            keyed = self._supply.keyed
+            if keyed is not None:
+                keyed.note(events)
+                self._look_at_keys(keyed)
         except BaseException as error:
             self._mend(error)
             raise
@@ -544,6 +601,8 @@ class Delivery:
             unread = self._supply.unread_priorities()
             self.journal.restore(self.group)
             self._supply.scan(unread)
+            if self._supply.keyed is not None:
+                self._supply.keyed.begin()
 
     def _after(self, events: Sequence[Event], now: Moment) -> None:
         """Whoever must know: waiting consumers, and the one who ticks."""
@@ -562,6 +621,22 @@ class Delivery:
             self._due_mono_ms = mono_ms
             self.on_attention()
 
+    def _expect_within(self, due_ms: int | None, mono_ms: int) -> None:
+        if due_ms is not None:
+            self._expect_tick(mono_ms + due_ms)
+
+    def _look_at_keys(self, keyed: Keyed) -> None:
+        """What happened to one message, or the time that has passed, may let others go."""
+        mono_ms = self.mono_ms()
+        if self.waiters and keyed.any_next(mono_ms):
+            self.waiters.wake()  # one: whoever takes something comes here again
+        self._expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
+
     def _count_all(self, records: Sequence[Record]) -> None:
         self._count_delivered(len(records))
         self.metrics.wait_seconds.observe_since(self._now_ns(), list(map(_TIMESTAMP, records)))
+
+
+def is_plain(settings: TopicSettings) -> bool:
+    """Whether the messages of a group with these settings may go the short ways."""
+    return not settings.keyed and not settings.trace_sample

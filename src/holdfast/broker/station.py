@@ -11,8 +11,8 @@ from functools import cached_property
 import msgspec
 
 from holdfast.broker.dead_letters import DeadLetter, DeadPartition, Graveyard
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import MessagePlace, ReceiptText, message_id
-from holdfast.broker.keyed_delivery import KeyedDelivery
 from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import id_of
 from holdfast.broker.metrics import Metrics
@@ -52,7 +52,7 @@ class Station:
         number: int,
         group: str,
         partition: Partition,
-        delivery: KeyedDelivery,
+        delivery: Delivery,
         *,
         check_open: Callable[[], None],
         open_dead: Callable[[int], DeadPartition],

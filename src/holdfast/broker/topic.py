@@ -43,7 +43,6 @@ from holdfast.broker.journal import newest_snapshot
 from holdfast.broker.messages import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
 from holdfast.broker.partition import Partition
-from holdfast.broker.quick import QuickDelivery
 from holdfast.broker.receipts import FolderKey, Prover
 from holdfast.broker.routing import check_partition
 from holdfast.broker.station import Station
@@ -218,7 +217,7 @@ class Topic:
         part = f"{number}/{GROUPS}/{group.name}"
         if part in self._missing and newest_snapshot(self._world, folder)[0] is None:
             self._require(part)  # with a snapshot, the group goes on from there
-        delivery = QuickDelivery.open(
+        delivery = Delivery.open(
             self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start
         )
         with ExitStack() as unless_done:
@@ -266,7 +265,7 @@ class Topic:
             target = Partition.open(self._world, partition_folder(self.root, name, number), settings, metrics)
             opened.callback(target.close)
             folder = group_folder(self.root, name, number, DEFAULT_GROUP)
-            letters = QuickDelivery.open(self._world, target.log, folder, settings, metrics)
+            letters = Delivery.open(self._world, target.log, folder, settings, metrics)
             opened.callback(letters.close)
             target.follow(letters)
             target.on_attention = target.log.on_attention = self._attend
