@@ -49,7 +49,7 @@ def _late(rate: int, far: int, scale: Scale, folder: Path) -> Iterator[Timed]:
 
 
 def _sample(queue: holdfast.Queue[bytes], rate: int, scale: Scale, body: bytes) -> Sample:
-    partition = queue._port.stations[0].partition
+    partition = queue._port.deliveries[0].partition
     chance, seen = random.Random(2), _Seen(partition)
     started, cpu_started, count, elapsed = time.perf_counter(), time.process_time(), 0, 0.0
     while elapsed < scale.delayed_seconds:

@@ -136,11 +136,11 @@ def view_of(broker: Broker, name: str, group: str) -> View:
     """What a group in queue mode has still to do with, by way of the files."""
     live: Counter[int] = Counter()
     with broker._engine.using(name) as topic:
-        for station in topic.groups[group].stations:
-            state = station.delivery.group
+        for delivery in topic.groups[group].deliveries:
+            state = delivery.group
             assert check(state) == []
-            assert station.settings.max_attempts == topic.groups[group].settings.max_attempts
-            log = station.partition.log
+            assert delivery.settings.max_attempts == topic.groups[group].settings.max_attempts
+            log = delivery.partition.log
             live.update(
                 number_of(record.value)
                 for record in log.records(max(state.floor, log.start))

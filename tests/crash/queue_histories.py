@@ -204,7 +204,7 @@ class QueueHistory:
                 self.told.ended.add(n)
 
     def seek(self) -> None:
-        log, group = self.q._port.stations[0].partition.log, self.q._port.stations[0].delivery.group
+        log, group = self.q._port.deliveries[0].partition.log, self.q._port.deliveries[0].group
         to = self.rng.randint(log.start, log.end)
         records = list(log.records(log.start))
         before = {number_of(r.value) for r in records if r.offset < to and group.phase(r.offset) is not Phase.DONE}
@@ -247,7 +247,7 @@ class QueueHistory:
         self.told.all_synced()
 
     def snapshot(self) -> None:
-        self.q._port.stations[0].delivery.save()
+        self.q._port.deliveries[0].save()
         self.told.journal_synced()
 
     def wait(self) -> None:

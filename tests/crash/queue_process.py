@@ -203,7 +203,7 @@ class Life:
         self._note(Did.OTHER, ANSWERED)
 
     def snapshot(self) -> None:
-        self._q._station.delivery.save()
+        self._q._port.deliveries[0].save()
         self._note(Did.OTHER, ANSWERED)
 
     def release(self) -> None:

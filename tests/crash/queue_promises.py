@@ -114,11 +114,11 @@ class Found:
 
 def look(q: Queue[bytes]) -> Found:
     """All that is there, by way of the files."""
-    station = q._port.stations[0]
-    group, log = station.delivery.group, station.partition.log
+    delivery = q._port.deliveries[0]
+    group, log = delivery.group, delivery.partition.log
     records = list(log.records(log.start))
     live = Counter(number_of(r.value) for r in records if group.phase(r.offset) is not Phase.DONE)
-    store = station.partition.delayed
+    store = delivery.partition.delayed
     waiting = [] if store is None else [number_of(message.record.value) for message in store.waiting()]
     stored = {number_of(record.value) for record in records}
     whole = log.start == 0
@@ -154,13 +154,13 @@ def where(found: Found, n: int) -> str:
 
 
 def check_invariants(q: Queue[bytes]) -> None:
-    station = q._port.stations[0]
-    assert check(station.delivery.group) == []
-    if station._graves is not None:
-        assert check(station._graves.letters.group) == []
-    if station.partition.delayed is not None:
-        station.partition.delayed.check()
-        assert station.partition.delayed.damage == []
+    delivery = q._port.deliveries[0]
+    assert check(delivery.group) == []
+    if delivery.dead.graveyard is not None:
+        assert check(delivery.dead.graveyard.letters.group) == []
+    if delivery.partition.delayed is not None:
+        delivery.partition.delayed.check()
+        assert delivery.partition.delayed.damage == []
 
 
 def check_after_cut(history: QueueHistory, disk: SimulatedDisk, *, killed: bool = False, go_on: bool = True) -> None:

@@ -301,7 +301,7 @@ def test_partitions_that_could_not_be_added_can_be_added_later_and_serve_every_g
             history.broker.publish("orders", b"%d " % (number + 2), partition=number)
         for name in groups:
             group = history.broker.group("orders", name)
-            assert [station.number for station in group._port.queue_group.stations] == [0, 1, 2, 3]
+            assert [delivery.number for delivery in group._port.queue_group.deliveries] == [0, 1, 2, 3]
             assert len(group.receive_many(10, timeout=0)) == 6, f"call {nth}"
 
 

@@ -69,13 +69,13 @@ def test_what_retention_took_behind_acks_is_not_missed_though_the_state_file_tel
     )
     for n in range(30):
         queue.put(b"%d " % n)
-    queue._port.stations[0].delivery.save()  # a snapshot that knows of no ack
+    queue._port.deliveries[0].save()  # a snapshot that knows of no ack
     for message in queue.get_many(20):
         message.ack()
     for _ in range(5):
         clock.advance(seconds=2)
         queue._port.engine.tick()
-    assert queue._port.stations[0].partition.log.start == 20
+    assert queue._port.deliveries[0].partition.log.start == 20
     for seed in range(20):
         assert alarms(disk.cut(random.Random(seed)), SeededIds(AFTER_A_RESTART)) == []
 

@@ -146,15 +146,15 @@ def check_spoiled(q: Queue[bytes], bodies: dict[int, bytes]) -> None:
     found = bodies_in(q)
     for number, body in bodies.items():
         assert found.get(number, body) == body, f"{number} has changed"
-    assert check(q._port.stations[0].delivery.group) == []
+    assert check(q._port.deliveries[0].group) == []
     lost = bodies.keys() - found.keys()
     assert not lost or damage_of(q), f"{lost} are lost, and nobody was told"
 
 
 def damage_of(q: Queue[bytes]) -> list[object]:
     """What the opened queue knows to be damaged."""
-    station = q._port.stations[0]
-    partitions = [station.partition] + ([] if station._graves is None else [station._graves.target])
+    delivery = q._port.deliveries[0]
+    partitions = [delivery.partition] + ([] if delivery.dead.graveyard is None else [delivery.dead.graveyard.target])
     stores = [partition.delayed for partition in partitions if partition.delayed is not None]
     logs = [partition.log for partition in partitions] + [store.intake for store in stores]
     known: list[object] = [damage for store in stores for damage in store.damage]
@@ -175,13 +175,13 @@ def test_a_kill_inside_the_snapshot_that_follows_a_damaged_one_loses_nothing():
         q.get(timeout=0).ack()
         if i % 60 == 59:
             q.compact()
-    q._port.stations[0].delivery.save()
+    q._port.deliveries[0].save()
     disk = disk.kill()
     disk.flip(f"{GROUP}/snapshot", 20)
     q = opened(disk)
     left: list[SimulatedDisk] = []
     disk.on_call = lambda call: left.append(disk.kill())
-    q._port.stations[0].delivery.save()
+    q._port.deliveries[0].save()
     for each in left:
         assert opened(each).get_many(1, timeout=0) == []
 
@@ -191,7 +191,7 @@ def test_acks_count_though_the_journal_has_lost_what_its_snapshot_covers():
     q = opened(disk)
     q.put_many([b"0 ", b"1 ", b"2 "])
     q.get(timeout=0).ack()
-    q._port.stations[0].delivery.save()
+    q._port.deliveries[0].save()
     disk = disk.kill()
     for name in disk.names(GROUP):
         if name.endswith((".log", ".idx")) or name in {"state", "epochs"}:

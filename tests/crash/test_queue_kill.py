@@ -148,7 +148,7 @@ class Promises:
 
 def attempts_in(q: Queue[bytes]) -> dict[int, int]:
     """How many attempts the queue has counted, of every message that is not done."""
-    group, log = q._port.stations[0].delivery.group, q._port.stations[0].partition.log
+    group, log = q._port.deliveries[0].group, q._port.deliveries[0].partition.log
     live = {
         number_of(record.value): group.attempts(record.offset)
         for record in log.records(max(group.floor, log.start))

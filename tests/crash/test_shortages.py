@@ -162,7 +162,7 @@ def test_a_redrive_that_is_refused_leaves_the_letters_for_the_next_try_and_moves
     at_rest, shortage, monkeypatch
 ):
     history, _ = prepared("a redrive", "fsync", maps=True)
-    before, letters = history.q.stats(), history.q._port.stations[0].graves().letters
+    before, letters = history.q.stats(), history.q._port.deliveries[0].dead.open().letters
     append = Partition.append_moved
 
     def append_without_files(partition: Partition, batch: Any) -> Any:
@@ -232,10 +232,10 @@ def check_queue(history: QueueHistory, *, closes: bool) -> None:
 
 
 def logs_of(q: Queue[bytes]) -> list[Log]:
-    station = q._port.stations[0]
-    places = [(station.partition, station.delivery)]
-    if station._graves is not None:
-        places.append((station._graves.target, station._graves.letters))
+    delivery = q._port.deliveries[0]
+    places = [(delivery.partition, delivery)]
+    if delivery.dead.graveyard is not None:
+        places.append((delivery.dead.graveyard.target, delivery.dead.graveyard.letters))
     logs = [log for partition, delivery in places for log in (partition.log, delivery.journal.log)]
     return logs + [partition.delayed.intake for partition, _ in places if partition.delayed is not None]
 
@@ -293,8 +293,8 @@ def forget_half_made(history: BrokerHistory) -> None:
 
 def expect_burials(history: QueueHistory) -> None:
     """A reject that was refused may have been noted: then the message is moved by the next tick."""
-    for offset in history.q._port.stations[0].delivery.group.burials:
-        history.told.begin_replay({number_of(next(history.q._port.stations[0].partition.log.records(offset)).value)})
+    for offset in history.q._port.deliveries[0].group.burials:
+        history.told.begin_replay({number_of(next(history.q._port.deliveries[0].partition.log.records(offset)).value)})
 
 
 _STARTS_ANEW = {"reopen", "kill", "power_cut"}
@@ -379,8 +379,8 @@ class Story:
                 if partition.delayed is not None:
                     partition.delayed.spill(self.clock.now_ns() // 1_000_000)
             for group in topic.groups.values():
-                for station in group.stations:
-                    station.delivery.save()
+                for delivery in group.deliveries:
+                    delivery.save()
             topic.retain()
 
     def produce(self) -> None:

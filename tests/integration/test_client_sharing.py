@@ -303,7 +303,7 @@ def test_a_receipt_of_one_opening_is_good_in_another(folder):
 @pytest.mark.parametrize("verb", ["ack", "nack", "defer", "extend"])  # a reject is always synced
 def test_the_second_program_chooses_what_its_acks_survive(tmp_path, chosen, on_disk, verb):
     with holdfast.open(tmp_path / "jobs", sync_interval_ms=3_600_000) as owner:
-        journal = owner._port.stations[0].delivery.journal.log
+        journal = owner._port.deliveries[0].journal.log
         changes = {} if chosen is None else {"ack_durability": chosen}
         with holdfast.open(tmp_path / "jobs", **changes) as second:
             assert isinstance(second._port, RemoteGroupPort)

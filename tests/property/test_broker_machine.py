@@ -430,8 +430,8 @@ class BrokerMachine(RuleBasedStateMachine):
             letters = sorted((letter.partition, letter.original_offset) for letter in face.dead.list())
             assert letters == sorted(group.letters)
             assert face.stats().dead == len(letters)
-            for station in face._group.stations:
-                assert check(station.delivery.group) == []
+            for delivery in face._group.deliveries:
+                assert check(delivery.group) == []
 
     @invariant()
     def no_partition_has_two_owners(self) -> None:

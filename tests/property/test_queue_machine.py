@@ -247,7 +247,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def snapshot(self) -> None:
-        self.q._port.stations[0].delivery.save()
+        self.q._port.deliveries[0].save()
 
     # Time and restarts
 
@@ -302,15 +302,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_state_is_sound_and_replay_equals_live(self) -> None:
-        station, copy = self.q._port.stations[0], self.disk.kill()
-        parts = [(TOPIC, station.delivery)]
-        if station._graves is not None:
-            parts.append((TOPIC + DEAD_SUFFIX, station._graves.letters))
+        delivery, copy = self.q._port.deliveries[0], self.disk.kill()
+        parts = [(TOPIC, delivery)]
+        if delivery.dead.graveyard is not None:
+            parts.append((TOPIC + DEAD_SUFFIX, delivery.dead.graveyard.letters))
         for topic, delivery in parts:
             assert check(delivery.group) == []
             assert replayed(copy, topic, delivery) == without_scanned(delivery.group)
-        if station.partition.delayed is not None:
-            station.partition.delayed.check()
+        if delivery.partition.delayed is not None:
+            delivery.partition.delayed.check()
 
 
 def facts(each: Entry | Waiting) -> tuple[bytes, int, int]:
@@ -397,9 +397,9 @@ ARGUMENTS: dict[str, Callable[[Random], dict[str, Any]]] = {
 def test_a_message_behind_one_that_is_being_synced_can_be_cancelled():
     world = World(clock=ManualClock(), disk=SimulatedDisk(), ids=SeededIds(1))
     queue = holdfast.open(FOLDER, world=world, durability="os")
-    waiting = queue._port.stations[0].partition.log.write([b"first"], durability="fsync")
+    waiting = queue._port.deliveries[0].partition.log.write([b"first"], durability="fsync")
     stored = queue.put(b"second")
     assert (stored.offset, queue.stats().end) == (1, 0)  # it can be read when the first one can
     assert queue.cancel(stored.id)
-    queue._port.stations[0].partition.log.wait(waiting)
+    queue._port.deliveries[0].partition.log.wait(waiting)
     assert [message.raw for message in queue.get_many(5, timeout=0)] == [b"first"]

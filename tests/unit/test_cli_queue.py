@@ -1138,7 +1138,7 @@ def test_log_commands_take_a_queue(run, full):
 def test_a_log_of_a_queue_that_somebody_owns_is_not_repaired_though_its_files_are_closed(run, jobs):
     with holdfast.open(jobs) as queue:
         queue.put(b"one")
-        log = queue._port.stations[0].partition.log
+        log = queue._port.deliveries[0].partition.log
         log.roll()
         Path(log.folder, "00000000000000000000.idx").write_bytes(b"spoiled")
         assert log._files.rest(wait=True)

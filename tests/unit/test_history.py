@@ -128,8 +128,8 @@ def test_an_id_that_leads_to_nothing_is_not_found():
 
 
 def pasts(place: Place) -> list[str]:
-    station = place.q._port.stations[0]
-    return [name for name in place.disk.names(station.delivery.journal.log.folder) if is_past(name)]
+    delivery = place.q._port.deliveries[0]
+    return [name for name in place.disk.names(delivery.journal.log.folder) if is_past(name)]
 
 
 def worked_through(place: Place, count: int) -> None:
@@ -147,7 +147,7 @@ def worked_through(place: Place, count: int) -> None:
 def test_history_outlives_the_segments_of_the_journal_that_had_it():
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 300)
-    journal = place.q._port.stations[0].delivery.journal
+    journal = place.q._port.deliveries[0].journal
     assert journal.log.start > 0
     assert len(pasts(place)) > 3
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_history_outlives_the_segments_of_the_journal_that_had_it():
 def test_a_look_for_one_message_opens_few_of_the_files(monkeypatch: pytest.MonkeyPatch):
     place = Place(segment_bytes=16384, snapshot_events=100)
     worked_through(place, 1_000)
-    past = place.q._port.stations[0].delivery.journal.past
+    past = place.q._port.deliveries[0].journal.past
     opened: list[object] = []
     unpacked = type(past)._unpacked
     monkeypatch.setattr(type(past), "_unpacked", lambda self, each: opened.append(each) or unpacked(self, each))
@@ -176,7 +176,7 @@ def test_a_look_for_one_message_reads_few_events_of_the_journal(restarted: bool)
     worked_through(place, 2_000)
     if restarted:
         place.kill()
-    journal = place.q._port.stations[0].delivery.journal
+    journal = place.q._port.deliveries[0].journal
     assert journal.log.end > 4_000
     for offset in (0, 3, 1_000, 1_999):
         assert len(list(journal.past.of(offset))) <= 1_600
@@ -197,30 +197,30 @@ def test_a_look_finds_every_event_of_each_message_whatever_happened_to_it():
         place.after(ms=rng.choice([0, 50, 300]))
         if step % 20 == 19:
             check_looks(place)
-    log = place.q._port.stations[0].delivery.journal.log
+    log = place.q._port.deliveries[0].journal.log
     place.disk.flip(f"{log.folder}/{log.start:020d}.log", 2_000)  # a damaged frame costs what is in it
     check_looks(place)
 
 
 def check_looks(place: Place) -> None:
     """What a look for a message finds is all that the whole journal says of it."""
-    station = place.q._port.stations[0]
-    journal = station.delivery.journal
+    delivery = place.q._port.deliveries[0]
+    journal = delivery.journal
     journal.log.sync()
     start = journal.log.start
     packed = [past for past in journal.past._files() if past.base < start]
     whole = [decode_event(bytes(record.value)) for record in journal.log.records(start, on_damage="skip")]
-    for offset in range(0, station.partition.log.end, 37):
+    for offset in range(0, delivery.partition.log.end, 37):
         before = sum(len(list(journal.past._unpacked(past))) for past in packed if past.lowest <= offset < past.end)
         found = [event for _, event in journal.past.of(offset)][before:]
-        is_meant = _Life(station, offset, "")._is_meant
+        is_meant = _Life(delivery, offset, "")._is_meant
         assert list(filter(is_meant, found)) == list(filter(is_meant, whole))
 
 
 def test_past_events_go_with_the_messages_that_they_tell_of():
     place = Place(segment_bytes=4096, snapshot_events=100, retention_segments=2)
     worked_through(place, 300)
-    log = place.q._port.stations[0].partition.log
+    log = place.q._port.deliveries[0].partition.log
     place.q.compact()
     log.retain()
     place.q.compact()
@@ -232,7 +232,7 @@ def test_past_events_go_with_the_messages_that_they_tell_of():
 def test_past_events_that_are_damaged_cost_their_own_history_and_nothing_else():
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 300)
-    folder = place.q._port.stations[0].delivery.journal.log.folder
+    folder = place.q._port.deliveries[0].journal.log.folder
     first = sorted(pasts(place))[0]
     file = place.disk.open(f"{folder}/{first}", write=True)
     file.write(20, [b"spoiled"])
@@ -247,7 +247,7 @@ def test_past_events_that_are_damaged_cost_their_own_history_and_nothing_else():
 def test_a_check_names_past_events_that_are_damaged_and_calls_the_folder_whole(damage: str):
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 300)
-    folder, first = place.q._port.stations[0].delivery.journal.log.folder, sorted(pasts(place))[0]
+    folder, first = place.q._port.deliveries[0].journal.log.folder, sorted(pasts(place))[0]
     root = place.q._port.engine.folder
     world = place.q._port.engine.world
     place.q.close()
@@ -306,7 +306,7 @@ def test_a_message_that_was_gone_before_its_letter_is_told_by_the_letter():
         place.q.put(b"y" * 3_000)
         place.q.get().ack()
     place.q.compact()
-    place.q._port.stations[0].partition.log.retain()
+    place.q._port.deliveries[0].partition.log.retain()
     (letter,) = place.q.dead.list()
     assert names(place.q.history(letter.id)) == ["published", "nacked", "buried"]
 
@@ -314,7 +314,7 @@ def test_a_message_that_was_gone_before_its_letter_is_told_by_the_letter():
 def test_a_file_of_past_events_is_a_packed_segment_with_a_checksum():
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 200)
-    folder = place.q._port.stations[0].delivery.journal.log.folder
+    folder = place.q._port.deliveries[0].journal.log.folder
     content = place.disk.contents(f"{folder}/{sorted(pasts(place))[0]}")
     magic, check = struct.unpack_from("<4sI", content)
     assert (magic, check) == (b"HFP\x01", crc32c(content[8:]))
@@ -325,7 +325,7 @@ def test_what_is_packed_and_not_trimmed_yet_is_told_once():
     """A crash may come between the two."""
     place = Place(segment_bytes=4096)
     worked_through(place, 100)
-    journal = place.q._port.stations[0].delivery.journal
+    journal = place.q._port.deliveries[0].journal
     journal.past.keep(journal.log.end, end=100)
     assert journal.log.start == 0
     assert pasts(place)
@@ -343,7 +343,7 @@ def test_a_journal_is_trimmed_though_its_past_cannot_be_kept(
     monkeypatch.setattr(PastEvents, "_pack", no_room)
     place = Place(segment_bytes=4096, snapshot_events=100)
     worked_through(place, 200)
-    assert place.q._port.stations[0].delivery.journal.log.start > 0
+    assert place.q._port.deliveries[0].journal.log.start > 0
     assert "what became of settled messages is forgotten" in caplog.text
     assert names(place.q.history(f"{place.q.name}-0-0")) == ["published"]
 
@@ -369,7 +369,7 @@ def test_history_is_right_across_seeks_and_restarts():
 def test_what_a_seek_brought_back_is_told_though_its_journal_began_behind_those_messages():
     """A segment that began at message 100 tells of message 0 as well, once a seek has gone back there."""
     place = Place(segment_bytes=4096, snapshot_events=100)
-    journal = place.q._port.stations[0].delivery.journal
+    journal = place.q._port.deliveries[0].journal
     place.q.put_many([b"%d" % i for i in range(500)])
     for _ in range(100):
         place.q.get().ack()

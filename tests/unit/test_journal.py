@@ -79,7 +79,7 @@ def test_a_snapshot_cut_short_at_any_call_leaves_the_old_or_the_new_one():
     held[0].ack(durability="fsync")
     stages = []
     place.disk.on_call = lambda call: stages.append(place.disk.kill())
-    place.q._port.stations[0].delivery.save()
+    place.q._port.deliveries[0].save()
     place.disk.on_call = None
     assert len(stages) > 3
     for disk in stages:

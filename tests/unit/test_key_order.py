@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.leases import Delivered
-from holdfast.broker.station import Station
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -279,12 +279,12 @@ def append(group: QueueGroup, number: int, *keys: str) -> None:
     group.topic.partitions[number].log.append(batch)
 
 
-def receive(group: QueueGroup, count: int = 100) -> list[tuple[Station, Delivered]]:
+def receive(group: QueueGroup, count: int = 100) -> list[tuple[Delivery, Delivered]]:
     found = group.receive(count, lease_ms=100_000, holder="ann", detached=False)
-    return [(station, delivered) for station, taken in found for delivered in taken]
+    return [(delivery, delivered) for delivery, taken in found for delivered in taken]
 
 
-def keys_of(taken: Iterable[tuple[Station, Delivered]]) -> list[str]:
+def keys_of(taken: Iterable[tuple[Delivery, Delivered]]) -> list[str]:
     return sorted((delivered.record.key or b"").decode() for _, delivered in taken)
 
 
@@ -296,8 +296,8 @@ def test_a_limit_counts_over_all_partitions():
     taken = receive(group)
     assert [key[0] for key in keys_of(taken)] == ["x", "x", "y", "z"]
     assert receive(group) == []
-    station, delivered = next(pair for pair in taken if pair[1].record.key[:1] == b"x")
-    station.wait(station.ack([delivered.receipt]))
+    delivery, delivered = next(pair for pair in taken if pair[1].record.key[:1] == b"x")
+    delivery.wait(delivery.ack([delivered.receipt]))
     assert [key[0] for key in keys_of(receive(group))] == ["x"]
     engine.close()
 
@@ -316,12 +316,12 @@ def test_a_rate_counts_over_all_partitions():
 def test_an_ack_in_one_partition_wakes_whoever_waits_for_another():
     engine, group = shared(key_group_separator=":", key_group_concurrency=1)
     append(group, 0, "x:1")
-    [(station, delivered)] = receive(group)
+    [(delivery, delivered)] = receive(group)
     append(group, 1, "x:2")
     assert receive(group) == []
     waiter = ThreadWaiter(engine.world.clock)
     with group.waiters.in_line(waiter):
-        station.wait(station.ack([delivered.receipt]))
+        delivery.wait(delivery.ack([delivered.receipt]))
         assert waiter.woken
     assert keys_of(receive(group)) == ["x:2"]
     engine.close()
@@ -331,7 +331,7 @@ def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch
     engine, group = shared(key_group_separator=":", key_group_concurrency=1)
     append(group, 0, "x:1")
     append(group, 1, "x:2")
-    first, second = group.stations[0].delivery, group.stations[1].delivery
+    first, second = group.deliveries[0], group.deliveries[1]
     load, others = first._load, []
 
     def meanwhile() -> None:
@@ -356,8 +356,8 @@ def test_a_seek_in_one_partition_frees_no_limit():
     engine, group = shared(key_group_separator=":", key_group_concurrency=1)
     append(group, 0, "x:1")
     append(group, 1, "x:2")
-    [(station, _)] = receive(group)
-    station.delivery.seek(0)
+    [(delivery, _)] = receive(group)
+    delivery.seek(0)
     assert receive(group) == []
     engine.close()
 
@@ -365,10 +365,10 @@ def test_a_seek_in_one_partition_frees_no_limit():
 def test_whoever_waits_is_woken_for_what_lay_behind_the_window():
     engine, group = shared(key_order=True, key_lookahead=1)
     append(group, 0, "a", "b")
-    [(station, delivered)] = receive(group)
+    [(delivery, delivered)] = receive(group)
     waiter = ThreadWaiter(engine.world.clock)
     with group.waiters.in_line(waiter):
-        station.wait(station.ack([delivered.receipt]))
+        delivery.wait(delivery.ack([delivered.receipt]))
         assert waiter.woken
     assert keys_of(receive(group)) == ["b"]
     engine.close()
@@ -381,10 +381,10 @@ def test_a_policy_can_be_changed_while_the_group_is_at_work():
     assert keys_of(first) == ["a", "a"]
     group.topic.group("billing", changes={"key_order": True})
     assert keys_of(receive(group)) == ["b"]
-    station = first[0][0]
-    station.delivery.ack_one(first[0][1].receipt.offset, first[0][1].receipt.fence)
+    delivery = first[0][0]
+    delivery.ack_one(first[0][1].receipt.offset, first[0][1].receipt.fence)
     assert receive(group) == []
-    station.delivery.ack_one(first[1][1].receipt.offset, first[1][1].receipt.fence)
+    delivery.ack_one(first[1][1].receipt.offset, first[1][1].receipt.fence)
     assert keys_of(receive(group)) == ["a"]
     append(group, 0, "a", "a")
     assert receive(group) == []
@@ -428,7 +428,7 @@ def test_one_group_has_an_order_and_another_has_none():
 
 def test_somebody_looks_again_when_the_rate_allows_more():
     place = Place(body_type=str, key_group_rate=1.0)
-    delivery = place.q._port.stations[0].delivery
+    delivery = place.q._port.deliveries[0]
     put(place.q, "a1", "a2")
     place.tick()
     take(place.q)
@@ -437,7 +437,7 @@ def test_somebody_looks_again_when_the_rate_allows_more():
 
 def test_somebody_looks_again_for_a_message_that_came_too_early():
     place = Place(body_type=str, key_group_rate=1.0)
-    delivery = place.q._port.stations[0].delivery
+    delivery = place.q._port.deliveries[0]
     put(place.q, "a1")
     take(place.q)
     place.after(ms=100)
@@ -455,7 +455,7 @@ def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.q._port.stations[0].delivery._supply.keyed, "note", interrupted)
+        patch.setattr(place.q._port.deliveries[0]._supply.keyed, "note", interrupted)
         with pytest.raises(KeyboardInterrupt):
             message.ack()
     assert list(take(place.q)) == ["a2"]
@@ -532,7 +532,7 @@ def test_many_threads_never_hold_two_messages_of_a_key(tmp_path: Any):
     keys, count = 7, 350
     with holdfast.open(tmp_path, durability="os", key_order=True, body_type=int) as q:
         q.put_many([holdfast.NewMessage(body=number, key=str(number % keys)) for number in range(count)])
-        delivery = q._port.stations[0].delivery
+        delivery = q._port.deliveries[0]
         lock, order, wrong = threading.Lock(), [[] for _ in range(keys)], []
 
         def work() -> None:

@@ -44,7 +44,7 @@ def slow_down(disk: SimulatedDisk, clock: ManualClock, ms: int) -> None:
 
 def test_messages_that_come_due_during_a_spill_do_not_wait_for_its_end():
     place = Place(durability="os")
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(8_000)])
     place.q.put_many([NewMessage(body=b"near", delay=0.1 * n) for n in range(1, 21)])
     began_ms = place.clock.now_ns() // 1_000_000
@@ -60,7 +60,7 @@ def test_messages_that_come_due_during_a_spill_do_not_wait_for_its_end():
 
 def test_a_spill_pauses_while_it_lets_go_of_what_it_has_moved():
     place = Place(durability="os")
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(10_000)])
     store = partition.delayed
     assert store is not None
@@ -87,7 +87,7 @@ def test_a_spill_never_sorts_the_keys_of_all_its_messages():
 
 def test_what_comes_due_while_a_release_is_synced_need_not_wait_for_it():
     place = Place()
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     place.q.put_many([NewMessage(body=b"%d" % n, delay=n) for n in (1, 2)])
     wait = partition.log.wait
 
@@ -107,7 +107,7 @@ def test_what_comes_due_while_a_release_is_synced_need_not_wait_for_it():
 
 def test_a_portion_is_small_until_releases_are_late():
     place = Place(durability="os")
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     write, portions = partition.log.write, []
 
     def counted(batch: Batch, **options: Any) -> Any:
@@ -140,7 +140,7 @@ def test_a_spill_of_one_topic_does_not_hold_up_the_messages_of_another():
 
 def test_what_cannot_be_released_meanwhile_does_not_end_the_spill():
     place = Place(durability="os")
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(500)])
     place.q.put(b"near", delay=1)
     place.clock.advance(seconds=2)
@@ -286,7 +286,7 @@ def test_a_message_behind_one_that_was_cancelled_calls_for_attention_when_somebo
 def test_releases_keep_up_with_puts_that_never_stop(tmp_path):
     """In real time, so with much patience: what was put long ago is not still waiting when the putting ends."""
     with holdfast.open(tmp_path, durability="os", min_free_bytes=0) as queue:
-        partition = queue._port.stations[0].partition
+        partition = queue._port.deliveries[0].partition
         done = threading.Event()
 
         def put() -> None:

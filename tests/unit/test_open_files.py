@@ -305,9 +305,9 @@ def test_who_waits_is_woken_by_a_message_into_a_log_that_rested(tmp_path: Path):
         waiting.start()
         while not group._port.queue_group.waiters:
             threading.Event().wait(0.01)
-        for station in group._port.queue_group.stations:
-            assert station.partition.log._files.rest(wait=True)
-            assert station.delivery.journal.log._files.rest(wait=True)
+        for delivery in group._port.queue_group.deliveries:
+            assert delivery.partition.log._files.rest(wait=True)
+            assert delivery.journal.log._files.rest(wait=True)
         broker.publish("orders", b"a")
         waiting.join(30)
         assert got == [b"a"]

@@ -69,11 +69,11 @@ def test_a_spoiled_frame_is_passed_over_by_those_who_look_for_priorities():
     place = Place()
     for n in range(10):
         place.q.put(b"%d" % n, priority=5)
-    log = place.q._port.queue_group.stations[0].partition.log
+    log = place.q._port.queue_group.deliveries[0].partition.log
     position, path = log._view.locate(4)[0].header.position, log._writer.active.path
     place.disk = place.disk.kill()
     place.disk.flip(path, position + 100)
     place.q = place.open()
-    log = place.q._port.queue_group.stations[0].partition.log
+    log = place.q._port.queue_group.deliveries[0].partition.log
     found = [frame.base_offset for frame in log.frames_with(PRIORITIES | FLAGS, 0)]
     assert found == [0, 1, 2, 3, 5, 6, 7, 8, 9]

@@ -296,7 +296,7 @@ def test_every_fence_of_today_has_its_mark_however_many_there_were(alone):
     assert fences == sorted(fences)
     assert all(fence & (1 << 23) for fence in fences)
     group = orders(alone, count=3)
-    delivery = group._port.stations[0].delivery.group
+    delivery = group._port.deliveries[0].group
     delivery.fence |= (1 << 40) - 2
     fences = [message.fence for message in (group.receive(timeout=0), *group.receive_many(2, timeout=0))]
     assert fences == sorted(fences)

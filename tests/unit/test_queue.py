@@ -265,7 +265,7 @@ def test_jitter_spreads_within_its_bounds():
     for m in place.q.get_many(200):
         m.nack()
     now_ms = place.clock.now_ns() // 1_000_000
-    waits = [due_ms - now_ms for due_ms in place.q._port.stations[0].delivery.group.waiting.values()]
+    waits = [due_ms - now_ms for due_ms in place.q._port.deliveries[0].group.waiting.values()]
     assert all(800 <= wait_ms <= 1_000 for wait_ms in waits)
     assert len(set(waits)) > 50
     assert min(waits) < 820
@@ -408,8 +408,8 @@ def test_renewing_keeps_the_lease_while_the_message_is_in_hand(place):
         assert not held.lost
     assert other.lost
     held.ack()
-    assert place.q._port.stations[0].delivery.renewals._lease_ms == {} or place.q._port.engine.tick() is not None
-    assert place.q._port.stations[0].delivery.renewals._lease_ms == {}
+    assert place.q._port.deliveries[0].renewals._lease_ms == {} or place.q._port.engine.tick() is not None
+    assert place.q._port.deliveries[0].renewals._lease_ms == {}
 
 
 @pytest.mark.parametrize("way", ["nack", "defer", "reject", "drop", "ack"])
@@ -422,7 +422,7 @@ def test_renewing_stops_with_the_message(place, way):
     else:
         getattr(m, way)()
     place.tick()
-    assert place.q._port.stations[0].delivery.renewals._lease_ms == {}
+    assert place.q._port.deliveries[0].renewals._lease_ms == {}
 
 
 def test_renewing_says_when_it_must_be_looked_at_again(place):
@@ -1014,7 +1014,7 @@ def test_compact_frees_the_journal():
     for n in range(2_000):
         place.q.put(b"%d" % n, durability="os")
         place.q.get(timeout=0).ack()
-    journal = place.q._port.stations[0].delivery.journal.log
+    journal = place.q._port.deliveries[0].journal.log
     before = sum(segment.bytes for segment in journal.segments())
     freed = place.q.compact().journal_bytes
     assert freed > 100_000

@@ -314,7 +314,7 @@ def test_a_cancelled_get_loses_nothing_and_lets_the_next_one_be_woken(tmp_path):
         second = asyncio.create_task(q.get())
         await in_line(q, 2)
         stored = asyncio.create_task(q.put(b"x"))
-        while q._port.stations[0].delivery.waiters and len(q._port.stations[0].delivery.waiters) == 2:
+        while q._port.deliveries[0].waiters and len(q._port.deliveries[0].waiters) == 2:
             await asyncio.sleep(0)
         first.cancel()  # it was woken, and has not run since
         await stored

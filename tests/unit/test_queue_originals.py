@@ -15,7 +15,7 @@ from holdfast.broker.folder.layout import group_folder
 from holdfast.broker.metrics import Metrics
 from holdfast.env import SeededIds
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.settings import QueueSettings
+from holdfast.settings import TopicSettings
 from tests.unit.queues import FOLDER, Place, bodies
 
 SMALL_SEGMENTS = {"segment_bytes": 4_096, "frame_bytes": 1_024}
@@ -126,9 +126,9 @@ def test_a_reject_does_not_hold_the_floor_back():
 def test_the_leases_of_one_group_do_not_block_another():
     place = Place()
     place.q.put_many([b"a", b"b"])
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     folder = group_folder(FOLDER, "jobs", 0, "auditors")
-    auditors = Delivery.open(place.world, partition.log, folder, QueueSettings(), Metrics())
+    auditors = Delivery.open(place.world, partition.log, folder, TopicSettings(), Metrics())
     held = place.q.get_many(2)
     taken = auditors.receive(5, lease_ms=1_000, holder="ann")
     assert [delivered.record.value for delivered in taken] == [b"a", b"b"]
@@ -142,7 +142,7 @@ def test_a_retry_reaches_the_one_who_waits():
     place = Place()
     place.q.put_many([b"a", b"b"])
     a, b = place.q.get_many(2)
-    waiters, line = place.q._port.stations[0].delivery.waiters, Line()
+    waiters, line = place.q._port.deliveries[0].waiters, Line()
     with waiters.in_line(line):
         a.nack(delay=0)
         assert line.woken

@@ -66,9 +66,9 @@ def in_test_gear(frame: FrameType) -> bool:
 
 def expect_sound(place: Place) -> None:
     """Nothing is locked, everything works on, and what another process would read says the same."""
-    delivery = place.q._port.stations[0].delivery
+    delivery = place.q._port.deliveries[0]
     assert not delivery.lock.locked()
-    assert not place.q._port.stations[0].partition.log._writer.lock.locked()
+    assert not place.q._port.deliveries[0].partition.log._writer.lock.locked()
     assert not delivery.journal.log._writer.lock.locked()
     place.q.put(b"behind")
     bodies = []
@@ -80,11 +80,11 @@ def expect_sound(place: Place) -> None:
         bodies.append(message.body)
         message.ack()
     assert bodies[-1] == b"behind"
-    seen = place.q._port.stations[0].partition.log
+    seen = place.q._port.deliveries[0].partition.log
     assert [record.offset for record in seen.records(seen.start)] == list(range(seen.start, seen.end))
     assert check(delivery.group) == []
     place.kill()
-    assert check(place.q._port.stations[0].delivery.group) == []
+    assert check(place.q._port.deliveries[0].group) == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a generator's end
@@ -111,7 +111,7 @@ def test_a_signal_at_any_moment_of_put_get_and_ack_leaves_the_queue_sound(durabi
 
 def test_all_that_a_sync_lets_be_seen_wakes_as_many_consumers():
     place = Place(durability="os")
-    log, waiters = place.q._port.stations[0].partition.log, place.q._port.stations[0].delivery.waiters
+    log, waiters = place.q._port.deliveries[0].partition.log, place.q._port.deliveries[0].waiters
     held = log.write([b"held until it is synced"], durability="fsync")
     place.q.put(b"behind it, and not to be seen before it")
     with pytest.raises(Empty):
@@ -126,18 +126,18 @@ def test_all_that_a_sync_lets_be_seen_wakes_as_many_consumers():
 def test_a_put_that_is_cancelled_while_it_is_synced_still_wakes_a_consumer(tmp_path):
     async def story() -> None:
         async with holdfast.aio.open(tmp_path / "jobs", durability="fsync", min_free_bytes=0) as q:
-            station = q._port.stations[0]
+            delivery = q._port.deliveries[0]
             go_on = threading.Event()
-            sync = station.partition.log._gate._sync
+            sync = delivery.partition.log._gate._sync
 
             def slowly() -> int:
                 go_on.wait(10)
                 return sync()
 
-            station.partition.log._gate._sync = slowly
+            delivery.partition.log._gate._sync = slowly
             getting = asyncio.create_task(q.get())
             putting = asyncio.create_task(q.put(b"one"))
-            while not station.delivery.waiters or station.partition.log.written_end == 0:
+            while not delivery.waiters or delivery.partition.log.written_end == 0:
                 await asyncio.sleep(0)
             putting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -155,14 +155,14 @@ def test_a_delayed_put_tells_the_keeper_before_it_waits_for_its_sync():
     calls: list[str] = []
     place.q._port.engine.on_attention = lambda: calls.append("attention")
     draft = Draft(b"later", due_at_ms=place.clock.now_ns() // 1_000_000 + 5_000)
-    place.q._port.stations[0].partition.publish([draft])
+    place.q._port.deliveries[0].partition.publish([draft])
     assert calls
 
 
 def test_two_compactions_at_once_save_the_dedup_ids_one_after_the_other():
     place = Place()
     place.q.put(b"x", dedup_id="1")
-    partition = place.q._port.stations[0].partition
+    partition = place.q._port.deliveries[0].partition
     inner: list[threading.Thread] = []
     sync = partition.sync
 
@@ -187,15 +187,15 @@ def test_the_pin_of_the_log_never_overtakes_a_seek():
     for i in range(3):
         place.q.put(b"%d" % i)
         place.q.get().ack()
-    station = place.q._port.stations[0]
+    delivery = place.q._port.deliveries[0]
     place.q.sync()
-    station.delivery.pin()
-    station.delivery.pin()
-    assert station.partition.log.pins[station.delivery.journal.log.folder] == 3
-    pin = station.partition.log.pin
+    delivery.pin()
+    delivery.pin()
+    assert delivery.partition.log.pins[delivery.journal.log.folder] == 3
+    pin = delivery.partition.log.pin
 
     def pin_while_somebody_seeks(name: str, offset: int) -> None:
-        station.partition.log.pin = pin  # type: ignore[method-assign]
+        delivery.partition.log.pin = pin  # type: ignore[method-assign]
         seeking = threading.Thread(target=place.q.seek, args=("start",))
         seeking.start()
         seeking.join(0.2)
@@ -203,10 +203,10 @@ def test_the_pin_of_the_log_never_overtakes_a_seek():
         seekers.append(seeking)
 
     seekers: list[threading.Thread] = []
-    station.partition.log.pin = pin_while_somebody_seeks  # type: ignore[method-assign]
-    station.delivery.pin()
+    delivery.partition.log.pin = pin_while_somebody_seeks  # type: ignore[method-assign]
+    delivery.pin()
     seekers[0].join(10)
-    assert station.partition.log.pins[station.delivery.journal.log.folder] == 0
+    assert delivery.partition.log.pins[delivery.journal.log.folder] == 0
 
 
 def test_a_keeper_outlives_a_tick_that_fails_in_a_way_that_nobody_thought_of():
@@ -257,7 +257,7 @@ def test_resuming_a_message_that_cannot_be_read_says_so():
     place = Place()
     place.q.put(b"x" * 100)
     message = place.q.get()
-    place.q._port.stations[0].delivery.fetch = lambda offsets: []  # type: ignore[method-assign,assignment]
+    place.q._port.deliveries[0].fetch = lambda offsets: []  # type: ignore[method-assign,assignment]
     with pytest.raises(CorruptData, match="cannot be read"):
         place.q.resume(message.receipt)
 
@@ -309,7 +309,7 @@ def test_an_opening_that_is_cancelled_does_not_keep_the_folder(tmp_path):
 def test_the_first_delayed_message_does_not_read_the_whole_log():
     place = Place()
     place.q.put_many([b"x"] * 100)
-    log = place.q._port.stations[0].partition.log
+    log = place.q._port.deliveries[0].partition.log
     read = log.read
 
     def refuse(*arguments: Any, **options: Any) -> Any:
@@ -325,13 +325,13 @@ def test_a_listing_of_what_is_in_hand_reads_some_at_a_time():
     place.q.put_many([b"x"] * 1_000)
     messages = place.q.get_many(1_000)
     sizes: list[int] = []
-    fetch = place.q._port.stations[0].delivery.fetch
+    fetch = place.q._port.deliveries[0].fetch
 
     def counted(offsets: Any) -> Any:
         sizes.append(len(offsets))
         return fetch(offsets)
 
-    place.q._port.stations[0].delivery.fetch = counted  # type: ignore[method-assign]
+    place.q._port.deliveries[0].fetch = counted  # type: ignore[method-assign]
     found = place.q.messages("leased")
     next(found)
     place.q.ack_many(messages[256:])
@@ -343,7 +343,7 @@ def test_messages_that_die_in_one_call_are_moved_in_one_go():
     place = Place(durability="os", max_attempts=1)
     place.q.put_many([b"1", b"2", b"3"])
     place.q.nack_many(place.q.get_many(3), error="no")
-    graves = place.q._port.stations[0].graves()
+    graves = place.q._port.deliveries[0].dead.open()
     assert [frame.next_offset for frame in graves.target.log.read(0)] == [3]
 
 

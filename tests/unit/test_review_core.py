@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from holdfast import NewMessage
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import partition_for
-from holdfast.broker.station import Station
 from holdfast.broker.upkeep import Cleaner
 from holdfast.broker.waiters import Waiters
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, InvalidRequest, MessageTooLarge
@@ -208,7 +208,7 @@ def test_a_tick_of_what_was_closed_meanwhile_is_nobodys_trouble(simple, caplog):
     orders, mails = simple.engine.topic("orders"), simple.engine.topic("mails")
     for name in ("first", "second"):
         simple.broker.group("orders", name)
-    delivery = orders.groups["first"].stations[0].delivery
+    delivery = orders.groups["first"].deliveries[0]
     tick = delivery.tick
 
     def tick_and_delete() -> int | None:
@@ -386,14 +386,14 @@ def test_dead_letters_that_are_switched_off_while_one_is_moved_leave_a_sound_jou
     simple.broker.create_topic("orders")
     simple.broker.publish("orders", b"bad")
     group = simple.broker.group("orders", "billing")
-    message, station = group.receive(timeout=0), group._port.stations[0]
-    graves = station.graves()
+    message, delivery = group.receive(timeout=0), group._port.deliveries[0]
+    graves = delivery.dead.open()
     append = graves._append
 
     def append_and_switch_off(batch: Any) -> None:
         append(batch)
         simple.broker.alter_topic("orders", dead_letters=False)
-        station.inter()
+        delivery.dead.inter()
 
     graves._append = append_and_switch_off
     message.reject("no")
@@ -408,7 +408,7 @@ def test_a_limit_holds_while_it_is_changed(simple):
         simple.broker.publish("orders", b"%d" % partition, key=f"acme/{partition}", partition=partition)
     (message,) = group.receive_many(2, timeout=0)
     assert message.partition == 1  # which is changed last
-    other = group._port.stations[1].delivery
+    other = group._port.deliveries[1]
     change, taking, more = other.change, [], []
 
     def change_while_others_take(*arguments: Any) -> None:
@@ -425,7 +425,7 @@ def test_a_change_of_other_settings_waits_for_nobody_who_is_served_by_the_limits
     simple.broker.create_topic("orders", partitions=2)
     group = simple.broker.group("orders", "billing", key_group_concurrency=1)
     simple.broker.publish("orders", b"a", key="acme", partition=0)
-    delivery = group._port.stations[1].delivery
+    delivery = group._port.deliveries[1]
     change, taking = delivery.change, []
 
     def change_while_others_take(*arguments: Any) -> None:
@@ -468,7 +468,7 @@ def test_messages_of_one_partition_are_handed_out_though_another_fails(simple):
     def fail(*_: object, **__: object) -> None:
         raise DiskFailed("its journal is gone")
 
-    group._port.stations[1].delivery.receive = fail
+    group._port.deliveries[1].receive = fail
     got: list[bytes] = []
     failed = 0
     for _ in range(8):
@@ -481,7 +481,7 @@ def test_messages_of_one_partition_are_handed_out_though_another_fails(simple):
         got += [message.body for message in some]
     assert sorted(got) == [b"%d" % i for i in range(6)]
     assert failed
-    assert not group._port.stations[0].delivery.group.leases
+    assert not group._port.deliveries[0].group.leases
 
 
 def test_a_group_that_is_made_while_urgent_messages_are_written_knows_how_urgent_they_are(simple):
@@ -496,7 +496,7 @@ def test_a_group_that_is_made_while_urgent_messages_are_written_knows_how_urgent
 
 def test_a_deleted_group_holds_nothing_back_though_its_tick_is_under_way(simple):
     simple.broker.create_topic("orders")
-    delivery = simple.broker.group("orders", "billing")._port.stations[0].delivery
+    delivery = simple.broker.group("orders", "billing")._port.deliveries[0]
     simple.broker.delete_group("billing", "orders")
     delivery.pin()  # as the end of such a tick does
     assert simple.engine.topic("orders").partitions[0].log.pins == {}
@@ -507,7 +507,7 @@ def test_groups_that_come_and_go_leave_nothing_in_memory(simple):
     left = []
     for i in range(3):
         group = simple.broker.group("orders", f"g{i}")
-        left += [weakref.ref(station.delivery) for station in group._port.stations]
+        left += [weakref.ref(delivery) for delivery in group._port.deliveries]
         group.close()
         del group
         simple.broker.delete_group(f"g{i}", "orders")
@@ -520,7 +520,7 @@ def test_a_deleted_group_leaves_no_dead_letter_though_one_is_on_its_way(simple):
     simple.broker.publish("orders", b"bad")
     group = simple.broker.group("orders", "billing")
     message = group.receive(timeout=0)
-    graves = group._port.stations[0].graves()
+    graves = group._port.deliveries[0].dead.open()
     append, deleting = graves._append, []
 
     def delete_and_append(batch: Any) -> None:
@@ -538,8 +538,8 @@ def test_a_deleted_group_leaves_no_dead_letter_though_one_is_on_its_way(simple):
 def test_counting_dead_letters_keeps_no_consumer_waiting(simple):
     simple.broker.create_topic("orders")
     group = simple.broker.group("orders", "billing")
-    station, held = group._port.stations[0], []
-    station.dead_count = lambda: held.append(station.delivery.lock.locked()) or 0
+    delivery, held = group._port.deliveries[0], []
+    delivery.dead.count = lambda: held.append(delivery.lock.locked()) or 0
     group.stats()
     assert held == [False]
 
@@ -573,18 +573,18 @@ def test_a_line_that_leaves_while_others_are_woken_costs_nobody_the_call(simple)
 def test_a_message_that_dies_in_a_partition_just_added_does_not_stop_the_broker(simple, monkeypatch):
     simple.broker.create_topic("orders")
     group = simple.broker.group("orders", "billing")
-    recover, working = Station.recover, []
+    recover, working = Delivery.recover, []
 
     def work() -> None:
         for message in group.receive_many(10, timeout=0):
             message.reject("no")
 
-    def recover_while_others_work(station: Station, *, dead: bool) -> None:
+    def recover_while_others_work(delivery: Delivery, *, dead: bool) -> None:
         simple.broker.publish("orders", b"bad", partition=1)
         working.append(aside(work))
-        recover(station, dead=dead)
+        recover(delivery, dead=dead)
 
-    monkeypatch.setattr(Station, "recover", recover_while_others_work)
+    monkeypatch.setattr(Delivery, "recover", recover_while_others_work)
     simple.broker.add_partitions("orders", 1)
     assert not working[0].is_alive()
     work()
@@ -595,7 +595,7 @@ def test_consumers_look_again_when_a_partition_was_added(simple):
     simple.broker.create_topic("orders")
     group = simple.broker.group("orders", "billing")
     seen: list[int] = []
-    group._port.queue_group.waiters.wake_all = lambda: seen.append(len(group._port.stations))
+    group._port.queue_group.waiters.wake_all = lambda: seen.append(len(group._port.deliveries))
     simple.broker.add_partitions("orders", 1)
     assert seen[-1] == 2  # what was published there before could wake nobody
 
@@ -607,7 +607,7 @@ def test_a_partition_that_could_not_be_opened_is_added_by_the_next_try(simple, m
     group.receive(timeout=0).reject("no")  # so that there are dead letters to be opened
     add = QueueGroup.add
 
-    def fail(group: QueueGroup, station: Station) -> None:
+    def fail(group: QueueGroup, delivery: Delivery) -> None:
         raise DiskFull("no room")
 
     monkeypatch.setattr(QueueGroup, "add", fail)

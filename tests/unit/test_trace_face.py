@@ -140,7 +140,7 @@ def test_a_message_that_is_redriven_again_and_again_carries_one_note_of_its_trac
     for _ in range(3):
         place.q.get().reject("no")
         place.q.dead.redrive()
-    (record,) = place.q._port.stations[0].partition.log.records(3)
+    (record,) = place.q._port.deliveries[0].partition.log.records(3)
     assert [name for name, _ in record.headers].count("holdfast.trace") == 1
     steps = life(place, "jobs-0-3")
     assert [step.id for step in steps if step.step == "published"] == [f"jobs-0-{n}" for n in range(4)]
@@ -242,15 +242,15 @@ def test_without_sampling_nothing_is_hooked_and_nothing_is_written():
     assert found(place) == []
     assert life(place, "jobs-0-0") == []
     assert not place.disk.exists(TRACES)
-    station = place.q._port.stations[0]
-    assert not set(_OF_PARTITION) & set(vars(station.partition))
-    assert not set(_OF_DELIVERY) & set(vars(station.delivery))
-    assert station.partition.tracer is None
+    delivery = place.q._port.deliveries[0]
+    assert not set(_OF_PARTITION) & set(vars(delivery.partition))
+    assert not set(_OF_DELIVERY) & set(vars(delivery))
+    assert delivery.partition.tracer is None
     for name in _OF_PARTITION:
         assert callable(getattr(Partition, name))
     for name in _OF_DELIVERY:
         assert callable(getattr(Delivery, name))
-    assert isinstance(station.delivery, Delivery)
+    assert isinstance(delivery, Delivery)
 
 
 def test_sampling_is_switched_while_messages_are_in_hand():
@@ -267,10 +267,10 @@ def test_sampling_is_switched_while_messages_are_in_hand():
     place.q.get().ack()
     assert names(place, "jobs-0-1") == ["leased"]
     assert names(place, "jobs-0-2") == []
-    assert not set(_OF_DELIVERY) & set(vars(place.q._port.stations[0].delivery))
-    assert not set(_OF_PARTITION) & set(vars(place.q._port.stations[0].partition))
+    assert not set(_OF_DELIVERY) & set(vars(place.q._port.deliveries[0]))
+    assert not set(_OF_PARTITION) & set(vars(place.q._port.deliveries[0].partition))
     place.q._port.engine.alter_topic("jobs", {"trace_sample": 0.5})
-    assert set(_OF_DELIVERY) <= set(vars(place.q._port.stations[0].delivery))
+    assert set(_OF_DELIVERY) <= set(vars(place.q._port.deliveries[0]))
 
 
 def test_a_trace_that_cannot_be_written_costs_the_message_nothing(caplog):
@@ -380,8 +380,8 @@ def test_each_group_has_its_own_deliveries_of_one_message():
     topic = engine.topic("jobs")
     billing = topic.group("billing")
     for group, holder in ((topic.group("default"), "ann"), (billing, "bob")):
-        ((station, (delivered,)),) = group.receive(1, lease_ms=1_000, holder=holder, detached=False)
-        station.ack([delivered.receipt])
+        ((delivery, (delivered,)),) = group.receive(1, lease_ms=1_000, holder=holder, detached=False)
+        delivery.ack([delivered.receipt])
     steps = life(place, "jobs-0-0")
     assert [(step.step, step.group, step.holder) for step in steps] == [
         ("published", "", ""),

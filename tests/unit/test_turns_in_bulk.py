@@ -52,7 +52,9 @@ def size(taken: Taken) -> int:
 
 
 def texts_of(taken: Taken) -> list[str]:
-    return [station.receipt_text(each.record.offset, each.lease) for station, delivered in taken for each in delivered]
+    return [
+        delivery.receipts.text(each.record.offset, each.lease) for delivery, delivered in taken for each in delivered
+    ]
 
 
 def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
@@ -102,11 +104,13 @@ def test_many_settled_messages_leave_a_streams_window_with_turns_for_other_tasks
             assert found is not None
             await group.take_more(found, MANY, None, "bob")
             with windows.one_more(group, MANY) as window:
-                for station, taken in found:
+                for delivery, taken in found:
                     for each in taken:
-                        window.add(station, each.receipt)
+                        window.add(delivery, each.receipt)
                 receipts = [
-                    station.receipt_text(each.record.offset, each.lease) for station, taken in found for each in taken
+                    delivery.receipts.text(each.record.offset, each.lease)
+                    for delivery, taken in found
+                    for each in taken
                 ]
                 turns = Turns()
                 await windows.settled(group, receipts)
@@ -139,7 +143,7 @@ def test_leases_that_end_together_end_in_portions_and_all_of_them():
     q.put_many([b"x"] * many)
     messages = q.get_many(many, detached=True)
     assert len(messages) == many
-    delivery = q._port.stations[0].delivery
+    delivery = q._port.deliveries[0]
     commits = []
     committed = delivery.commit_events
     delivery.commit_events = lambda events, *rest: commits.append(len(events)) or committed(events, *rest)
@@ -155,7 +159,7 @@ def test_many_retries_that_fall_due_together_are_released_a_bearable_number_at_a
     place.q.put_many([b"x"] * many)
     for message in place.q.get_many(many, timeout=0):
         message.nack(delay=5)
-    delivery = place.q._port.queue_group.stations[0].delivery
+    delivery = place.q._port.queue_group.deliveries[0]
     sizes: list[int] = []
     plain = delivery.commit_events
 

@@ -184,7 +184,7 @@ def test_a_wake_up_that_comes_as_the_time_ends_goes_to_the_next_in_line():
     world = World(clock=clock, disk=SimulatedDisk(), ids=SeededIds(1))
     q = holdfast.open("/data/jobs", world=world, min_free_bytes=0)
     behind = Noting()
-    waiters = q._port.stations[0].delivery.waiters
+    waiters = q._port.deliveries[0].waiters
 
     def arrive() -> None:
         waiters._line.append(behind)  # another consumer, who came later
@@ -273,7 +273,7 @@ def test_who_was_woken_goes_before_those_behind_it_whoever_runs_first():
 
 def test_who_comes_before_anybody_was_told_of_a_message_leaves_it_to_them_and_wakes_them():
     line = Line(1, 1)
-    line.q._port.stations[0].partition.log.append([b"a"], durability="os")
+    line.q._port.deliveries[0].partition.log.append([b"a"], durability="os")
     assert line.woken == [False, False]
     assert line.take(1) == 0
     assert line.woken == [True, False]

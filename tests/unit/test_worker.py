@@ -168,7 +168,7 @@ def test_a_plain_function_that_returns_a_coroutine_has_handled_nothing(place: Pl
 def test_a_handler_that_outlives_its_lease_keeps_it(tmp_path: Path):
     place = Place(tmp_path)
     place.q.put(b"long")
-    leases = place.q._port.stations[0].delivery.group.leases
+    leases = place.q._port.deliveries[0].group.leases
     lost = []
 
     def handler(message: Any) -> None:

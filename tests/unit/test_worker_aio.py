@@ -109,7 +109,7 @@ def test_one_that_will_not_be_cancelled_is_left_behind(place: Place):
 def test_a_handler_that_blocks_the_loop_neither_loses_its_lease_nor_stops_the_clock(tmp_path: Path):
     place = Place(tmp_path)
     place.q.put(b"blocks")
-    leases = place.q._port.stations[0].delivery.group.leases
+    leases = place.q._port.deliveries[0].group.leases
     lost = []
 
     async def handler(message: Any) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import (
     CORRELATION_ID,
@@ -37,7 +36,6 @@ from holdfast.broker.messages import (
     original_of,
 )
 from holdfast.broker.moving import portions
-from holdfast.broker.partition import Partition
 from holdfast.broker.tracing.steps import TRACE
 from holdfast.delivery.commands import Ack, Cancel, Command, Nack
 from holdfast.delivery.events import Interred, Phase
@@ -47,6 +45,10 @@ from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import DamagedRange, HoldfastError, InvalidRequest, OffsetOutOfRange, Removed, Unavailable
 from holdfast.model import Batch, HeaderPairs, Record
 from holdfast.storage.keeper import soonest
+
+if TYPE_CHECKING:
+    from holdfast.broker.delivery import Delivery
+    from holdfast.broker.partition import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ class DeadPartition:
                 if (value := mark(record, REDRIVEN_FROM)) is not None
             }
             self.letters.ack_held([offset for offset in moving if offset in found])
-        self.letters.recover()
+        self.letters.end_sessions()
 
     def drop_letters_of(self, group: str) -> None:
         """Drop what a group has here that is to go; returns when none of it can come back."""
@@ -116,26 +118,14 @@ class DeadPartition:
 
 
 class Graveyard:
-    """The dead letters of one group on one partition."""
+    """The dead letters of one group on one partition, once there are any: the moves into their log and out of it."""
 
-    def __init__(
-        self,
-        place: DeadPartition,
-        delivery: Delivery,
-        *,
-        topic: str,
-        number: int,
-        group: str,
-        id_of: Callable[[Record], str],
-    ) -> None:
+    def __init__(self, place: DeadPartition, delivery: Delivery) -> None:
         self._source = place.source
         self._delivery = delivery
         self.target = place.target
         self.letters = place.letters
-        self._topic = topic
-        self._number = number
-        self._group = group
-        self._id_of = id_of
+        self._group = delivery.name
         self._lock = threading.Lock()
         self._read = place.source.log.follower().record  # its own: consumers need not wait while letters are written
         self._interrupted = False  # whether a move began that may have come half way
@@ -166,10 +156,9 @@ class Graveyard:
                 self._delivery.metrics.buried.add(len(batch))
         return moved
 
-    def close(self) -> None:
-        """Close the group here, behind a move that is under way: nothing is moved for it any more."""
-        with self._lock:
-            self._delivery.close()
+    def between_moves(self) -> threading.Lock:
+        """Whoever holds it may close the group: no move into the letters is under way, and none begins."""
+        return self._lock
 
     def recover(self) -> None:
         """End the burials whose letter is in the log already: a crash came before the journal knew."""
@@ -224,9 +213,9 @@ class Graveyard:
         document = self._delivery.group.documents.get(record.offset)
         last = history.failures[-1] if history.failures else None
         return DeadNote(
-            id=self._id_of(record),
-            topic=self._topic,
-            partition=self._number,
+            id=self._delivery.id_of(record),
+            topic=self._delivery.topic,
+            partition=self._delivery.number,
             group=self._group,
             offset=record.offset,
             timestamp_ns=record.timestamp_ns,
@@ -356,8 +345,7 @@ class Graveyard:
 
     def purge(self, letters: Sequence[LetterPlace]) -> int:
         """Drop these for good; answers how many."""
-        events, _, _ = self.letters.settle_all([Cancel(letter.offset) for letter in letters])
-        return len(events)
+        return len(self.letters.settle_all([Cancel(letter.offset) for letter in letters]).events)
 
     def _revived(self, moving: Sequence[Delivered]) -> Batch:
         records = [delivered.record for delivered in moving]
@@ -375,6 +363,119 @@ class Graveyard:
         if note is not None and self._source.tracer is not None:
             kept += self._source.tracer.trace_header(record, note)
         return (*kept, (REDRIVEN_FROM, b"%d" % record.offset), (ONLY_FOR, self._group.encode()))
+
+
+class GroupDeadLetters:
+    """The dead letters of one group on one partition; their log is made when the first message dies."""
+
+    def __init__(self, delivery: Delivery, open_place: Callable[[int], DeadPartition] | None) -> None:
+        self._delivery = delivery
+        self._open_place = open_place  # None for the dead letters themselves: none of them dies
+        self._opening = threading.Lock()
+        self.graveyard: Graveyard | None = None  # until the log is needed
+
+    def open(self) -> Graveyard:
+        """The graveyard, whose log is made where there is none."""
+        with self._opening:
+            if self.graveyard is None:
+                self._delivery.check_open()
+                if self._open_place is None:
+                    raise InvalidRequest("dead letters have no dead letters of their own")
+                self.graveyard = Graveyard(self._open_place(self._delivery.number), self._delivery)
+            return self.graveyard
+
+    def end(self) -> int:
+        """Where the log of the letters ends: a letter of what dies from now on comes behind it."""
+        if self.graveyard is None:
+            return -1 if self._open_place is None else 0
+        return self.graveyard.target.log.written_end
+
+    def between_moves(self) -> AbstractContextManager[object]:
+        """Keeps moves away, behind one that is under way."""
+        return nullcontext() if self.graveyard is None else self.graveyard.between_moves()
+
+    def letters(self, start: int = 0, look: Callable[[int], None] | None = None) -> Iterator[DeadLetter]:
+        """The dead letters from an offset of their log on, also those on their way; each place is told to `look`."""
+        graveyard = self._up_to_date()
+        return iter(()) if graveyard is None else graveyard.all(start, look)
+
+    def letter(self, offset: int, *, gone: bool = False) -> DeadLetter | None:
+        """The dead letter at an offset of its own log, if there is one; with `gone` even if redriven or purged."""
+        graveyard = self._up_to_date()
+        return None if graveyard is None else graveyard.letter(offset, gone=gone)
+
+    def letter_of(self, message: int) -> DeadLetter | None:
+        """The dead letter that the message at an offset became, if it is there; looks through all of them."""
+        graveyard = self._up_to_date()
+        return None if graveyard is None else graveyard.letter_of(message)
+
+    def _up_to_date(self) -> Graveyard | None:
+        self._delivery.check_open()
+        self.inter()
+        return self.graveyard
+
+    def lost(self, start: int, stop: int) -> int:
+        """How many dead letters there cannot be read, as far as that is known; whose they were nobody can say."""
+        if self.graveyard is None:
+            return 0
+        letters, log = self.graveyard.letters, self.graveyard.target.log
+        return letters.group.ready_of(log.damaged()).range_cardinality(start, stop)
+
+    def count(self) -> int:
+        """How many dead letters the group has here, those on their way included."""
+        graveyard, buried = self.graveyard, len(self._delivery.group.burials)
+        if graveyard is None:
+            return buried
+        if len(self._delivery.partition.deliveries) == 1:  # then all of them are ours
+            return buried + graveyard.letters.ready_count()
+        return buried + sum(1 for _ in graveyard.all())
+
+    def inter(self) -> None:
+        """Move what died into the dead letters, whose log is made when the first one does."""
+        delivery = self._delivery
+        if self.graveyard is not None:
+            self.graveyard.end_redrives()
+        burials = delivery.group.burials
+        if not burials:
+            return
+        if delivery.settings.dead_letters:
+            self.open().inter()
+            return
+        with delivery.lock:
+            dropped = sorted(burials)
+            for offset in dropped:
+                failures = burials[offset].history.failures
+                logger.warning(
+                    "message %s-%d-%d dropped, for the topic keeps no dead letters: %s: %s",
+                    delivery.topic,
+                    delivery.number,
+                    offset,
+                    burials[offset].reason,
+                    failures[-1].error if failures else "",
+                )
+            delivery.commit_events([Interred(runs_of(dropped))])
+            delivery.metrics.buried.add(len(dropped))
+
+    def inter_if_possible(self) -> None:
+        """The same for whoever has done his part: what the journal calls dead is dead.
+
+        If the letter cannot be moved now, for the disk is full, then later: upkeep tries until it succeeds. Who
+        rejected the message must not be told of an error, and do again what is done.
+        """
+        delivery = self._delivery
+        try:
+            self.inter()
+        except HoldfastError as error:
+            logger.warning(
+                "dead letters wait to be moved",
+                extra={
+                    "topic": delivery.topic,
+                    "partition": delivery.number,
+                    "group": delivery.name,
+                    "error": str(error),
+                },
+            )
+            delivery.on_attention()
 
 
 def note_of(record: Record) -> DeadNote | None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.broker.choose import Keyed, KeyedGroup, Supply, give_way, look_ahead
+from holdfast.broker.dead_letters import GroupDeadLetters
 from holdfast.broker.floor import Floor
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.journal import Journal, Snapshot
-from holdfast.broker.leases import Delivered, Dropped, Renewals
-from holdfast.broker.messages import MOVED
+from holdfast.broker.leases import Delivered, Dropped, Pending, Renewals, lease_lost
+from holdfast.broker.messages import MOVED, id_of
 from holdfast.broker.metrics import Metrics
+from holdfast.broker.receipts import Receipts
 from holdfast.broker.waiters import Waiters
 from holdfast.delivery.commands import (
     DROPPED,
@@ -32,7 +35,7 @@ from holdfast.delivery.commands import (
     Seek,
     Tick,
 )
-from holdfast.delivery.decide import EXPIRED, Moment, decide, held, lost
+from holdfast.delivery.decide import EXPIRED, Moment, decide, held
 from holdfast.delivery.events import (
     Acked,
     Buried,
@@ -49,11 +52,14 @@ from holdfast.delivery.events import (
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
-from holdfast.errors import DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
+from holdfast.errors import CorruptData, DamagedRange, HoldfastError, LeaseLost, OffsetOutOfRange, Unavailable
 from holdfast.model import Appended, Durability, Record
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
+
+if TYPE_CHECKING:
+    from holdfast.broker.partition import Partition, Site
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +73,14 @@ _TIMESTAMP: Final = attrgetter("timestamp_ns")
 
 
 class Delivery:
-    """Hands out the messages of a log to the consumers of one group. Safe to use from any thread."""
+    """Hands out the messages of a log to the consumers of one group. Safe to use from any thread.
+
+    Calls are short; only `wait` and `wait_async` wait. Dead letters have a delivery, too, which is on no site: it has
+    neither `partition` nor `receipts`, and nothing dies there.
+    """
+
+    partition: Partition
+    receipts: Receipts
 
     def __init__(
         self,
@@ -78,6 +91,7 @@ class Delivery:
         settings: TopicSettings,
         metrics: Metrics,
         name: str = DEFAULT_GROUP,
+        site: Site | None = None,
     ) -> None:
         self.clock = world.clock
         self._now_ns, self._mono_ns = world.clock.now_ns, world.clock.monotonic_ns
@@ -92,7 +106,6 @@ class Delivery:
         self.closed = False
         self.waiters = Waiters()
         self.holder = ""  # who takes messages without saying who it is
-        self.dead_end: Callable[[], int] = lambda: -1
         self.on_attention: Callable[[], None] = lambda: None
         self._supply = Supply(log, group, settings, name)
         self._dropped = Dropped(log.folder)
@@ -100,7 +113,12 @@ class Delivery:
         self._due_mono_ms = 0  # by then somebody will call `tick`
         self._floor = Floor(log, journal, group, name)
         self.unhurried = settings.ack_durability in _UNHURRIED  # whether acks wait for no sync
-        self.home: Any = None  # whose delivery it is: what is taken from it says so
+        self.topic, self.number = ("", 0) if site is None else (site.topic, site.number)
+        self.check_open: Callable[[], None] = (lambda: None) if site is None else site.check_open
+        self.dead = GroupDeadLetters(self, None if site is None else site.open_dead)
+        if site is not None:
+            self.partition = site.partition
+            self.receipts = Receipts(site.topic, site.number, group, site.prover)
         self._keyed_group: KeyedGroup | None = None
         self._is_plain = is_plain(settings)
         # Bound once, for the short ways.
@@ -119,11 +137,12 @@ class Delivery:
         *,
         name: str = DEFAULT_GROUP,
         start: int | None = None,
+        site: Site | None = None,
     ) -> Self:
         """The group whose journal is in the folder, brought up to the log as it is now; a new one begins at `start`."""
         journal, group = Journal.open(world, folder, settings, log.start if start is None else start)
         try:
-            delivery = cls(world, log, journal, group, settings, metrics, name)
+            delivery = cls(world, log, journal, group, settings, metrics, name, site)
             # Synced, for two reasons: fencing numbers begin with the session, and what the group knew of a tail
             # that the log has lost must stay forgotten when other messages stand there.
             journal.log.wait(delivery._commit(Open(world.ids.boot_id(), log.written_end), durability="fsync"))
@@ -134,11 +153,6 @@ class Delivery:
             journal.close()
             raise
         return delivery
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nobody has served the group before."""
-        return self.group.session == 1
 
     def mono_ms(self) -> int:
         """The time by which leases end."""
@@ -177,7 +191,14 @@ class Delivery:
         if ready:
             self.commit_events([Cancelled(runs_of(ready))])
 
-    def recover(self) -> None:
+    def recover(self, *, dead: bool) -> None:
+        """End what a crash cut short; `dead` tells whether the partition has dead letters already."""
+        if dead:
+            self.dead.open().recover()
+        self.end_sessions()
+        self.dead.inter_if_possible()
+
+    def end_sessions(self) -> None:
         """What holders of earlier sessions had comes back. Moves that a crash cut short behind the letter are ended."""
         with self.lock:
             self._commit(GiveUp())
@@ -188,18 +209,10 @@ class Delivery:
             return self._receive_plain(self.settings.lease_ms, self.holder, self.group.session)
 
     def _receive_plain(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
+        """The fused form of `_receive` for one message in plain order; None where anything is special."""
         group = self.group
         if not self._is_plain or self._dropped or group.lanes.filled or group.ahead or group.cursor >= self._log.end:
             return None
-        try:
-            return self._receive_one(lease_ms, holder, session)
-        except BaseException as error:
-            self._mend(error)
-            raise
-
-    def _receive_one(self, lease_ms: int, holder: str, session: int) -> Delivered | None:
-        """The fused form of `_receive` for one message in plain order; None where anything is special."""
-        group = self.group
         offset = group.cursor
         try:
             record = self._supply.record(offset)
@@ -211,18 +224,20 @@ class Delivery:
         until_ms = self._mono_ns() // 1_000_000 + lease_ms
         fence = (group.fence + 1) | PROVEN  # as next_fence
         at_ms = now_ns // 1_000_000
-        self._write_event(
-            encode_event(Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)),
-            now_ns,
-        )
+        event = Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)
         lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
-        group.lease_one(offset, lease)
+        try:
+            self._write_event(encode_event(event), now_ns)
+            group.lease_one(offset, lease)
+        except BaseException as error:
+            self._mend(error)
+            raise
         if until_ms < self._due_mono_ms:
             self._due_mono_ms = until_ms
             self.on_attention()
         self._count_delivered()
         self._observe_wait(now_ns - record.timestamp_ns)
-        return Delivered(record, lease, 1, self.home)
+        return Delivered(record, lease, 1, self)
 
     def receive(self, count: int, *, lease_ms: int, holder: str, detached: bool = False) -> list[Delivered] | None:
         """Up to `count` messages that are ready now, leased to the holder.
@@ -260,14 +275,14 @@ class Delivery:
             whole = len(records) == len(chosen.offsets)
             offsets = chosen.offsets if whole else [record.offset for record in records]
             self._commit(Receive(offsets, chosen.cursor, lease_ms, holder, session), now=now)
-            group = self.group
             self._expect_tick(now.mono_ms + lease_ms)
-            lease = group.leases[offsets[0]]
-            if group.histories:
-                out += [Delivered(record, lease, group.attempts(record.offset) + 1, self.home) for record in records]
+            lease, attempts = self.group.leases[offsets[0]], self.group.attempts
+            if self.group.histories:
+                out += [Delivered(record, lease, attempts(record.offset) + 1, self) for record in records]
             else:
-                out += [Delivered(record, lease, 1, self.home) for record in records]
-            self._count_all(records)
+                out += [Delivered(record, lease, 1, self) for record in records]
+            self._count_delivered(len(records))
+            self.metrics.wait_seconds.observe_since(self._now_ns(), list(map(_TIMESTAMP, records)))
         return out
 
     def take(self, offsets: Sequence[int], *, lease_ms: int, holder: str, moving_to: int) -> list[Delivered]:
@@ -281,7 +296,7 @@ class Delivery:
             taken = [record.offset for record in records]
             self._commit(Receive(taken, self.group.cursor, lease_ms, holder, self.group.session, moving_to), now=now)
             self._expect_tick(now.mono_ms + lease_ms)
-            return [Delivered(record, self.group.leases[record.offset], 1, self.home) for record in records]
+            return [Delivered(record, self.group.leases[record.offset], 1, self) for record in records]
 
     def _load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
         """The messages, without those that are expired or lost; these are passed over."""
@@ -306,10 +321,9 @@ class Delivery:
             self.commit_events([Expired(runs)])
         self.metrics.expired.add(size(runs))
 
-    def ack(
-        self, receipts: Sequence[Receipt], durability: Durability | None = None
-    ) -> tuple[Appended | None, LeaseLost | None]:
-        """They are handled: what to wait for, and the error for those that somebody else may have by now."""
+    def ack(self, receipts: Sequence[Receipt], durability: Durability | None = None) -> Pending:
+        """Ack what is still held; `wait` raises LeaseLost for what somebody else may have by now."""
+        self.check_open()
         durability = durability or self.settings.ack_durability
         with self.lock:
             offsets = set(map(_OFFSET, receipts))
@@ -322,20 +336,21 @@ class Delivery:
             if good:
                 appended = self._ack(offsets, list(filter(None, held_by)), durability)
             if len(good) == len(receipts):
-                return appended, None
-            return appended, self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
+                return Pending(appended=appended)
+            refused = self._lost(sorted(set(receipts).difference(good), key=_OFFSET))
+        return Pending(appended=appended, refused=refused)
 
-    def ack_taken(
-        self, taken: Sequence[Delivered], durability: Durability | None = None
-    ) -> tuple[Appended | None, LeaseLost | None]:
+    def ack_taken(self, taken: Sequence[Delivered], durability: Durability | None = None) -> Pending:
         """The same for messages in hand, whose leases mostly are as they were given."""
+        self.check_open()
         offsets = [one.record.offset for one in taken]
         leases = [one.lease for one in taken]
         in_order = range(offsets[0], offsets[0] + len(offsets))
         if offsets == list(in_order):
             with self.lock:
                 if list(map(self.group.leases.get, offsets)) == leases:
-                    return self._ack(in_order, leases, durability or self.settings.ack_durability), None
+                    appended = self._ack(in_order, leases, durability or self.settings.ack_durability)
+                    return Pending(appended=appended)
         return self.ack([one.receipt for one in taken], durability)
 
     def _ack(self, offsets: Collection[int], leases: Sequence[Lease], durability: Durability) -> Appended:
@@ -361,7 +376,7 @@ class Delivery:
                     self._mend(error)
                     raise
         if not plain:
-            return self.ack([Receipt(offset, fence)])[1]
+            return self.ack([Receipt(offset, fence)]).refused
         self._count_acked()
         self._observe_handle(now_ns - lease.at_ms * 1_000_000)
         return None
@@ -372,17 +387,16 @@ class Delivery:
             self._take_back_dropped()
             return len(self._supply.choose(most, self._moment(), look=True).offsets)
 
-    def settle(self, command: Command, durability: Durability | None = None) -> tuple[list[Event], Appended | None]:
-        """Carry out a command; answers with what happened, and what to wait for."""
-        events, appended, refused = self.settle_all([command], durability)
-        if refused is not None:
-            raise refused
-        return events, appended
+    def settle(self, command: Command, durability: Durability | None = None) -> Pending:
+        """Carry out a command of a holder or an operator, or raise LeaseLost. Then `wait`."""
+        pending = self.settle_all([command], durability)
+        if pending.refused is not None:
+            raise pending.refused
+        return pending
 
-    def settle_all(
-        self, commands: Sequence[Command], durability: Durability | None = None
-    ) -> tuple[list[Event], Appended | None, LeaseLost | None]:
-        """Carry out commands, each for a message of its own, in one write; and the error for those refused."""
+    def settle_all(self, commands: Sequence[Command], durability: Durability | None = None) -> Pending:
+        """Carry out commands, each for a message of its own, in one write; `wait` raises LeaseLost for the refused."""
+        self.check_open()
         events: list[Event] = []
         refused: LeaseLost | None = None
         with self.lock:
@@ -396,7 +410,25 @@ class Delivery:
                     refused = error
             appended = self.commit_events(events, durability or self.settings.ack_durability) if events else None
             self._after(events, now)
-        return events, appended, refused
+        return Pending(events, appended, refused)
+
+    def wait(self, pending: Pending) -> None:
+        """Return when what was decided is as durable as asked, and dead letters have moved if there is room."""
+        if pending.appended is not None:
+            self.journal.log.wait(pending.appended)
+        if pending.buried:
+            self.dead.inter_if_possible()
+        if pending.refused is not None:
+            raise pending.refused
+
+    async def wait_async(self, pending: Pending) -> None:
+        """The same for a task."""
+        if pending.appended is not None:
+            await self.journal.log.wait_async(pending.appended)
+        if pending.buried:
+            await asyncio.to_thread(self.dead.inter_if_possible)
+        if pending.refused is not None:
+            raise pending.refused
 
     def ack_held(self, offsets: Sequence[int]) -> None:
         """Ack whatever holder has these: at opening, for moves that turned out to have taken place."""
@@ -412,6 +444,21 @@ class Delivery:
     def holds(self, receipt: Receipt) -> bool:
         """Whether the receipt is still good."""
         return held(self.group, receipt)
+
+    def resume(self, receipt: Receipt) -> Delivered:
+        """The message that a receipt stands for, if it is still held."""
+        self.check_open()
+        if not self.holds(receipt):
+            raise self.refusal(receipt)
+        (record,) = self.fetch([receipt.offset]) or (None,)
+        if record is None:
+            raise CorruptData(f"message {receipt.offset} cannot be read; run `holdfast check` on {self._log.folder}")
+        group = self.group
+        return Delivered(record, group.leases[receipt.offset], group.attempts(receipt.offset) + 1, self)
+
+    def id_of(self, record: Record) -> str:
+        """The message's id: it keeps the one that it had while it was delayed."""
+        return id_of(self.topic, self.number, record)
 
     def drop(self, receipt: Receipt) -> None:
         """Nobody has the message in hand any more, and nobody settled it. Callable from a finalizer."""
@@ -458,11 +505,7 @@ class Delivery:
 
     def _lost(self, receipts: Sequence[Receipt]) -> LeaseLost:
         self.metrics.lost_leases.add(len(receipts))
-        error = lost(self.group, receipts[0])
-        error.offsets = tuple(receipt.offset for receipt in receipts)
-        if len(receipts) > 1:
-            error.args = (f"{error.args[0]}. So it is with {len(receipts)} messages of this call; the others are done",)
-        return error
+        return lease_lost(self.group, receipts)
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
@@ -541,19 +584,23 @@ class Delivery:
         return self.journal.keep(snapshot)
 
     def close(self) -> None:
-        """Take back what is in hand, save, let go of the journal, and send away whoever waits."""
-        self.waiters.wake_all()
-        try:
-            with self.lock:
-                self.closed = True
-                if self.group.leases and self.journal.log.usable:
-                    self._commit(Leave())
-            if self.journal.events_since_snapshot and self.journal.log.usable:
-                self.save()
-        except Unavailable as error:  # replay takes longer next time, nothing else
-            logger.warning("no snapshot", extra={"folder": self.journal.log.folder, "error": str(error)})
-        finally:
-            self.journal.close()
+        """Take back what is in hand, save, let go of the journal, and send away whoever waits.
+
+        A move into the dead letters that is under way is finished first.
+        """
+        with self.dead.between_moves():
+            self.waiters.wake_all()
+            try:
+                with self.lock:
+                    self.closed = True
+                    if self.group.leases and self.journal.log.usable:
+                        self._commit(Leave())
+                if self.journal.events_since_snapshot and self.journal.log.usable:
+                    self.save()
+            except Unavailable as error:  # replay takes longer next time, nothing else
+                logger.warning("no snapshot", extra={"folder": self.journal.log.folder, "error": str(error)})
+            finally:
+                self.journal.close()
 
     def _next_due_ms(self, now: Moment) -> int | None:
         deadline, timer = self.group.deadlines.next_ms(), self.group.timers.next_ms()
@@ -574,7 +621,7 @@ class Delivery:
             self._after(events, now)
 
     def _moment(self) -> Moment:
-        return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead_end())
+        return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead.end())
 
     def _commit(self, command: Command, *, now: Moment | None = None, durability: Durability | None = None) -> Appended:
         events = decide(self.group, command, self.settings, now or self._moment())
@@ -631,10 +678,6 @@ class Delivery:
         if self.waiters and keyed.any_next(mono_ms):
             self.waiters.wake()  # one: whoever takes something comes here again
         self._expect_within(keyed.next_anywhere_ms(mono_ms), mono_ms)
-
-    def _count_all(self, records: Sequence[Record]) -> None:
-        self._count_delivered(len(records))
-        self.metrics.wait_seconds.observe_since(self._now_ns(), list(map(_TIMESTAMP, records)))
 
 
 def is_plain(settings: TopicSettings) -> bool:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.broker.choose import KeyedGroup, peek
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import MessagePlace, parse_message_id, parse_receipt
 from holdfast.broker.leases import Delivered
 from holdfast.broker.metrics import Metrics, MetricsSnapshot
 from holdfast.broker.routing import check_partition
-from holdfast.broker.station import Station
 from holdfast.broker.waiters import Waiter, Waiters
-from holdfast.delivery.commands import Receipt
+from holdfast.delivery.commands import Cancel, Receipt
 from holdfast.delivery.group import Lease
 from holdfast.delivery.keys import KeyPolicy
-from holdfast.errors import Closed, HoldfastError, LeaseLost
+from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Record, extra_bytes
 from holdfast.settings import TopicSettings
 from holdfast.storage.keeper import soonest
@@ -69,7 +69,7 @@ class QueueGroup:
         self.settings = settings
         self.metrics = metrics
         self.waiters = Waiters()  # one line for all partitions: whoever waits takes from any of them
-        self.stations: list[Station] = []
+        self.deliveries: list[Delivery] = []
         self.deleted = False
         self._keyed: KeyedGroup | None = None
         self._turn = 0
@@ -79,15 +79,14 @@ class QueueGroup:
         if self.deleted:
             raise Closed(f"the group {self.name} on {self.topic.name} was deleted")
 
-    def add(self, station: Station) -> None:
+    def add(self, delivery: Delivery) -> None:
         """Serve one more partition."""
-        delivery = station.delivery
         delivery.waiters = self.waiters
         if self._keyed is None:
-            self._keyed = KeyedGroup.of(self.settings, now_mono_ms=delivery.mono_ms(), new=delivery.is_new)
+            self._keyed = KeyedGroup.of(self.settings, now_mono_ms=delivery.mono_ms(), new=delivery.group.session == 1)
         delivery.follow_keys(self._keyed)
-        station.partition.lines.append(self.waiters)
-        self.stations.append(station)  # in place: the faces look at this list
+        delivery.partition.lines.append(self.waiters)
+        self.deliveries.append(delivery)  # in place: the faces look at this list
         self.waiters.wake_all()  # what has come there before could wake nobody
 
     def change(self, settings: TopicSettings) -> None:
@@ -95,23 +94,22 @@ class QueueGroup:
         self.settings = settings
         new: KeyedGroup | None = None
         if KeyPolicy.of(settings) != (None if self._keyed is None else self._keyed.policy):
-            now_mono_ms = self.stations[0].delivery.mono_ms()
+            now_mono_ms = self.deliveries[0].mono_ms()
             self._keyed = new = KeyedGroup.of(settings, now_mono_ms=now_mono_ms, new=False)
         # By new limits nobody is served before all partitions have said what they have leased, or more would be.
         # Only by new ones: whoever is served by those in use takes a delivery's lock first, and then theirs.
         with nullcontext() if new is None else new.lock:
-            for station in self.stations:
-                station.settings = settings
-                station.delivery.change(settings, self._keyed)
+            for delivery in self.deliveries:
+                delivery.change(settings, self._keyed)
 
-    def next_in_turn(self) -> Station:
+    def next_in_turn(self) -> Delivery:
         """The partition whose turn it is. No lock: two callers that get the same one do no harm."""
-        self._turn = turn = (self._turn + 1) % len(self.stations)
-        return self.stations[turn]
+        self._turn = turn = (self._turn + 1) % len(self.deliveries)
+        return self.deliveries[turn]
 
     def receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool, waiter: Waiter | None = None
-    ) -> list[tuple[Station, list[Delivered]]] | None:
+    ) -> list[tuple[Delivery, list[Delivered]]] | None:
         """Up to `count` messages that are ready now, from each partition in turn, leased to the holder.
 
         None where there is more to look through: call again, after others had their turn.
@@ -150,8 +148,8 @@ class QueueGroup:
 
     def _count_next(self, most: int) -> int:
         ready = 0
-        for station in self.stations:
-            ready += station.delivery.count_next(most - ready)
+        for delivery in self.deliveries:
+            ready += delivery.count_next(most - ready)
             if ready == most:
                 break
         return ready
@@ -169,24 +167,24 @@ class QueueGroup:
 
     def _receive(
         self, count: int, *, lease_ms: int, holder: str, detached: bool
-    ) -> list[tuple[Station, list[Delivered]]] | None:
-        stations = self.stations
-        if len(stations) == 1:
-            taken = stations[0].delivery.receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
-            return [(stations[0], taken)] if taken else None if taken is None else []
+    ) -> list[tuple[Delivery, list[Delivered]]] | None:
+        deliveries = self.deliveries
+        if len(deliveries) == 1:
+            taken = deliveries[0].receive(count, lease_ms=lease_ms, holder=holder, detached=detached)
+            return [(deliveries[0], taken)] if taken else None if taken is None else []
         first = self.next_in_turn().number  # the next call begins with the next partition
-        found: list[tuple[Station, list[Delivered]]] = []
-        waiting = [*stations[first:], *stations[:first]]
+        found: list[tuple[Delivery, list[Delivered]]] = []
+        waiting = [*deliveries[first:], *deliveries[:first]]
         unfinished = False
         while waiting and count > 0:
             share = -(-count // len(waiting))
             left = []
-            for station in waiting:
+            for delivery in waiting:
                 some = min(share, count)
                 if some == 0:
                     break
                 try:
-                    taken = station.delivery.receive(some, lease_ms=lease_ms, holder=holder, detached=detached)
+                    taken = delivery.receive(some, lease_ms=lease_ms, holder=holder, detached=detached)
                 except HoldfastError:
                     if found:
                         return found  # these are leased: raised now, they would be in nobody's hands
@@ -195,94 +193,130 @@ class QueueGroup:
                     unfinished = True
                     continue
                 if taken:
-                    found.append((station, taken))
+                    found.append((delivery, taken))
                     count -= len(taken)
                 if len(taken) == some:
-                    left.append(station)  # it may have more
+                    left.append(delivery)  # it may have more
             waiting = left
         return found or (None if unfinished else [])
 
-    def peek(self, count: int, most_bytes: int | None = None) -> Iterator[tuple[Station, Record]]:
+    def peek(self, count: int, most_bytes: int | None = None) -> Iterator[tuple[Delivery, Record]]:
         """The messages that would be handed out next, of one partition after the other, up to so many bytes or so."""
-        for station in self.stations:
-            for record in peek(station.delivery, count, most_bytes) if count else ():
+        for delivery in self.deliveries:
+            for record in peek(delivery, count, most_bytes) if count else ():
                 count -= 1
-                yield station, record
+                yield delivery, record
                 if most_bytes is not None:
                     most_bytes -= len(record.value) + extra_bytes(record)
                     if most_bytes <= 0:
                         return
 
-    def station(self, number: int) -> Station:
+    def delivery(self, number: int) -> Delivery:
         """The group on one partition."""
-        return self.stations[check_partition(number, self.topic.name, len(self.stations))]
+        return self.deliveries[check_partition(number, self.topic.name, len(self.deliveries))]
 
-    def resume(self, receipt: object) -> tuple[Station, Delivered]:
+    def resume(self, receipt: object) -> tuple[Delivery, Delivered]:
         """The message that a receipt stands for, if it is still held."""
-        station, claimed = self.claim(receipt)
-        return station, station.resume(claimed)
+        delivery, claimed = self.claim(receipt)
+        return delivery, delivery.resume(claimed)
 
-    def claim(self, receipt: object) -> tuple[Station, Receipt]:
+    def claim(self, receipt: object) -> tuple[Delivery, Receipt]:
         """The delivery that a receipt proves, held or not; LeaseLost where it is none of this group."""
-        station, proven = self.proof(receipt)
+        delivery, proven = self.proof(receipt)
         if proven is None:
             raise self.unproven(receipt)
-        return station, proven
+        return delivery, proven
 
-    def proof(self, receipt: object) -> tuple[Station, Receipt | None]:
+    def proof(self, receipt: object) -> tuple[Delivery, Receipt | None]:
         """The same; None for a receipt that proves nothing here."""
         given = parse_receipt(receipt, self.topic.name)
-        station = self.station(given.partition)
-        return station, station.proof(given)
+        delivery = self.delivery(given.partition)
+        return delivery, delivery.receipts.proof(given)
 
     def unproven(self, receipt: object) -> LeaseLost:
         """The error for a receipt that proves nothing here."""
         given = parse_receipt(receipt, self.topic.name)
-        return self.station(given.partition).unproven(given)
+        return self.delivery(given.partition).receipts.unproven(given)
 
-    def place(self, message: object) -> tuple[Station, MessagePlace]:
+    def place(self, message: object) -> tuple[Delivery, MessagePlace]:
         """Where the message with this id is or was."""
         place = parse_message_id(message, self.topic.name)
-        return self.station(place.partition), place
+        return self.delivery(place.partition), place
 
     def cancel(self, message: object) -> bool:
         """Take back a message that nobody works on, wherever it waits; False where it is too late."""
-        station, place = self.place(message)
-        return station.cancel(place, message)
+        delivery, place = self.place(message)
+        self.check_open()
+        partition, offset, delayed_id = delivery.partition, place.offset, place.delayed_id
+        done = False
+        if delayed_id is not None:
+            if not partition.was_delayed(delayed_id):
+                raise InvalidRequest(f"there is no message {message}")
+            done = partition.cancel_delayed(delayed_id)
+            offset = None if done else partition.find_released(delayed_id, delivery.group.floor)
+        if offset is not None:
+            if offset >= partition.log.written_end:
+                raise InvalidRequest(f"there is no message {message}")
+            pending = delivery.settle(Cancel(offset))
+            delivery.wait(pending)
+            done = bool(pending.events)
+        if done:
+            self.metrics.cancelled.add()
+        return done
+
+    def purge(self, *, delayed: bool) -> int:
+        """Drop all that nobody has in hand, `delayed` messages too; answers how many."""
+        total = 0
+        for delivery in self.deliveries:
+            self.check_open()
+            # Delayed ones first: what comes due meanwhile is dropped after them.
+            count = delivery.partition.purge_delayed() if delayed else 0
+            count += delivery.purge()
+            self.metrics.cancelled.add(count)
+            total += count
+        return total
+
+    def ready_count(self) -> int:
+        """How many messages are ready."""
+        count = 0
+        for delivery in self.deliveries:
+            with delivery.lock:
+                count += delivery.ready_count()
+        return count
 
     def holds(self, receipt: object) -> bool:
         """Whether the receipt proves a delivery of this group that still holds its message."""
         try:
-            station, claimed = self.claim(receipt)
+            delivery, claimed = self.claim(receipt)
         except LeaseLost:
             return False
-        return station.delivery.holds(claimed)
+        return delivery.holds(claimed)
 
     def members(self) -> int:
         """How many are at work: holders of messages, each once, and those who wait for one."""
         leases: list[Lease] = []
-        for station in self.stations:
-            with station.delivery.lock:
-                leases += station.delivery.group.leases.values()
+        for delivery in self.deliveries:
+            with delivery.lock:
+                leases += delivery.group.leases.values()
         return len({lease.holder for lease in leases}) + len(self.waiters)
 
     def due_ms(self) -> int | None:
         """In how many ms something happens to a message by itself; upkeep of the files is not counted."""
-        return soonest(*[station.due_ms() for station in self.stations])
+        return soonest(*[due for each in self.deliveries for due in (each.partition.due_ms(), each.due_ms())])
 
     def compact(self) -> Compacted:
         """Let go of all messages that are done for every group, and of the journals behind new snapshots."""
         self.check_open()
         segments, size = self.topic.trim()
-        journal_bytes = sum([station.delivery.compact() for station in self.stations])
-        for station in self.stations:
-            station.delivery.journal.past.forget(station.partition.log.start)
+        journal_bytes = sum([delivery.compact() for delivery in self.deliveries])
+        for delivery in self.deliveries:
+            delivery.journal.past.forget(delivery.partition.log.start)
         return Compacted(segments=segments, bytes=size, journal_bytes=journal_bytes + self.topic.compact_dead())
 
     def stats(self) -> QueueStats:
         """How many messages stand where, what they take, and what was counted since opening."""
         self.check_open()
-        each = [self._stats(station) for station in self.stations]
+        each = [self._stats(delivery) for delivery in self.deliveries]
         total = {name: sum(stats[name] for stats in each) for name in each[0]}
         return QueueStats(
             name=self.topic.name,
@@ -291,18 +325,18 @@ class QueueGroup:
             durability=self.settings.durability,
             metrics=self.metrics.snapshot(),
             group=self.name,
-            partitions=len(self.stations),
+            partitions=len(self.deliveries),
             **total,
         )
 
     @staticmethod
-    def _stats(station: Station) -> dict[str, int]:
-        log, group, delayed = station.partition.log, station.delivery.group, station.partition.delayed
+    def _stats(delivery: Delivery) -> dict[str, int]:
+        log, group, delayed = delivery.partition.log, delivery.group, delivery.partition.delayed
         # These read from disk: not while consumers wait for the lock.
-        segments, dead = log.segments(), station.dead_count()
-        with station.delivery.lock:
+        segments, dead = log.segments(), delivery.dead.count()
+        with delivery.lock:
             return {
-                "ready": station.delivery.ready_count(),
+                "ready": delivery.ready_count(),
                 "leased": len(group.leases),
                 "delayed": len(group.waiting) + (0 if delayed is None else len(delayed)),
                 "dead": dead,

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from holdfast.broker.dead_letters import DeadLetter, note_of
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.journal import Happened
 from holdfast.broker.messages import REDRIVEN_FROM, DeadNote, mark, moved_records
-from holdfast.broker.station import Station
 from holdfast.broker.tracing.steps import (
     ACKED,
     BURIED,
@@ -63,12 +63,12 @@ _MOST_STEPS: Final = 1_000  # of all its lives: who was put off more often is to
 _ENDS: Final[dict[type, str]] = {Expired: EXPIRED, Cancelled: CANCELLED, Lost: LOST}
 
 
-def history(station: Station, offset: int) -> list[TraceStep]:
+def history(delivery: Delivery, offset: int) -> list[TraceStep]:
     """Every step of the message at an offset, with those of the messages that it was redriven into or out of."""
     steps: list[TraceStep] = []
-    at: int | None = _first_life(station, offset)
+    at: int | None = _first_life(delivery, offset)
     while at is not None and len({step.id for step in steps}) < _MOST_LIVES:
-        life = _life(station, at)
+        life = _life(delivery, at)
         steps += life.steps
         at = life.went_on_at
     return _abridged(steps)
@@ -85,19 +85,19 @@ def _abridged(steps: list[TraceStep]) -> list[TraceStep]:
     return [*steps[: _MOST_STEPS // 2], omitted, *steps[-_MOST_STEPS // 2 :]]
 
 
-def history_of_letter(station: Station, letter: DeadLetter) -> list[TraceStep]:
+def history_of_letter(delivery: Delivery, letter: DeadLetter) -> list[TraceStep]:
     """The same by a dead letter: also where the message that died is no longer kept."""
-    if _record(station.partition.log, letter.note.offset) is not None:
-        return history(station, letter.note.offset)
+    if _record(delivery.partition.log, letter.note.offset) is not None:
+        return history(delivery, letter.note.offset)
     return told_by_letter(letter.note)
 
 
 class _Life:
     """One message in one journal, as its events tell of it."""
 
-    def __init__(self, station: Station, offset: int, name: str) -> None:
-        self._place = name, station.topic, station.number, offset
-        self._group = station.group
+    def __init__(self, delivery: Delivery, offset: int, name: str) -> None:
+        self._place = name, delivery.topic, delivery.number, offset
+        self._group = delivery.name
         self._offset = offset
         self.steps: list[TraceStep] = []
         self.went_on_at: int | None = None  # the message that it became
@@ -197,54 +197,54 @@ _TOLD: Final[dict[type, Callable[[_Life, int, Any], None]]] = {
 }
 
 
-def _life(station: Station, offset: int) -> _Life:
+def _life(delivery: Delivery, offset: int) -> _Life:
     """One life of a message, its publication and what became of its letter included."""
-    record = _record(station.partition.log, offset)
-    name = message_id(station.topic, station.number, offset, None) if record is None else station.id_of(record)
-    life = _Life(station, offset, name)
-    life.read(station.delivery.journal.past.of(offset))
+    record = _record(delivery.partition.log, offset)
+    name = message_id(delivery.topic, delivery.number, offset, None) if record is None else delivery.id_of(record)
+    life = _Life(delivery, offset, name)
+    life.read(delivery.journal.past.of(offset))
     if record is not None:
-        life.steps.insert(0, _published(station, record, name))
+        life.steps.insert(0, _published(delivery, record, name))
     if life.dead_from is not None:
-        _follow_letter(station, life, offset)
+        _follow_letter(delivery, life, offset)
     return life
 
 
-def _published(station: Station, record: Record, name: str) -> TraceStep:
-    source = _source(station, record)
+def _published(delivery: Delivery, record: Record, name: str) -> TraceStep:
+    source = _source(delivery, record)
     return TraceStep(
         record.timestamp_ns,
         PUBLISHED,
         name,
-        station.topic,
-        station.number,
+        delivery.topic,
+        delivery.number,
         record.offset,
         why="" if mark(record, REDRIVEN_FROM) is None else REDRIVEN,
         related="" if source is None else source.id,
     )
 
 
-def _follow_letter(station: Station, life: _Life, offset: int) -> None:
+def _follow_letter(delivery: Delivery, life: _Life, offset: int) -> None:
     """What became of the letter: it waits, it was purged, or it is a message again."""
-    graves = station._graves
+    graves = delivery.dead.graveyard
     if graves is None:
         return  # the topic keeps none
-    letter = next(_letters(graves.target.log, station.group, offset, life.dead_from or 0), None)
+    letter = next(_letters(graves.target.log, delivery.name, offset, life.dead_from or 0), None)
     if letter is None:
         return
-    name = message_id(station.topic + DEAD_SUFFIX, station.number, letter, None)
-    fate = _Life(station, letter, name)
+    name = message_id(delivery.topic + DEAD_SUFFIX, delivery.number, letter, None)
+    fate = _Life(delivery, letter, name)
     fate.read(graves.letters.journal.past.of(letter))
     last = fate.steps[-1] if fate.steps else None
     if last is not None and last.step == CANCELLED:
-        life.add(last.at_ns, CANCELLED, group=station.group, why="purged", related=name)
+        life.add(last.at_ns, CANCELLED, group=delivery.name, why="purged", related=name)
     elif last is not None and last.step in (LEASED, ACKED) and fate.moving_to is not None:
-        again = _came_back(station.partition.log, letter, fate.moving_to)
+        again = _came_back(delivery.partition.log, letter, fate.moving_to)
         if again is not None:
-            life.add(again.timestamp_ns, REDRIVEN, group=station.group, related=station.id_of(again))
+            life.add(again.timestamp_ns, REDRIVEN, group=delivery.name, related=delivery.id_of(again))
             life.went_on_at = again.offset
         elif last.step == ACKED:  # into another topic, or into a message that is no longer kept
-            life.add(last.at_ns, REDRIVEN, group=station.group)
+            life.add(last.at_ns, REDRIVEN, group=delivery.name)
 
 
 def _letters(log: Log, group: str, offset: int, start: int) -> Iterator[int]:
@@ -260,23 +260,23 @@ def _came_back(log: Log, letter: int, start: int) -> Record | None:
     return next((record for record in moved_records(log, start) if mark(record, REDRIVEN_FROM) == wanted), None)
 
 
-def _first_life(station: Station, offset: int) -> int:
+def _first_life(delivery: Delivery, offset: int) -> int:
     """The first message of the chain that is still kept."""
     for _ in range(_MOST_LIVES):
-        record = _record(station.partition.log, offset)
-        source = None if record is None else _source(station, record)
-        if source is None or _record(station.partition.log, source.offset) is None:
+        record = _record(delivery.partition.log, offset)
+        source = None if record is None else _source(delivery, record)
+        if source is None or _record(delivery.partition.log, source.offset) is None:
             break
         offset = source.offset
     return offset
 
 
-def _source(station: Station, record: Record) -> DeadNote | None:
+def _source(delivery: Delivery, record: Record) -> DeadNote | None:
     """The note of the letter that a message was redriven out of, if that is still kept."""
     noted = mark(record, REDRIVEN_FROM)
-    if noted is None or station._graves is None:
+    if noted is None or delivery.dead.graveyard is None:
         return None
-    letter = _record(station._graves.target.log, int(noted))
+    letter = _record(delivery.dead.graveyard.target.log, int(noted))
     return None if letter is None else note_of(letter)
 
 

@@ -1,17 +1,22 @@
-"""Messages under lease: what a holder has, what fell from its hands, and the leases that renew themselves."""
+"""Messages under lease: what a holder has, what it settled, what it dropped, and the leases that renew themselves."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.delivery.commands import Receipt
-from holdfast.delivery.decide import held
+from holdfast.delivery.decide import held, lost
+from holdfast.delivery.events import Buried, BuriedReady, Event
 from holdfast.delivery.group import Group, Lease
-from holdfast.model import Record
+from holdfast.errors import LeaseLost
+from holdfast.model import Appended, Record
+
+if TYPE_CHECKING:
+    from holdfast.broker.delivery import Delivery
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +31,7 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
     record: Record
     lease: Lease
     attempt: int
-    home: Any = None  # the station that it was taken from
+    home: Delivery  # that it was taken from
 
     @property
     def receipt(self) -> Receipt:
@@ -39,6 +44,19 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
     @property
     def fence(self) -> int:
         return self.lease.fence
+
+
+class Pending(msgspec.Struct, frozen=True, gc=False):
+    """Something was decided and written; `Delivery.wait` returns when it is as safe as it should be."""
+
+    events: Sequence[Event] = ()
+    appended: Appended | None = None
+    refused: LeaseLost | None = None  # for some of the messages; the others count
+
+    @property
+    def buried(self) -> bool:
+        """Whether a message died, and has still to be moved."""
+        return any(isinstance(event, Buried | BuriedReady) for event in self.events)
 
 
 class Dropped:
@@ -62,6 +80,15 @@ class Dropped:
                     self._warned = True
                     logger.warning(_UNHANDLED, receipt.offset, self._folder)
                 yield receipt
+
+
+def lease_lost(group: Group, receipts: Sequence[Receipt]) -> LeaseLost:
+    """The error for receipts that are no longer good."""
+    error = lost(group, receipts[0])
+    error.offsets = tuple(receipt.offset for receipt in receipts)
+    if len(receipts) > 1:
+        error.args = (f"{error.args[0]}. So it is with {len(receipts)} messages of this call; the others are done",)
+    return error
 
 
 # Leases that renew themselves for as long as their holders have the messages in hand.

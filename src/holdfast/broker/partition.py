@@ -13,13 +13,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from holdfast.broker.dedup.runs import Covered
 from holdfast.broker.delayed import Delayed, DelayStore
-from holdfast.broker.delivery import Delivery
 from holdfast.broker.messages import (
     DELAYED_ID,
     Draft,
@@ -46,7 +45,12 @@ from holdfast.storage.files import join
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
 
-__all__ = ["Draft", "Partition", "Place", "Publication"]
+if TYPE_CHECKING:
+    from holdfast.broker.dead_letters import DeadPartition
+    from holdfast.broker.delivery import Delivery
+    from holdfast.broker.receipts import Prover
+
+__all__ = ["Draft", "Partition", "Place", "Publication", "Site"]
 
 
 _RELEASE_MOST: Final = 1_000  # in one write: some 15 ms, for which those that come due meanwhile wait
@@ -56,6 +60,17 @@ _RELEASE_MOST_LATE: Final = 5_000
 # When the first message that waits is so late, whoever puts others helps to release what is due.
 _HELP_FROM_MS: Final = 25
 STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
+
+
+class Site(NamedTuple):
+    """Where a delivery is, and what it has in common with the other groups and partitions of its topic."""
+
+    topic: str
+    number: int
+    partition: Partition
+    check_open: Callable[[], None]
+    open_dead: Callable[[int], DeadPartition]
+    prover: Callable[[], Prover]
 
 
 class Partition:

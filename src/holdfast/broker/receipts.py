@@ -6,12 +6,18 @@ import logging
 import struct
 import threading
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
+from functools import cached_property
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
+from holdfast.broker.folder.layout import ReceiptText, message_id
 from holdfast.checksum import crc32c
+from holdfast.delivery.commands import Receipt
+from holdfast.delivery.group import Group, Lease
 from holdfast.env import World
+from holdfast.errors import LeaseLost
 from holdfast.storage.files import durable_replace, join, read_file
 from holdfast.storage.opening import translated
 
@@ -153,3 +159,43 @@ class Prover:
         mac = self._scope.copy()
         mac.update(head + name.encode())
         return mac.digest()
+
+
+class Receipts:
+    """The receipts of one group on one partition: written for whoever takes a message, read when it comes back."""
+
+    def __init__(self, topic: str, number: int, group: Group, prover: Callable[[], Prover]) -> None:
+        self._topic = topic
+        self._number = number
+        self._group = group
+        self._new_prover = prover
+
+    @cached_property
+    def _prover(self) -> Prover:
+        return self._new_prover()  # not before it is needed: the folder's key is made by then
+
+    def text(self, offset: int, lease: Lease) -> str:
+        """The receipt for a message under this lease, for whoever holds it and nobody else."""
+        return self._prover.text(message_id(self._topic, self._number, offset, None), lease.fence, lease.at_ms)
+
+    def proof(self, given: ReceiptText) -> Receipt | None:
+        """The delivery that a receipt proves, held or not; None where it proves none of this group."""
+        name = message_id(self._topic, self._number, given.offset, None)
+        proven = self._prover.read(name, given.token)
+        if proven is not None:
+            receipt, lease = Receipt(given.offset, proven.fence), self._group.leases.get(given.offset)
+            if lease is None or lease.fence != receipt.fence or proven.is_of(lease.at_ms):
+                return receipt
+        return None
+
+    def unproven(self, given: ReceiptText) -> LeaseLost:
+        """The error for a receipt that proves nothing here."""
+        name = message_id(self._topic, self._number, given.offset, None)
+        # One answer for all that may be wrong with it: whoever tries texts learns nothing.
+        return LeaseLost(
+            f"this receipt does not prove that message {name} is yours: it is of another group, of an earlier topic or "
+            f"group of this name, or {self._topic} never gave it. Nothing was changed; what you hold by it, if "
+            "anything, comes back when its lease ends",
+            offsets=(given.offset,),
+            why="the receipt is not one of this group",
+        )

@@ -42,10 +42,9 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.journal import newest_snapshot
 from holdfast.broker.messages import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
-from holdfast.broker.partition import Partition
+from holdfast.broker.partition import Partition, Site
 from holdfast.broker.receipts import FolderKey, Prover
 from holdfast.broker.routing import check_partition
-from holdfast.broker.station import Station
 from holdfast.broker.streams.query_pins import Queries, query_gauges
 from holdfast.broker.tracing.log import TraceLog
 from holdfast.broker.tracing.tracing import TopicTracing
@@ -199,7 +198,7 @@ class Topic:
         try:
             for number in range(len(self.partitions)):
                 self._check_owner()
-                self._open_station(group, number, note.start(number))
+                self._open_delivery(group, number, note.start(number))
         except BaseException:
             self._close_group(group)  # or the next try would find its journals in use
             raise
@@ -211,36 +210,30 @@ class Topic:
         metrics.gauges(partial(query_gauges, self._queries, self))
         return metrics
 
-    def _open_station(self, group: QueueGroup, number: int, start: int | None) -> None:
+    def _open_delivery(self, group: QueueGroup, number: int, start: int | None) -> None:
         partition = self.partitions[number]
         folder = group_folder(self.root, self.name, number, group.name)
         part = f"{number}/{GROUPS}/{group.name}"
         if part in self._missing and newest_snapshot(self._world, folder)[0] is None:
             self._require(part)  # with a snapshot, the group goes on from there
+        site = Site(
+            self.name, number, partition, group.check_open, self.dead_partition, partial(self._prover, group.name)
+        )
         delivery = Delivery.open(
-            self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start
+            self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start, site=site
         )
         with ExitStack() as unless_done:
             unless_done.callback(delivery.close)
             delivery.holder = self.holder
             delivery.on_attention = delivery.journal.log.on_attention = self._attend
             delivery.journal.log.on_synced = self.metrics.sync_seconds.observe_ns
-            station = Station(
-                self.name,
-                number,
-                group.name,
-                partition,
-                delivery,
-                check_open=group.check_open,
-                open_dead=self.dead_partition,
-                prover=partial(self._prover, group.name),
-            )
             if self.settings.trace_sample:
-                self._trace_station(station)
+                self._trace_delivery(delivery)
             partition.follow(delivery)
             unless_done.callback(partition.unfollow, delivery)
-            station.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
-            group.add(station)  # not before: whoever moves its dead letters may wait for our lock, and we for that move
+            delivery.recover(dead=self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)))
+            # Not before: whoever moves its dead letters may wait for our lock, and we for that move.
+            group.add(delivery)
             unless_done.pop_all()
 
     def _prover(self, group: str) -> Prover:
@@ -280,9 +273,7 @@ class Topic:
 
     def dead_count(self) -> int:
         """How many dead letters it has, of all its groups; those on their way to them included."""
-        buried = sum(
-            len(station.delivery.group.burials) for group in self.groups.values() for station in group.stations
-        )
+        buried = sum(len(delivery.group.burials) for group in self.groups.values() for delivery in group.deliveries)
         places = list(self._dead.values())
         return buried + sum(place.letters.ready_count() for place in places)
 
@@ -357,16 +348,16 @@ class Topic:
         for number, partition in enumerate(self.partitions):
             self._trace_partition(partition, number)
         for group in self.groups.values():
-            for station in group.stations:
-                self._trace_station(station)
+            for delivery in group.deliveries:
+                self._trace_delivery(delivery)
 
     def _trace_partition(self, partition: Partition, number: int) -> None:
         if self._tracing is not None:
             self._tracing.follow_partition(partition, number, self.settings.trace_sample)
 
-    def _trace_station(self, station: Station) -> None:
+    def _trace_delivery(self, delivery: Delivery) -> None:
         if self._tracing is not None:
-            self._tracing.follow_group(station.delivery, station.group, station.number, self.settings.trace_sample)
+            self._tracing.follow_group(delivery, delivery.name, delivery.number, self.settings.trace_sample)
 
     def _group_settings(self, changes: Mapping[str, Any]) -> TopicSettings:
         of_topic = sorted(set(changes) - GROUP_FIELDS & set(changes))
@@ -401,16 +392,16 @@ class Topic:
     def _close_group(self, group: QueueGroup) -> None:
         with ExitStack() as closing:
             closing.callback(group.waiters.wake_all)
-            for station in group.stations:
-                closing.callback(self._close_station, group, station)
+            for delivery in group.deliveries:
+                closing.callback(self._close_delivery, group, delivery)
 
-    def _close_station(self, group: QueueGroup, station: Station) -> None:
+    def _close_delivery(self, group: QueueGroup, delivery: Delivery) -> None:
         with ExitStack() as closing:
             # Behind the close: until then a tick that is under way may pin it anew.
-            closing.callback(station.partition.log.unpin, station.delivery.journal.log.folder)
-            closing.callback(station.close)
-            closing.callback(station.partition.unfollow, station.delivery)
-            closing.callback(station.partition.lines.remove, group.waiters)
+            closing.callback(delivery.partition.log.unpin, delivery.journal.log.folder)
+            closing.callback(delivery.close)
+            closing.callback(delivery.partition.unfollow, delivery)
+            closing.callback(delivery.partition.lines.remove, group.waiters)
 
     def _finish_deletions(self) -> None:
         """Take away the groups that are to go, their notes last: a crash on the way changes nothing."""
@@ -433,7 +424,7 @@ class Topic:
                     unless_done.callback(self._close_partition, number)
                     self._open_partition(number)
                     for group in self.groups.values():
-                        self._open_station(group, number, 0)
+                        self._open_delivery(group, number, 0)
                     unless_done.pop_all()
                 self.settings = msgspec.structs.replace(self.settings, partitions=number + 1)
             self.list_parts()
@@ -449,9 +440,9 @@ class Topic:
             if place is not None:
                 closing.callback(place.close)
             for group in self.groups.values():
-                for station in group.stations[number:]:
-                    group.stations.remove(station)
-                    closing.callback(self._close_station, group, station)
+                for delivery in group.deliveries[number:]:
+                    group.deliveries.remove(delivery)
+                    closing.callback(self._close_delivery, group, delivery)
 
     def tick(self) -> int | None:
         """Do what is due by now; answers in how many ms more will be due."""
@@ -476,9 +467,9 @@ class Topic:
             yield partition, partition.tick
         yield self.duplicates, self.duplicates.tick
         for group in self.groups.values():
-            for station in group.stations:
-                yield station.delivery, station.delivery.tick
-                yield station.delivery, station.inter
+            for delivery in group.deliveries:
+                yield delivery, delivery.tick
+                yield delivery, delivery.dead.inter
         for place in list(self._dead.values()):
             yield place.target, place.tick
 
@@ -492,7 +483,7 @@ class Topic:
     def busy(self) -> bool:
         """Whether somebody holds it, has a message in hand or waits for one: then it must stay open."""
         return bool(self.holders) or any(
-            group.waiters or any(station.delivery.group.leases for station in group.stations)
+            group.waiters or any(delivery.group.leases for delivery in group.deliveries)
             for group in self.groups.values()
         )
 
@@ -640,5 +631,5 @@ class Topic:
             closing.callback(self.duplicates.close)
             for group in self.groups.values():
                 closing.callback(group.waiters.wake_all)
-                for station in group.stations:
-                    closing.callback(station.close)
+                for delivery in group.deliveries:
+                    closing.callback(delivery.close)

@@ -280,12 +280,12 @@ class BrokerFace(metaclass=ABCMeta):  # noqa: B024  others stand in for it, and 
                 self._check_not_query(group, topic)
                 return self._engine.streams.group(group).reset(name, where, partition=number, dry_run=dry_run)
             found = []
-            for station in known.stations if number is None else [known.station(number)]:
-                before, after = station.delivery.group.floor, where.find(station.partition.log)
+            for delivery in known.deliveries if number is None else [known.delivery(number)]:
+                before, after = delivery.group.floor, where.find(delivery.partition.log)
                 if not switch(dry_run, "dry_run"):
-                    station.delivery.seek(after)
-                    station.delivery.journal.log.sync()  # as in stream mode: it was asked for by hand, and is seldom
-                found.append(Reset(topic=name, partition=station.number, before=before, after=after))
+                    delivery.seek(after)
+                    delivery.journal.log.sync()  # as in stream mode: it was asked for by hand, and is seldom
+                found.append(Reset(topic=name, partition=delivery.number, before=before, after=after))
             return found
 
     def _check_not_query(self, group: str, topic: Topic) -> None:

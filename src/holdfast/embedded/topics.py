@@ -101,8 +101,8 @@ def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
     for group in topic.groups.values():
         stats = group.stats()
         ages = [
-            lag_of(station.partition.log, (topic.name, station.number), station.delivery.group.floor, now_ns).seconds
-            for station in group.stations
+            lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
+            for delivery in group.deliveries
         ]
         found.append(
             GroupInfo(

@@ -15,8 +15,8 @@ from holdfast.api.letters import DeadGroup, Redriven, grouped, no_letter
 from holdfast.api.listed import DeadLetter, Where, check_limit, note_of
 from holdfast.broker.dead_letters import DeadLetter as StoredLetter
 from holdfast.broker.dead_letters import LetterPlace
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
-from holdfast.broker.station import Station
 from holdfast.local.listing import listed
 from holdfast.local.publisher import Publisher
 
@@ -32,7 +32,7 @@ class ChosenLetter(NamedTuple):
 
     id: str
     original_offset: int
-    station: Station
+    delivery: Delivery
     place: LetterPlace
 
 
@@ -48,11 +48,11 @@ class LocalLetters:
     def show(self, letter_id: str) -> DeadLetter[Any]:
         """One of them."""
         place = parse_message_id(letter_id, self._group.topic + DEAD_SUFFIX)
-        station = self._group.queue_group.station(place.partition)
-        letter = None if place.offset is None else station.letter(place.offset)
+        delivery = self._group.queue_group.delivery(place.partition)
+        letter = None if place.offset is None else delivery.dead.letter(place.offset)
         if letter is None:
             raise no_letter(letter_id)
-        return DeadLetter(station, self._group.bodies, letter.record, letter.note)
+        return DeadLetter(delivery, self._group.bodies, letter.record, letter.note)
 
     def groups(self, where: Where) -> list[DeadGroup]:
         """The dead letters by reason and kind of error, the most frequent first."""
@@ -124,16 +124,16 @@ class Redriving:
     def put_back(self, letters: Iterable[ChosenLetter]) -> int:
         """Let these letters be messages again; answers how many were still there."""
         done = 0
-        for station, there in _by_station(letters):
+        for delivery, there in _by_delivery(letters):
             if self._publisher is None:
-                done += station.graves().redrive(there)
+                done += delivery.dead.open().redrive(there)
             else:
-                done += station.graves().hand_over(there, partial(self._publish, self._publisher, station))
+                done += delivery.dead.open().hand_over(there, partial(self._publish, self._publisher, delivery))
         return done
 
-    def _publish(self, publisher: Publisher, station: Station, stored: Sequence[StoredLetter]) -> None:
+    def _publish(self, publisher: Publisher, delivery: Delivery, stored: Sequence[StoredLetter]) -> None:
         letters: list[DeadLetter[bytes]] = [
-            DeadLetter(station, _BYTES, letter.record, letter.note) for letter in stored
+            DeadLetter(delivery, _BYTES, letter.record, letter.note) for letter in stored
         ]
         messages = [
             NewMessage(
@@ -156,7 +156,7 @@ class Redriving:
 
 def drop(letters: Iterable[ChosenLetter]) -> int:
     """Drop these letters for good; answers how many were still there."""
-    return sum(station.graves().purge(letters_there) for station, letters_there in _by_station(letters))
+    return sum(delivery.dead.open().purge(letters_there) for delivery, letters_there in _by_delivery(letters))
 
 
 def in_order(letters: list[ChosenLetter]) -> list[ChosenLetter]:
@@ -169,11 +169,11 @@ def choose(letter: DeadLetter[Any]) -> ChosenLetter:
     return ChosenLetter(letter.id, letter.original_offset, home_of(letter), LetterPlace(letter.offset, letter.size))
 
 
-def _by_station(letters: Iterable[ChosenLetter]) -> list[tuple[Station, list[LetterPlace]]]:
+def _by_delivery(letters: Iterable[ChosenLetter]) -> list[tuple[Delivery, list[LetterPlace]]]:
     """The letters by the partition that each is of, in their order."""
-    found: dict[int, tuple[Station, list[LetterPlace]]] = {}
+    found: dict[int, tuple[Delivery, list[LetterPlace]]] = {}
     for letter in letters:
-        found.setdefault(letter.station.number, (letter.station, []))[1].append(letter.place)
+        found.setdefault(letter.delivery.number, (letter.delivery, []))[1].append(letter.place)
     return list(found.values())
 
 

@@ -15,11 +15,11 @@ from holdfast.api.arguments import Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.times import instant_ns
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup, QueueStats
-from holdfast.broker.leases import Delivered
+from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.metrics import Observer
-from holdfast.broker.station import Pending, Station
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, NO_SESSION, Command, Extend, Nack, Reject, Save
 from holdfast.delivery.group import Document
@@ -42,7 +42,7 @@ class LocalGroup:
         self.bodies = bodies
         self.topic = group.topic.name
         self.group = group.name
-        self.stations = group.stations
+        self.deliveries = group.deliveries
         self._standing = group.waiters.standing
         self.alone = alone  # whether the folder is closed with it
         self.view_closed = False
@@ -97,15 +97,15 @@ class LocalGroup:
         """The next message by the short way, for whoever asks for nothing else; None where anything is special."""
         if self._standing or self.view_closed or self.engine.closed:
             return None
-        stations = self.stations
-        station = stations[0] if len(stations) == 1 else self.queue_group.next_in_turn()
+        deliveries = self.deliveries
+        delivery = deliveries[0] if len(deliveries) == 1 else self.queue_group.next_in_turn()
         try:
-            return station.delivery.receive_next()
+            return delivery.receive_next()
         except HoldfastError:
             self.check_open()  # that it was closed says more
             raise
 
-    def take_ready(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]] | None:
+    def take_ready(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Delivery, list[Delivered]]] | None:
         """What is ready now; None where there is more to look through, and others should have a turn first."""
         if self.closed:
             self.check_open()
@@ -119,9 +119,9 @@ class LocalGroup:
             self.check_open()  # that it was closed meanwhile says more
             raise
         if found and wanted.renew:
-            for station, taken in found:
+            for delivery, taken in found:
                 for delivered in taken:
-                    station.delivery.renew(delivered.receipt, lease_ms)
+                    delivery.renew(delivered.receipt, lease_ms)
         return found
 
     def deadline_ns(self, wanted: Wanted) -> int | None:
@@ -142,7 +142,7 @@ class LocalGroup:
         """Ack one message by the short way; False where an ack has to be waited for."""
         if self.engine.closed:
             self.check_open()
-        delivery = taken.home.delivery
+        delivery = taken.home
         if not delivery.unhurried:
             return False
         refused = delivery.ack_one(taken.record.offset, taken.lease.fence)
@@ -152,24 +152,24 @@ class LocalGroup:
 
     def receipt(self, taken: Delivered) -> str:
         """The proof of a delivery as text."""
-        text: str = taken.home.receipt_text(taken.record.offset, taken.lease)
+        text: str = taken.home.receipts.text(taken.record.offset, taken.lease)
         return text
 
     def lost(self, taken: Delivered) -> bool:
         """Whether the lease has ended meanwhile."""
-        return self.ended or not taken.home.delivery.holds(taken.receipt)
+        return self.ended or not taken.home.holds(taken.receipt)
 
     def ends_ns(self, taken: Delivered) -> int:
         """When the lease ends by the clock on the wall; 0 where it has ended."""
-        station = taken.home
-        lease = station.delivery.group.leases.get(taken.record.offset)
-        return 0 if lease is None else until_ms(station, lease) * 1_000_000
+        delivery = taken.home
+        lease = delivery.group.leases.get(taken.record.offset)
+        return 0 if lease is None else until_ms(delivery, lease) * 1_000_000
 
     def drop(self, taken: Delivered) -> None:
         """A message was dropped unhandled; called by its finalizer."""
         if self.ended:
             return
-        delivery = taken.home.delivery
+        delivery = taken.home
         if taken.lease.session == NO_SESSION:  # detached: it ends by itself, in its own time
             delivery.renewals.remove(taken.receipt)
         else:
@@ -181,7 +181,7 @@ class LocalGroup:
         return 0 if document is None else document.version
 
     def _document(self, taken: Delivered) -> Document | None:
-        document: Document | None = taken.home.delivery.group.documents.get(taken.record.offset)
+        document: Document | None = taken.home.group.documents.get(taken.record.offset)
         return document
 
     def _save_state(
@@ -190,29 +190,29 @@ class LocalGroup:
         pending: Pending = taken.home.settle(Save(taken.receipt, version, content), durability)
         return pending
 
-    def _ack_all(self, taken: Sequence[Delivered], durability: Durability | None) -> list[tuple[Station, Pending]]:
-        return [(station, station.ack_taken(own, durability)) for station, own in self._by_station(taken)]
+    def _ack_all(self, taken: Sequence[Delivered], durability: Durability | None) -> list[tuple[Delivery, Pending]]:
+        return [(delivery, delivery.ack_taken(own, durability)) for delivery, own in self._by_delivery(taken)]
 
-    def _nack_all(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> list[tuple[Station, Pending]]:
+    def _nack_all(self, taken: Sequence[Delivered], delay_ms: int | None, error: str) -> list[tuple[Delivery, Pending]]:
         pending = []
-        for station, own in self._by_station(taken):
+        for delivery, own in self._by_delivery(taken):
             # Several handles may stand for one message; it can be given back only once.
             receipts = dict.fromkeys(each.receipt for each in own)
-            pending.append((station, station.settle_all([Nack(receipt, delay_ms, error) for receipt in receipts])))
+            pending.append((delivery, delivery.settle_all([Nack(receipt, delay_ms, error) for receipt in receipts])))
             for receipt in receipts:
-                station.delivery.renewals.remove(receipt)
-            station.metrics.nacked.add(len(receipts))
+                delivery.renewals.remove(receipt)
+            delivery.metrics.nacked.add(len(receipts))
         return pending
 
-    def _by_station(self, taken: Sequence[Delivered]) -> list[tuple[Station, Sequence[Delivered]]]:
+    def _by_delivery(self, taken: Sequence[Delivered]) -> list[tuple[Delivery, Sequence[Delivered]]]:
         """The messages, if they are messages of this group, by partition."""
         homes = set(map(_HOME, taken))
         for home in homes:
-            if home not in self.stations:
+            if home not in self.deliveries:
                 raise InvalidRequest("a message is of another queue, or of an earlier opening; nothing was changed")
         if len(homes) == 1:
             return [(homes.pop(), taken)]
-        found: dict[Station, list[Delivered]] = {home: [] for home in homes}
+        found: dict[Delivery, list[Delivered]] = {home: [] for home in homes}
         for each in taken:
             found[each.home].append(each)
         return list(found.items())
@@ -232,9 +232,9 @@ class LocalGroup:
         try:
             pending: Pending = taken.home.settle(command)
         except LeaseLost:
-            taken.home.delivery.renewals.remove(taken.receipt)
+            taken.home.renewals.remove(taken.receipt)
             raise
-        taken.home.delivery.renewals.remove(taken.receipt)
+        taken.home.renewals.remove(taken.receipt)
         return pending
 
     def _extend(self, taken: Delivered, lease_ms: int | None) -> Pending:
@@ -247,26 +247,26 @@ class LocalGroup:
     def seek_now(self, to: str | None, offset: int | None, time: datetime | None, partition: int | None) -> int:
         """Go on from there; answers with the place in the first partition that is moved."""
         self.check_open()
-        if offset is not None and partition is None and len(self.stations) > 1:
+        if offset is not None and partition is None and len(self.deliveries) > 1:
             raise InvalidRequest(
-                f"{self.topic} has {len(self.stations)} partitions, each with offsets: give partition=..."
+                f"{self.topic} has {len(self.deliveries)} partitions, each with offsets: give partition=..."
             )
-        stations = self.stations if partition is None else [self.queue_group.station(partition)]
-        targets = [(station, _target(station.partition.log, to, offset, time)) for station in stations]
-        for station, target in targets:
-            station.delivery.seek(target)
+        deliveries = self.deliveries if partition is None else [self.queue_group.delivery(partition)]
+        targets = [(delivery, _target(delivery.partition.log, to, offset, time)) for delivery in deliveries]
+        for delivery, target in targets:
+            delivery.seek(target)
         return targets[0][1]
 
     def committed_now(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled."""
         self.check_open()
-        return {station.number: station.delivery.group.floor for station in self.stations}
+        return {delivery.number: delivery.group.floor for delivery in self.deliveries}
 
     def peek_now(self, count: int, most_bytes: int | None = None) -> list[Contents[Any]]:
         """The messages that would come next."""
         self.check_open()
         found = self.queue_group.peek(count, most_bytes)
-        return [Contents(station, self.bodies, record) for station, record in found]
+        return [Contents(delivery, self.bodies, record) for delivery, record in found]
 
     def cancel_now(self, message_id: str) -> bool:
         """Take back a message that nobody works on; False where it is too late."""
@@ -276,7 +276,7 @@ class LocalGroup:
     def ready_now(self) -> int:
         """How many messages are ready."""
         self.check_open()
-        return sum(station.ready_count() for station in self.stations)
+        return self.queue_group.ready_count()
 
     def stats_now(self) -> QueueStats:
         """How many messages stand where."""
@@ -289,7 +289,7 @@ class LocalGroup:
         topic, engine = self.queue_group.topic, self.engine
         # What waits for its time is not in the log yet: it is of all who read the topic.
         alone = len(topic.groups) == 1 and not engine.streams.on(topic) and not engine.queries.on(topic)
-        return sum(station.purge(delayed=alone) for station in self.stations)
+        return self.queue_group.purge(delayed=alone)
 
     def compact_now(self) -> Compacted:
         """Let go of what is done."""

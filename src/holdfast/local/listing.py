@@ -21,8 +21,8 @@ from holdfast.api.listed import (
     due_ms_of,
     warn_of_damage,
 )
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.messages import is_for
-from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
 from holdfast.delivery.group import Lease
 from holdfast.errors import InvalidRequest
@@ -71,12 +71,12 @@ def mark_of(message: Listed[Any]) -> Mark:
     return Mark(message.partition, offset)
 
 
-def seen(group: LocalGroup, station: Station, record: Record, phase: PhaseName, *, due_ms: int = 0) -> Listed[Any]:
+def seen(group: LocalGroup, delivery: Delivery, record: Record, phase: PhaseName, *, due_ms: int = 0) -> Listed[Any]:
     """A message in the log, with what its group knows of it at this moment."""
-    state = station.delivery.group
+    state = delivery.group
     lease, history = state.leases.get(record.offset), state.histories.get(record.offset)
     return Listed(
-        station,
+        delivery,
         group.bodies,
         record,
         phase,
@@ -84,13 +84,13 @@ def seen(group: LocalGroup, station: Station, record: Record, phase: PhaseName, 
         attempts=state.attempts(record.offset),
         holder="" if lease is None else lease.holder,
         error=history.failures[-1].error if history is not None and history.failures else "",
-        until_ms=0 if lease is None else until_ms(station, lease),
+        until_ms=0 if lease is None else until_ms(delivery, lease),
     )
 
 
-def until_ms(station: Station, lease: Lease) -> int:
+def until_ms(delivery: Delivery, lease: Lease) -> int:
     """When a lease ends by the clock on the wall; it is kept by one that nobody sets."""
-    clock = station.delivery.clock
+    clock = delivery.clock
     return clock.now_ns() // 1_000_000 + lease.until_ms - clock.monotonic_ns() // 1_000_000
 
 
@@ -144,76 +144,76 @@ def _whole(source: _Source, group: LocalGroup, after: Mark, look: Look, lost: Lo
             lost(sum(counts))
 
 
-def _stations(group: LocalGroup, after: Mark) -> Iterator[tuple[Station, Mark]]:
+def _deliveries(group: LocalGroup, after: Mark) -> Iterator[tuple[Delivery, Mark]]:
     """The partitions that have something behind the place, and the place in each of them."""
-    for station in group.stations:
-        if station.number >= after.partition:
-            yield station, after if station.number == after.partition else Mark()
+    for delivery in group.deliveries:
+        if delivery.number >= after.partition:
+            yield delivery, after if delivery.number == after.partition else Mark()
 
 
 def _ready(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(group, after):
-        state, log = station.delivery.group, station.partition.log
+    for delivery, mark in _deliveries(group, after):
+        state, log = delivery.group, delivery.partition.log
         start = at = min(max(state.floor, log.start, mark.offset + 1), log.end)
         try:
             for record in log.records(start, on_damage="skip", whole=False):
-                look(station.number, record.offset)
+                look(delivery.number, record.offset)
                 at = record.offset + 1
-                if state.phase(record.offset) is Phase.READY and is_for(record, station.group.encode()):
-                    yield seen(group, station, record, "ready")
+                if state.phase(record.offset) is Phase.READY and is_for(record, delivery.name.encode()):
+                    yield seen(group, delivery, record, "ready")
             at = log.end
         finally:
             lost(state.ready_of(log.damaged()).range_cardinality(start, at))
 
 
 def _leased(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(group, after):
-        leases = station.delivery.group.leases
-        with station.delivery.lock:
+    for delivery, mark in _deliveries(group, after):
+        leases = delivery.group.leases
+        with delivery.lock:
             offsets = list(leases)  # and no more, while consumers wait for the lock
         offsets = sorted(offset for offset in offsets if offset > mark.offset)
-        for record in _records(station, offsets, leases, lost):
-            look(station.number, record.offset)
-            yield seen(group, station, record, "leased")
+        for record in _records(delivery, offsets, leases, lost):
+            look(delivery.number, record.offset)
+            yield seen(group, delivery, record, "leased")
 
 
 def _delayed(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(group, after):
-        with station.delivery.lock:
-            waiting = dict(station.delivery.group.waiting)
+    for delivery, mark in _deliveries(group, after):
+        with delivery.lock:
+            waiting = dict(delivery.group.waiting)
         waiting = dict(sorted(each for each in waiting.items() if each[0] > mark.offset))
-        for record in _records(station, list(waiting), station.delivery.group.waiting, lost):
-            look(station.number, record.offset)
-            yield seen(group, station, record, "delayed", due_ms=waiting[record.offset])
-        station.partition.check_delayed()
-        store = station.partition.delayed
+        for record in _records(delivery, list(waiting), delivery.group.waiting, lost):
+            look(delivery.number, record.offset)
+            yield seen(group, delivery, record, "delayed", due_ms=waiting[record.offset])
+        delivery.partition.check_delayed()
+        store = delivery.partition.delayed
         if store is not None:
             behind = (mark.due_ms, mark.number) if mark.offset == _LAST else None
             for message in store.waiting(after=behind):
-                look(station.number, _LAST, message.due_at_ms, message.record.offset)
-                yield Waiting(station, group.bodies, message.record, message.due_at_ms)
+                look(delivery.number, _LAST, message.due_at_ms, message.record.offset)
+                yield Waiting(delivery, group.bodies, message.record, message.due_at_ms)
 
 
-def _records(station: Station, offsets: list[int], among: Container[int], lost: Lost) -> Iterator[Record]:
+def _records(delivery: Delivery, offsets: list[int], among: Container[int], lost: Lost) -> Iterator[Record]:
     """The messages at these offsets, some at a time, without those that have left the phase meanwhile."""
     for i in range(0, len(offsets), _AT_A_TIME):
         wanted = [offset for offset in offsets[i : i + _AT_A_TIME] if offset in among]
-        found = station.delivery.fetch(wanted)
+        found = delivery.fetch(wanted)
         if len(found) < len(wanted):
-            lost(len(station.partition.log.damaged().intersection(BitMap64(wanted))))
+            lost(len(delivery.partition.log.damaged().intersection(BitMap64(wanted))))
         yield from found
 
 
 def _dead(group: LocalGroup, after: Mark, look: Look, lost: Lost) -> _Listing:
-    for station, mark in _stations(group, after):
+    for delivery, mark in _deliveries(group, after):
         at = mark.offset + 1
         try:
-            for letter in station.letters(mark.offset + 1, partial(look, station.number)):
+            for letter in delivery.dead.letters(mark.offset + 1, partial(look, delivery.number)):
                 at = letter.record.offset + 1
-                yield DeadLetter(station, group.bodies, letter.record, letter.note)
+                yield DeadLetter(delivery, group.bodies, letter.record, letter.note)
             at = _LAST
         finally:
-            lost(station.lost_letters(mark.offset + 1, at))
+            lost(delivery.dead.lost(mark.offset + 1, at))
 
 
 _SOURCES: dict[str, _Source] = {

@@ -10,9 +10,9 @@ import msgspec
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.listed import DeadLetter, Listed, Waiting, due_ms_of, note_of
 from holdfast.broker.dead_letters import DeadLetter as StoredLetter
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.history import history, history_of_letter
-from holdfast.broker.station import Station
 from holdfast.broker.tracing.steps import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.errors import NotFound
@@ -57,13 +57,13 @@ def no_message(message_id: str, topic: str) -> NotFound:
 
 def history_of(found: Listed[Any]) -> list[TraceStep]:
     """Every step of a message that was found, with those of the messages that it was redriven into or out of."""
-    station = home_of(found)
+    delivery = home_of(found)
     if isinstance(found, DeadLetter):
-        return history_of_letter(station, StoredLetter(record_of(found), note_of(found)))
+        return history_of_letter(delivery, StoredLetter(record_of(found), note_of(found)))
     if isinstance(found, Waiting):
-        published = TraceStep(found.timestamp_ns, PUBLISHED, found.id, station.topic, station.number)
+        published = TraceStep(found.timestamp_ns, PUBLISHED, found.id, delivery.topic, delivery.number)
         return [published, msgspec.structs.replace(published, step=DELAYED, due_ms=due_ms_of(found))]
-    return history(station, found.offset)
+    return history(delivery, found.offset)
 
 
 def find_message(group: LocalGroup, message_id: str) -> Found | None:
@@ -73,53 +73,53 @@ def find_message(group: LocalGroup, message_id: str) -> Found | None:
     """
     if message_id.startswith(f"{group.topic}{DEAD_SUFFIX}-"):
         return _dead(group, message_id)
-    station, place = group.queue_group.place(message_id)
-    offset, log = place.offset, station.partition.log
+    delivery, place = group.queue_group.place(message_id)
+    offset, log = place.offset, delivery.partition.log
     if place.delayed_id is not None:
-        store = station.partition.delayed
+        store = delivery.partition.delayed
         waiting = None if store is None else store.get(place.delayed_id)
         if waiting is not None:
-            return Found(Waiting(station, group.bodies, waiting.record, waiting.due_at_ms), "delayed")
-        offset = station.partition.find_released(place.delayed_id, log.start)
+            return Found(Waiting(delivery, group.bodies, waiting.record, waiting.due_at_ms), "delayed")
+        offset = delivery.partition.find_released(place.delayed_id, log.start)
         if offset is None:
-            station.partition.check_delayed()
+            delivery.partition.check_delayed()
     if offset is None or offset >= log.end:
         return None
-    if station.delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile
-        letter = station.letter_of(offset)
+    if delivery.group.phase(offset).value == "done":  # or somebody brought it back meanwhile
+        letter = delivery.dead.letter_of(offset)
         if letter is not None:
-            return Found(DeadLetter(station, group.bodies, letter.record, letter.note), "dead")
-    return _in_log(group, station, offset)
+            return Found(DeadLetter(delivery, group.bodies, letter.record, letter.note), "dead")
+    return _in_log(group, delivery, offset)
 
 
 def _dead(group: LocalGroup, letter_id: str) -> Found | None:
     place = parse_message_id(letter_id, f"{group.topic}{DEAD_SUFFIX}")
-    station = group.queue_group.station(place.partition)
+    delivery = group.queue_group.delivery(place.partition)
     if place.offset is None:
         return None
-    letter = station.letter(place.offset)
+    letter = delivery.dead.letter(place.offset)
     if letter is not None:
-        return Found(DeadLetter(station, group.bodies, letter.record, letter.note), "dead")
-    gone = station.letter(place.offset, gone=True)  # redriven or purged: the message that it was can tell of it
-    return None if gone is None else _in_log(group, station, gone.note.offset)
+        return Found(DeadLetter(delivery, group.bodies, letter.record, letter.note), "dead")
+    gone = delivery.dead.letter(place.offset, gone=True)  # redriven or purged: the message that it was can tell of it
+    return None if gone is None else _in_log(group, delivery, gone.note.offset)
 
 
-def _in_log(group: LocalGroup, station: Station, offset: int) -> Found | None:
-    if offset < station.partition.log.start:
+def _in_log(group: LocalGroup, delivery: Delivery, offset: int) -> Found | None:
+    if offset < delivery.partition.log.start:
         return None
-    records = station.delivery.fetch([offset])
+    records = delivery.fetch([offset])
     if not records:
         return None
-    state = station.delivery.group
+    state = delivery.group
     phase = state.phase(offset).value
     listed: Any = phase  # `done` is no phase that can be listed, and is shown here nevertheless
-    message = seen(group, station, records[0], listed, due_ms=state.waiting.get(offset, 0))
+    message = seen(group, delivery, records[0], listed, due_ms=state.waiting.get(offset, 0))
     lease, history, document = state.leases.get(offset), state.histories.get(offset), state.documents.get(offset)
     return Found(
         message,
         phase,
         leased_at_ms=0 if lease is None else lease.at_ms,
-        lease_until_ms=0 if lease is None else until_ms(station, lease),
+        lease_until_ms=0 if lease is None else until_ms(delivery, lease),
         first_delivery_ms=0 if history is None else history.first_ms,
         last_delivery_ms=0 if history is None else history.last_ms,
         failures=() if history is None else history.failures,

@@ -16,8 +16,8 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered
-from holdfast.broker.station import Station
 from holdfast.delivery.commands import Extend, Receipt
 from holdfast.errors import InvalidRequest, LeaseLost
 from holdfast.protocol.messages import Take
@@ -63,7 +63,7 @@ class Attempt:
         if turn == self.turn:
             self._task = None
             self.held = [
-                _Held(station.number, each.receipt, each.lease.at_ms) for station, some in found for each in some
+                _Held(delivery.number, each.receipt, each.lease.at_ms) for delivery, some in found for each in some
             ]
 
     def over(self, turn: int) -> None:
@@ -77,8 +77,8 @@ class Attempt:
             return taken
         kept = {(each.partition, each.receipt) for each in self.held}
         return [
-            (station, [receipt for receipt in receipts if (station.number, receipt) not in kept])
-            for station, receipts in taken
+            (delivery, [receipt for receipt in receipts if (delivery.number, receipt) not in kept])
+            for delivery, receipts in taken
         ]
 
     async def again(self, group: ServedGroup, lease_s: float | None) -> Taken:
@@ -88,20 +88,20 @@ class Attempt:
         for each in self.held:
             by_partition.setdefault(each.partition, []).append(each)
         for number, some in by_partition.items():
-            if number >= len(group.stations):
+            if number >= len(group.deliveries):
                 continue  # it was another topic of that name
-            station = group.queue_group.station(number)
+            delivery = group.queue_group.delivery(number)
             taken: list[Delivered] = []
             for i in range(0, len(some), MOST_AT_ONCE):
-                taken += await _resumed(group, station, some[i : i + MOST_AT_ONCE], lease_s)
+                taken += await _resumed(group, delivery, some[i : i + MOST_AT_ONCE], lease_s)
                 await asyncio.sleep(0)
             if taken:
-                found.append((station, taken))
+                found.append((delivery, taken))
         return found
 
 
-async def _resumed(group: ServedGroup, station: Station, some: list[_Held], lease_s: float | None) -> list[Delivered]:
-    leases = station.delivery.group.leases
+async def _resumed(group: ServedGroup, delivery: Delivery, some: list[_Held], lease_s: float | None) -> list[Delivered]:
+    leases = delivery.group.leases
     receipts = [
         each.receipt
         for each in some
@@ -111,8 +111,8 @@ async def _resumed(group: ServedGroup, station: Station, some: list[_Held], leas
     lease_ms = group.lease_ms(lease_s)
     if receipts:
         with suppress(LeaseLost):  # of some of them, a moment ago
-            await station.wait_async(station.settle_all([Extend([receipt], lease_ms) for receipt in receipts]))
-    return [station.resume(receipt) for receipt in receipts if station.delivery.holds(receipt)]
+            await delivery.wait_async(delivery.settle_all([Extend([receipt], lease_ms) for receipt in receipts]))
+    return [delivery.resume(receipt) for receipt in receipts if delivery.holds(receipt)]
 
 
 class Attempts:

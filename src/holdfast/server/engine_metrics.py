@@ -173,15 +173,15 @@ class EngineMetrics:
         self._instruments(families.group_counters, families.group_times, group.metrics, labels)
         ready = leased = delayed = lag = 0
         age_s = 0.0
-        for station in list(group.stations):
-            log, state, store = station.partition.log, station.delivery.group, station.partition.delayed
-            with station.delivery.lock:
-                floor, ready_here = state.floor, station.delivery.ready_count()
+        for delivery in list(group.deliveries):
+            log, state, store = delivery.partition.log, delivery.group, delivery.partition.delayed
+            with delivery.lock:
+                floor, ready_here = state.floor, delivery.ready_count()
                 ready += ready_here
                 leased += len(state.leases)
                 delayed += len(state.waiting) + (0 if store is None else len(store))
                 lag += ready_here + len(state.leases) + len(state.waiting) + len(state.burials)
-            age_s = max(age_s, self._age_s(topic, station.number, log, floor))
+            age_s = max(age_s, self._age_s(topic, delivery.number, log, floor))
         families.ready.add_metric(labels, ready)
         families.leased.add_metric(labels, leased)
         families.delayed.add_metric(labels, delayed)

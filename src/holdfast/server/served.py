@@ -14,12 +14,12 @@ from holdfast.api.arguments import Wanted, check_state, error_text, gives_back, 
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Home
 from holdfast.api.times import duration_ms, lease_of
+from holdfast.broker.delivery import Delivery as PartitionDelivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import message_id
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.leases import Delivered
+from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
-from holdfast.broker.station import Pending, Station
 from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
 from holdfast.delivery.commands import Extend as ExtendLease
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
@@ -30,8 +30,8 @@ from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.turns import other_turns
 from holdfast.settings import TopicSettings
 
-Taken: TypeAlias = list[tuple[Station, list[Delivered]]]
-Leased: TypeAlias = list[tuple[Station, list[Receipt]]]
+Taken: TypeAlias = list[tuple[PartitionDelivery, list[Delivered]]]
+Leased: TypeAlias = list[tuple[PartitionDelivery, list[Receipt]]]
 
 MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks have their turn
 CLAIMS_AT_ONCE: Final = 50  # receipts that are read before that: each is a text to take apart and a MAC to compute
@@ -44,7 +44,7 @@ _giving: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep th
 class Claims(NamedTuple):
     """The deliveries that receipts prove, by partition and with the text of each; and those that prove none."""
 
-    good: dict[Station, dict[Receipt, str]]
+    good: dict[PartitionDelivery, dict[Receipt, str]]
     bad: list[str]
     refused: LeaseLost | None
 
@@ -55,7 +55,7 @@ class ServedGroup:
     def __init__(self, engine: BrokerEngine, group: QueueGroup, body_type: Any = None) -> None:
         self.port = AsyncLocalGroupPort(engine, group, Bodies(body_type))
         self.queue_group = group
-        self.stations = group.stations
+        self.deliveries = group.deliveries
         self.topic = group.topic.name
         self.group = group.name
 
@@ -114,25 +114,25 @@ class ServedGroup:
         await asyncio.shield(giving)
 
     async def _give_back(self, taken: Leased) -> None:
-        for station, receipts in taken:
+        for delivery, receipts in taken:
             for i in range(0, len(receipts), MOST_AT_ONCE):
                 some = receipts[i : i + MOST_AT_ONCE]
                 commands = [Nack(receipt, 0, why=DEFERRED, counted=False) for receipt in some]
                 with suppress(LeaseLost):  # somebody has them by now, or they are done
-                    await station.wait_async(station.settle_all(commands))
+                    await delivery.wait_async(delivery.settle_all(commands))
                 await other_turns()
 
     async def all_claims(self, receipts: Sequence[str]) -> Claims:
         """What receipts prove, with turns for other tasks where they are many."""
         if len(receipts) <= CLAIMS_AT_ONCE:
             return self.claims(receipts)
-        good: dict[Station, dict[Receipt, str]] = {}
+        good: dict[PartitionDelivery, dict[Receipt, str]] = {}
         bad: list[str] = []
         refused: LeaseLost | None = None
         for i in range(0, len(receipts), CLAIMS_AT_ONCE):
             some = self.claims(receipts[i : i + CLAIMS_AT_ONCE])
-            for station, texts in some.good.items():
-                first = good.setdefault(station, {})
+            for delivery, texts in some.good.items():
+                first = good.setdefault(delivery, {})
                 first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
             bad += some.bad
             refused = some.refused or refused
@@ -141,15 +141,15 @@ class ServedGroup:
 
     def claims(self, receipts: Iterable[str]) -> Claims:
         """What receipts prove, each message once; InvalidRequest for a text that is no receipt of this topic."""
-        good: dict[Station, dict[Receipt, str]] = {}
+        good: dict[PartitionDelivery, dict[Receipt, str]] = {}
         bad: list[str] = []
         refused: LeaseLost | None = None
         for text in receipts:
-            station, receipt = self.queue_group.proof(text)
+            delivery, receipt = self.queue_group.proof(text)
             if receipt is None:
                 bad.append(text)
             else:
-                good.setdefault(station, {}).setdefault(receipt, text)
+                good.setdefault(delivery, {}).setdefault(receipt, text)
         if bad:  # one error for all of them: whoever makes up thousands should not have thousands made
             refused = self.queue_group.unproven(bad[-1])
         return Claims(good, bad, refused)
@@ -158,14 +158,14 @@ class ServedGroup:
         self.port.check_open()
         if len(receipts) == 1 and durability is None and self._ack_now(receipts[0]):
             return
-        await self._settle_all(await self.all_claims(receipts), lambda station, own: station.ack(own, durability))
+        await self._settle_all(await self.all_claims(receipts), lambda delivery, own: delivery.ack(own, durability))
 
     def _ack_now(self, text: str) -> bool:
         """Ack one message by the short way; False where its receipt proves nothing, or an ack has to be waited for."""
-        station, receipt = self.queue_group.proof(text)
-        if receipt is None or not station.delivery.unhurried:
+        delivery, receipt = self.queue_group.proof(text)
+        if receipt is None or not delivery.unhurried:
             return False
-        refused = station.delivery.ack_one(receipt.offset, receipt.fence)
+        refused = delivery.ack_one(receipt.offset, receipt.fence)
         if refused is not None:
             refused.receipts = (text,)
             raise refused
@@ -218,22 +218,22 @@ class ServedGroup:
     ) -> int:
         self.port.check_open()
         claims = await self.all_claims(receipts)
-        await self._settle_all(claims, lambda station, own: station.settle_all(list(map(command, own)), durability))
+        await self._settle_all(claims, lambda delivery, own: delivery.settle_all(list(map(command, own)), durability))
         return sum(map(len, claims.good.values()))
 
-    async def _settle_all(self, claims: Claims, settle: Callable[[Station, list[Receipt]], Pending]) -> None:
+    async def _settle_all(self, claims: Claims, settle: Callable[[PartitionDelivery, list[Receipt]], Pending]) -> None:
         """Settle each partition's messages, then wait for all; the error names every receipt that was not good."""
-        settled: list[tuple[Station, dict[Receipt, str], Pending]] = []
-        for station, texts in claims.good.items():
+        settled: list[tuple[PartitionDelivery, dict[Receipt, str], Pending]] = []
+        for delivery, texts in claims.good.items():
             for part in _parts(texts):
                 if settled:
                     await other_turns()
-                settled.append((station, part, settle(station, list(part))))
+                settled.append((delivery, part, settle(delivery, list(part))))
         refused, lost = claims.refused, list(claims.bad)
         self.queue_group.metrics.lost_leases.add(len(lost))
-        for station, texts, pending in settled:
+        for delivery, texts, pending in settled:
             try:
-                await station.wait_async(pending)
+                await delivery.wait_async(pending)
             except LeaseLost as error:
                 refused = error
                 gone = set(error.offsets) or {receipt.offset for receipt in texts}
@@ -244,12 +244,12 @@ class ServedGroup:
 
     def state(self, receipt: str) -> State:
         """The document that goes with a message in hand."""
-        station, parsed = self._held(receipt)
-        return self.state_at(station, parsed.offset)
+        delivery, parsed = self._held(receipt)
+        return self.state_at(delivery, parsed.offset)
 
-    def state_at(self, station: Station, offset: int) -> State:
+    def state_at(self, delivery: PartitionDelivery, offset: int) -> State:
         """The document of a message."""
-        document = station.delivery.group.documents.get(offset)
+        document = delivery.group.documents.get(offset)
         if document is None:
             return _NO_STATE
         return State(value=msgspec.json.decode(document.content), version=document.version)
@@ -261,28 +261,28 @@ class ServedGroup:
 
         `content` is the value as it is stored, where somebody has made that already.
         """
-        station, parsed = self._held(receipt)
+        delivery, parsed = self._held(receipt)
         content = None if value is None else document_content(value) if content is None else content
-        await station.wait_async(station.settle(Save(parsed, version, content), durability))
+        await delivery.wait_async(delivery.settle(Save(parsed, version, content), durability))
         return State(value=value, version=0 if content is None else version + 1)
 
-    def _held(self, receipt: str) -> tuple[Station, Receipt]:
+    def _held(self, receipt: str) -> tuple[PartitionDelivery, Receipt]:
         self.port.check_open()
-        station, parsed = self.queue_group.claim(receipt)
-        if not station.delivery.holds(parsed):
-            raise station.delivery.refusal(parsed)
-        return station, parsed
+        delivery, parsed = self.queue_group.claim(receipt)
+        if not delivery.holds(parsed):
+            raise delivery.refusal(parsed)
+        return delivery, parsed
 
-    def holds(self, station: Station, receipt: Receipt) -> bool:
-        return not self.port.ended and station.delivery.holds(receipt)
+    def holds(self, delivery: PartitionDelivery, receipt: Receipt) -> bool:
+        return not self.port.ended and delivery.holds(receipt)
 
-    def delivery(self, station: Station, delivered: Delivered, *, state: bool = False) -> Delivery:
+    def delivery(self, delivery: PartitionDelivery, delivered: Delivered, *, state: bool = False) -> Delivery:
         """A message in somebody's hands, as it is told."""
         record, lease = delivered.record, delivered.lease
-        receipt = station.receipt_text(record.offset, lease)
+        receipt = delivery.receipts.text(record.offset, lease)
         if type(record.value) is bytes and record.key is None and not record.headers and not record.flags:
-            return self._plain_delivery(station, delivered, receipt, state=state)
-        contents: Contents[bytes] = Contents(station, self.port.bodies, record)
+            return self._plain_delivery(delivery, delivered, receipt, state=state)
+        contents: Contents[bytes] = Contents(delivery, self.port.bodies, record)
         return Delivery(
             **_said(contents, record),
             receipt=receipt,
@@ -290,17 +290,19 @@ class ServedGroup:
             attempt=delivered.attempt,
             holder=lease.holder,
             lease_ms=lease.lease_ms,
-            state=self.state_at(station, record.offset) if state else None,
+            state=self.state_at(delivery, record.offset) if state else None,
         )
 
-    def _plain_delivery(self, station: Station, delivered: Delivered, receipt: str, *, state: bool) -> Delivery:
+    def _plain_delivery(
+        self, delivery: PartitionDelivery, delivered: Delivered, receipt: str, *, state: bool
+    ) -> Delivery:
         """The same for a message that is little more than its bytes, as most are: in half the time."""
         record, lease = delivered.record, delivered.lease
-        name = message_id(station.topic, station.number, record.offset, None)
+        name = message_id(delivery.topic, delivery.number, record.offset, None)
         return Delivery(
             id=name,
-            topic=station.topic,
-            partition=station.number,
+            topic=delivery.topic,
+            partition=delivery.number,
             offset=record.offset,
             timestamp_ns=record.timestamp_ns,
             body=record.value,  # type: ignore[arg-type]  # bytes, as was looked at
@@ -314,7 +316,7 @@ class ServedGroup:
             attempt=delivered.attempt,
             holder=lease.holder,
             lease_ms=lease.lease_ms,
-            state=self.state_at(station, record.offset) if state else None,
+            state=self.state_at(delivery, record.offset) if state else None,
         )
 
 
@@ -326,7 +328,7 @@ def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owne
 
 def receipts_of(taken: Taken) -> Leased:
     """What proves that messages are held, without the messages."""
-    return [(station, [each.receipt for each in delivered]) for station, delivered in taken]
+    return [(delivery, [each.receipt for each in delivered]) for delivery, delivered in taken]
 
 
 def _parts(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
@@ -339,13 +341,13 @@ def _parts(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
 def _extent(taken: Taken) -> tuple[int, int]:
     """How many messages these are, and about how many bytes of an answer."""
     count = sum(len(delivered) for _, delivered in taken)
-    return count, sum(told_bytes(station, each) for station, delivered in taken for each in delivered)
+    return count, sum(told_bytes(delivery, each) for delivery, delivered in taken for each in delivered)
 
 
-def told_bytes(station: Station, delivered: Delivered) -> int:
+def told_bytes(delivery: PartitionDelivery, delivered: Delivered) -> int:
     """What a message takes in an answer, or about: one that is too large to be told is left out of it."""
     record = delivered.record
-    document = station.delivery.group.documents.get(record.offset)
+    document = delivery.group.documents.get(record.offset)
     size = extra_bytes(record) + (len(record.value) if isinstance(record.value, bytes) else 0)
     return size if document is None else size + len(document.content)
 
@@ -355,18 +357,18 @@ def within(found: Taken) -> tuple[Taken, Taken, int]:
     kept: Taken = []
     left: Taken = []
     size = 0
-    for station, taken in found:
+    for delivery, taken in found:
         count = 0
         for each in taken if not left else ():
-            more = told_bytes(station, each)
+            more = told_bytes(delivery, each)
             if size and size + more > _MOST_BYTES:
                 break
             size += more
             count += 1
         if count:
-            kept.append((station, taken[:count]))
+            kept.append((delivery, taken[:count]))
         if count < len(taken):
-            left.append((station, taken[count:]))
+            left.append((delivery, taken[count:]))
     return kept, left, size
 
 

@@ -95,7 +95,7 @@ class Service:
 
     async def _let_go(self) -> None:
         """Close the groups that were not used for longest, so that their topics can be; none that is waited for."""
-        parts = {place: len(group.stations) for place, group in self._groups.items()}
+        parts = {place: len(group.deliveries) for place, group in self._groups.items()}
         extra = sum(parts.values()) - self.broker.settings.open_partitions
         for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
             if extra <= 0:

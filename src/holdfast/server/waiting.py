@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from holdfast.broker.station import Station
+from holdfast.broker.delivery import Delivery
 from holdfast.delivery.commands import Receipt
 from holdfast.errors import TooManyWaiters
 from holdfast.server.access.principals import LOCAL, Principal
@@ -82,7 +82,7 @@ class Window:
     def __init__(self, group: ServedGroup, size: int) -> None:
         self._group = group
         self._size = size
-        self._out: dict[tuple[int, Receipt], Station] = {}
+        self._out: dict[tuple[int, Receipt], Delivery] = {}
         self._changed = asyncio.Event()
 
     @property
@@ -92,8 +92,8 @@ class Window:
     def __len__(self) -> int:
         return len(self._out)
 
-    def add(self, station: Station, receipt: Receipt) -> None:
-        self._out[station.number, receipt] = station
+    def add(self, delivery: Delivery, receipt: Receipt) -> None:
+        self._out[delivery.number, receipt] = delivery
 
     def settled(self, number: int, receipt: Receipt) -> bool:
         """Whether that was one of these."""
@@ -104,8 +104,8 @@ class Window:
 
     def look(self) -> None:
         """Forget those that ended in another way: their lease was over, or the group is gone."""
-        for (number, receipt), station in list(self._out.items()):
-            if not self._group.holds(station, receipt):
+        for (number, receipt), delivery in list(self._out.items()):
+            if not self._group.holds(delivery, receipt):
                 del self._out[number, receipt]
 
     async def wait_for_room(self, timeout_s: float) -> bool:
@@ -152,8 +152,8 @@ class Windows:
         if place not in self._open:
             return
         claims = await group.all_claims(receipts)
-        for station, claimed in claims.good.items():
+        for delivery, claimed in claims.good.items():
             for i, receipt in enumerate(claimed, 1):
-                any(window.settled(station.number, receipt) for window in self._open.get(place, ()))
+                any(window.settled(delivery.number, receipt) for window in self._open.get(place, ()))
                 if not i % MOST_AT_ONCE:
                     await other_turns()

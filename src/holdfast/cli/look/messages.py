@@ -309,14 +309,14 @@ def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
             if found.phase == "dead":
                 return found.message.id
         raise _no_letter(message_id)
-    station, place = port_of(queue).queue_group.place(message_id)
+    delivery, place = port_of(queue).queue_group.place(message_id)
     letter_found = None
-    for letter in station.letters():
+    for letter in delivery.dead.letters():
         if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
             letter_found = letter  # after a seek it may have died more than once: the last time counts
     if letter_found is None:
         raise _no_letter(message_id)
-    return DeadLetter(station, port_of(queue).bodies, letter_found.record, letter_found.note).id
+    return DeadLetter(delivery, port_of(queue).bodies, letter_found.record, letter_found.note).id
 
 
 def _no_letter(message_id: str) -> InvalidRequest:

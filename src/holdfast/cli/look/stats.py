@@ -95,8 +95,8 @@ def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[int]:
     if is_remote(queue):
         yield from (message.timestamp_ns for message in queue.messages("ready", limit=1))
         return
-    for station in port_of(queue).stations:
-        group, log = station.delivery.group, station.partition.log
+    for delivery in port_of(queue).deliveries:
+        group, log = delivery.group, delivery.partition.log
         for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
             if group.phase(record.offset) is Phase.READY:
                 yield record.timestamp_ns

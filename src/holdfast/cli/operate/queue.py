@@ -13,9 +13,9 @@ from rich.console import Console
 import holdfast
 from holdfast.api.sync.group import port_of
 from holdfast.api.times import parse_instant
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.station import Station
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic as OpenTopic
 from holdfast.cli.opening import Views, chosen_by, chosen_topic, is_remote, opened_broker, view
@@ -47,7 +47,7 @@ def moves_of(group: QueueGroup | None, resets: Iterable[Reset]) -> list[Move]:
             before = reset.after if reset.before is None else reset.before
             again, passed = max(before - reset.after, 0), max(reset.after - before, 0)
         else:
-            again, passed = _effect(group.station(reset.partition), reset.after)
+            again, passed = _effect(group.delivery(reset.partition), reset.after)
         found.append(
             Move(
                 topic=reset.topic,
@@ -61,12 +61,12 @@ def moves_of(group: QueueGroup | None, resets: Iterable[Reset]) -> list[Move]:
     return found
 
 
-def _effect(station: Station, target: int) -> tuple[int, int]:
+def _effect(delivery: Delivery, target: int) -> tuple[int, int]:
     """How many handled messages come again, and how many that are not handled are passed over.
 
     What somebody works on stays there either way.
     """
-    group, end = station.delivery.group, station.partition.log.end
+    group, end = delivery.group, delivery.partition.log.end
     again = max(min(group.floor, end) - target, 0) + group.done.range_cardinality(max(target, group.floor), end)
     if target <= group.floor:
         return again, 0
@@ -292,5 +292,5 @@ def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
             partition.log.roll()
             trimmed = partition.log.trim(partition.log.end)  # what the groups have not read is pinned
             segments, freed_bytes = segments + trimmed.segments, freed_bytes + trimmed.bytes
-    journal_bytes = sum(station.delivery.compact() for group in topic.groups.values() for station in group.stations)
+    journal_bytes = sum(delivery.compact() for group in topic.groups.values() for delivery in group.deliveries)
     return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes + topic.compact_dead())

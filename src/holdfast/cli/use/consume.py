@@ -359,8 +359,8 @@ class _Group:
             engine.streams.group(self._name, create=True).reset(topic.name, place)
             return
         group = topic.group(self._name, start="latest" if place.end == "latest" else "earliest")
-        for station in () if place.end is not None else group.stations:
-            station.delivery.seek(place.find(station.partition.log))
+        for delivery in () if place.end is not None else group.deliveries:
+            delivery.seek(place.find(delivery.partition.log))
 
     def _stream(self, broker: holdfast.Broker, left: float) -> int:
         taken = 0

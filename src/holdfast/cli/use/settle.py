@@ -189,7 +189,7 @@ def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[s
     if is_remote(queue):
         now, ends = _told_after(queue, message, verb)
         return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": now, **moment("until", ends)}
-    group = home_of(message).delivery.group
+    group = home_of(message).group
     phase = group.phase(message.offset)
     name = phase.value
     until: datetime | None = None

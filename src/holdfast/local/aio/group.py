@@ -17,9 +17,9 @@ from holdfast.api.letters import DeadGroup, Redriven
 from holdfast.api.listed import DeadLetter, Listed, Where
 from holdfast.api.streams import AsyncStream
 from holdfast.broker.choose import give_way  # noqa: F401  threads do
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.leases import Delivered
-from holdfast.broker.station import Pending, Station
+from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.errors import LeaseLost
@@ -41,14 +41,14 @@ class AsyncLocalGroupPort(LocalGroup):
         found = await self.take_waiting(wanted)
         return [each for _, taken in found for each in taken]
 
-    async def take_waiting(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+    async def take_waiting(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
         """The same, by partition."""
         found = self.take_ready(wanted)
         if found is None:
             found = await self.take_to_end(wanted)
         return found or await self.stand_in_line(wanted)
 
-    async def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+    async def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Delivery, list[Delivered]]]:
         """What is ready now, where a first look has not come to its end: others have their turn in between."""
         found = None
         while found is None:
@@ -56,7 +56,7 @@ class AsyncLocalGroupPort(LocalGroup):
             found = self.take_ready(wanted, waiter)
         return found
 
-    async def stand_in_line(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+    async def stand_in_line(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
         """Wait in line for a message."""
         if wanted.timeout_s == 0:
             return []
@@ -240,12 +240,12 @@ async def _in_pieces(found: Any) -> AsyncIterator[Listed[Any]]:
             yield message
 
 
-async def wait_all(pending: Sequence[tuple[Station, Pending]]) -> None:
+async def wait_all(pending: Sequence[tuple[Delivery, Pending]]) -> None:
     """Wait for what was decided in each partition, and tell of what was refused in any."""
     refused: LeaseLost | None = None
-    for station, each in pending:
+    for delivery, each in pending:
         try:
-            await station.wait_async(each)
+            await delivery.wait_async(each)
         except LeaseLost as error:
             refused = error
     if refused is not None:

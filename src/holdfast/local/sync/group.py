@@ -16,9 +16,9 @@ from holdfast.api.letters import DeadGroup, Redriven
 from holdfast.api.listed import DeadLetter, Where
 from holdfast.api.streams import Stream
 from holdfast.broker.choose import give_way
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.leases import Delivered
-from holdfast.broker.station import Pending, Station
+from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.errors import LeaseLost
@@ -40,14 +40,14 @@ class LocalGroupPort(LocalGroup):
         found = self.take_waiting(wanted)
         return [each for _, taken in found for each in taken]
 
-    def take_waiting(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+    def take_waiting(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
         """The same, by partition."""
         found = self.take_ready(wanted)
         if found is None:
             found = self.take_to_end(wanted)
         return found or self.stand_in_line(wanted)
 
-    def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Station, list[Delivered]]]:
+    def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Delivery, list[Delivered]]]:
         """What is ready now, where a first look has not come to its end: others have their turn in between."""
         found = None
         while found is None:
@@ -55,7 +55,7 @@ class LocalGroupPort(LocalGroup):
             found = self.take_ready(wanted, waiter)
         return found
 
-    def stand_in_line(self, wanted: Wanted) -> list[tuple[Station, list[Delivered]]]:
+    def stand_in_line(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
         """Wait in line for a message."""
         if wanted.timeout_s == 0:
             return []
@@ -223,12 +223,12 @@ class LocalGroupPort(LocalGroup):
             self._close_view()
 
 
-def wait_all(pending: Sequence[tuple[Station, Pending]]) -> None:
+def wait_all(pending: Sequence[tuple[Delivery, Pending]]) -> None:
     """Wait for what was decided in each partition, and tell of what was refused in any."""
     refused: LeaseLost | None = None
-    for station, each in pending:
+    for delivery, each in pending:
         try:
-            station.wait(each)
+            delivery.wait(each)
         except LeaseLost as error:
             refused = error
     if refused is not None:

@@ -68,7 +68,7 @@ def _stopped(engine: BrokerEngine) -> str | None:
     """What a failed sync has stopped for good, if anything."""
     for topic in engine.open_topics():
         logs = [partition.log for partition in topic.partitions]
-        logs += [station.delivery.journal.log for group in topic.groups.values() for station in group.stations]
+        logs += [delivery.journal.log for group in topic.groups.values() for delivery in group.deliveries]
         if not all(log.usable for log in logs) and not topic.closed:
             return f"the topic {topic.name}"
     return None

@@ -165,8 +165,8 @@ def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
             with engine.using(info.topic) as topic:
                 group, now_ns = topic.group(name), engine.world.clock.now_ns()
                 found += [
-                    lag_of(station.partition.log, (topic.name, station.number), station.delivery.group.floor, now_ns)
-                    for station in group.stations
+                    lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns)
+                    for delivery in group.deliveries
                 ]
     if not known:
         call.principal.check_group(name)

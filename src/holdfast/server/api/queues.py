@@ -205,7 +205,7 @@ def _answer(
 ) -> Response | StreamResponse:
     wanted: Take = call.body
     deliveries = [
-        group.delivery(station, each, state=state or wanted.state) for station, taken in found for each in taken
+        group.delivery(delivery, each, state=state or wanted.state) for delivery, taken in found for each in taken
     ]
     if wanted.count == 1 and RAW in call.request.headers.get("accept", ""):
         return _raw(call, deliveries, found, undelivered)
@@ -467,9 +467,9 @@ async def cancel(call: Call) -> Cancelled:
 
 def _check_was_there(group: ServedGroup, message_id: str) -> None:
     """InvalidRequest for a message that never was; one that is gone cannot be taken back any more."""
-    station, place = group.queue_group.place(message_id)
-    was_delayed = place.delayed_id is not None and station.partition.was_delayed(place.delayed_id)
-    if not was_delayed and (place.offset is None or place.offset >= station.partition.log.written_end):
+    delivery, place = group.queue_group.place(message_id)
+    was_delayed = place.delayed_id is not None and delivery.partition.was_delayed(place.delayed_id)
+    if not was_delayed and (place.offset is None or place.offset >= delivery.partition.log.written_end):
         raise InvalidRequest(f"there is no message {message_id}")
 
 
@@ -558,8 +558,8 @@ async def in_hand(call: Call) -> Delivery:
     """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
     query: InHandQuery = call.query
     group = await existing_group(call, query.group)
-    station, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
-    return group.delivery(station, delivered, state=True)
+    delivery, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
+    return group.delivery(delivery, delivered, state=True)
 
 
 # Everything that is known of one message, for one who asks by its id.

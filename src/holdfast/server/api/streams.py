@@ -73,9 +73,9 @@ async def _deliveries(
             try:
                 if surplus:
                     await group.give_back(receipts_of(surplus))
-                for station, taken in found:
+                for delivery, taken in found:
                     for each in taken:
-                        window.add(station, each.receipt)
+                        window.add(delivery, each.receipt)
                 told = partial(_told, group, found, media, state=state)
                 content = told() if size <= _LARGE_BYTES else await service.pool.run(lambda _, told=told: told())
                 yield content or framed({}, media)
@@ -86,7 +86,7 @@ async def _deliveries(
 
 def _told(group: ServedGroup, found: Taken, media: str, *, state: bool) -> bytes:
     return b"".join(
-        framed(group.delivery(station, each, state=state), media) for station, taken in found for each in taken
+        framed(group.delivery(delivery, each, state=state), media) for delivery, taken in found for each in taken
     )
 
 
@@ -137,7 +137,7 @@ async def watch(call: Call) -> StreamResponse:
 async def _events(call: Call, group: ServedGroup, query: WatchQuery) -> AsyncIterator[bytes]:
     service = call.service
     with _arrivals(group) as line, service.waits.one_more(call.principal):
-        places = {station.number: station.partition.log.end for station in group.stations}
+        places = {delivery.number: delivery.partition.log.end for delivery in group.deliveries}
         waiter = TaskWaiter(service.world.clock)
         yield _event("stats", await group.port.stats())
         loop = asyncio.get_running_loop()
@@ -171,18 +171,18 @@ def _event(name: str, value: object) -> bytes:
 def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Said]:  # noqa: FBT001  called by a thread
     """What came since the last look, some of it at a time."""
     found: list[Said] = []
-    for station in list(group.stations):
-        log = station.partition.log
-        start = max(places.get(station.number, log.start), log.start)
+    for delivery in list(group.deliveries):
+        log = delivery.partition.log
+        start = max(places.get(delivery.number, log.start), log.start)
         for record in log.records(start, on_damage="skip", whole=False):
-            message = said(station, record)
+            message = said(delivery, record)
             if not bodies:
                 message.body, message.omitted = b"", True
             found.append(message)
             start = record.offset + 1
             if len(found) >= _AT_ONCE:
                 break
-        places[station.number] = start
+        places[delivery.number] = start
     return found
 
 
@@ -190,7 +190,7 @@ def _fresh(group: ServedGroup, places: dict[int, int], bodies: bool) -> list[Sai
 def _arrivals(group: ServedGroup) -> Iterator[Waiters]:
     """A line that arrivals wake besides those of the consumers."""
     line = Waiters()
-    partitions: list[Any] = [station.partition for station in group.stations]
+    partitions: list[Any] = [delivery.partition for delivery in group.deliveries]
     for partition in partitions:
         partition.lines.append(line)
     try:

@@ -248,6 +248,6 @@ def _state(found: Listed[Any]) -> str:
     if isinstance(found, DeadLetter):
         content = note_of(found).state
     else:
-        document = home_of(found).delivery.group.documents.get(found.offset)
+        document = home_of(found).group.documents.get(found.offset)
         content = None if document is None else document.content
     return "" if content is None else msgspec.json.format(content, indent=2).decode("utf-8", "replace")

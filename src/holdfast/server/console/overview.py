@@ -239,8 +239,8 @@ def row_of(topic: Topic, group: QueueGroup, rates: Rates, now_ns: int) -> QueueR
         delayed=stats.delayed,
         dead=stats.dead,
         age_s=max(
-            lag_of(station.partition.log, (topic.name, station.number), station.delivery.group.floor, now_ns).seconds
-            for station in group.stations
+            lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
+            for delivery in group.deliveries
         ),
         waiters=stats.waiters,
         spark=spark_of(flow),

@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.listed import DeadLetter, Listed, PhaseName, Waiting, chosen
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
-from holdfast.broker.station import Station
 from holdfast.delivery.events import Phase
 from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import InvalidRequest, NotFound
@@ -113,22 +113,22 @@ def _done_rows(group: ServedGroup, where: str | None, limit: int, passed: int) -
         if len(newest) == limit:
             return [row_of(found) for found in newest], ""  # the page offers to show more of them
     looked = passed + DONE_PLACES
-    left = any(station.partition.log.start < _done_end(station) - looked for station in group.stations)
+    left = any(delivery.partition.log.start < _done_end(delivery) - looked for delivery in group.deliveries)
     return [row_of(found) for found in newest], str(looked) if left else ""
 
 
-def _done_end(station: Station) -> int:
+def _done_end(delivery: Delivery) -> int:
     """The place behind the newest message that is done."""
-    state = station.delivery.group
-    with station.delivery.lock:
+    state = delivery.group
+    with delivery.lock:
         return max(state.floor, state.done.max() + 1 if state.done else 0)
 
 
 def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes]]:
     """What is done and still in the log, the newest first: in so many places, behind those that are passed over."""
-    for station in group.stations:
-        log, state = station.partition.log, station.delivery.group
-        end = _done_end(station) - passed
+    for delivery in group.deliveries:
+        log, state = delivery.partition.log, delivery.group
+        end = _done_end(delivery) - passed
         start = min(max(log.start, end - places), log.end)
         newest: deque[Record] = deque()
         for record in log.records(start, on_damage="skip", whole=False):
@@ -138,13 +138,13 @@ def _done(group: ServedGroup, passed: int, places: int) -> Iterator[Listed[bytes
             if state.phase(record.offset) is Phase.DONE:
                 newest.appendleft(record)
         for record in newest:
-            yield seen(group.port, station, record, cast(PhaseName, "done"))
+            yield seen(group.port, delivery, record, cast(PhaseName, "done"))
 
 
 def row_of(found: Listed[Any]) -> MessageRow:
     """What a list says of a message."""
-    record, station = record_of(found), home_of(found)
-    lease = None if isinstance(found, DeadLetter | Waiting) else station.delivery.group.leases.get(record.offset)
+    record, delivery = record_of(found), home_of(found)
+    lease = None if isinstance(found, DeadLetter | Waiting) else delivery.group.leases.get(record.offset)
     return MessageRow(
         id=found.id,
         place=place_of(found),
@@ -160,7 +160,7 @@ def row_of(found: Listed[Any]) -> MessageRow:
         error=found.error,
         due_ms=_due_ms(found),
         since_ms=0 if lease is None else lease.at_ms,
-        until_ms=0 if lease is None else until_ms(station, lease),
+        until_ms=0 if lease is None else until_ms(delivery, lease),
     )
 
 
@@ -181,34 +181,34 @@ def find(group: ServedGroup, wanted: str) -> Listed[bytes]:
         if topic_of_id(wanted) == group.topic + DEAD_SUFFIX:
             return LocalLetters(group.port).show(wanted)
         place = parse_message_id(wanted, group.topic)
-        station = group.queue_group.station(place.partition)
+        delivery = group.queue_group.delivery(place.partition)
     except InvalidRequest as error:
         raise NotFound(str(error)) from None
     if place.offset is not None:
-        return _at(group, station, place.offset)
+        return _at(group, delivery, place.offset)
     assert place.delayed_id is not None
-    return _delayed(group, station, place.delayed_id, wanted)
+    return _delayed(group, delivery, place.delayed_id, wanted)
 
 
-def _at(group: ServedGroup, station: Station, offset: int) -> Listed[bytes]:
-    log, state = station.partition.log, station.delivery.group
+def _at(group: ServedGroup, delivery: Delivery, offset: int) -> Listed[bytes]:
+    log, state = delivery.partition.log, delivery.group
     record = None
     if log.start <= offset < log.end:
         record = next(log.records(offset, on_damage="skip", whole=False), None)
     if record is None or record.offset != offset:
         raise NotFound(
-            f"{message_id(group.topic, station.number, offset, None)} is not in the log: it holds "
+            f"{message_id(group.topic, delivery.number, offset, None)} is not in the log: it holds "
             f"{log.start:,} to {log.end - 1:,} of this partition" + (", or it is gone or damaged" if record else "")
         )
     phase = cast(PhaseName, _PHASES[state.phase(offset)])
-    return seen(group.port, station, record, phase, due_ms=state.waiting.get(offset, 0))
+    return seen(group.port, delivery, record, phase, due_ms=state.waiting.get(offset, 0))
 
 
-def _delayed(group: ServedGroup, station: Station, delayed_id: int, wanted: str) -> Listed[bytes]:
-    store = station.partition.delayed
+def _delayed(group: ServedGroup, delivery: Delivery, delayed_id: int, wanted: str) -> Listed[bytes]:
+    store = delivery.partition.delayed
     for message in () if store is None else store.waiting():
         if message.record.offset == delayed_id:
-            return Waiting(station, group.port.bodies, message.record, message.due_at_ms)
+            return Waiting(delivery, group.port.bodies, message.record, message.due_at_ms)
     for phase in ("ready", "leased", "delayed"):  # it has come due, and kept its id
         for found in listed(group.port, phase, lambda each: each.id == wanted, 1):
             return found
@@ -219,8 +219,8 @@ def letter_of(found: Listed[Any]) -> str:
     """The dead letter that a message became, if it is there still."""
     if isinstance(found, DeadLetter | Waiting) or found.phase not in ("done", "dead"):
         return ""
-    station = home_of(found)
-    for letter in islice(station.letters(), _MOST_LETTERS):
+    delivery = home_of(found)
+    for letter in islice(delivery.dead.letters(), _MOST_LETTERS):
         if letter.note.offset == found.offset:
-            return message_id(found.topic + DEAD_SUFFIX, station.number, letter.record.offset, None)
+            return message_id(found.topic + DEAD_SUFFIX, delivery.number, letter.record.offset, None)
     return ""

@@ -94,12 +94,12 @@ def _holders(call: Call) -> Iterator[Holder]:
     for topic in call.service.broker._engine.open_topics():
         for group in list(topic.groups.values()):
             found: dict[str, list[tuple[int, int, str]]] = {}
-            for station in list(group.stations):
-                with station.delivery.lock:
-                    leases = list(station.delivery.group.leases.items())
+            for delivery in list(group.deliveries):
+                with delivery.lock:
+                    leases = list(delivery.group.leases.items())
                 for offset, lease in leases:
-                    place = f"{topic.name}-{station.number}-{offset}"
-                    found.setdefault(lease.holder, []).append((lease.at_ms, until_ms(station, lease), place))
+                    place = f"{topic.name}-{delivery.number}-{offset}"
+                    found.setdefault(lease.holder, []).append((lease.at_ms, until_ms(delivery, lease), place))
             for name, held in found.items():
                 held.sort()
                 yield Holder(
