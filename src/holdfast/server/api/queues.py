@@ -219,9 +219,9 @@ def _long_answer(
 ) -> Response:
     """The same for many, message by message: nothing on the way holds the interpreter for long."""
     told: list[Delivery] = []
-    for station, taken in found:
+    for partition, taken in found:
         for each in taken:
-            delivery = group.delivery(station, each, state=state or call.body.state)
+            delivery = group.delivery(partition, each, state=state or call.body.state)
             if not told:
                 _correlate(call, delivery)
             told.append(call.encoded(delivery))
