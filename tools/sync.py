@@ -83,8 +83,9 @@ ASYNCIO: Final = {
     "sleep": "time.sleep",
 }
 ASIDE: Final = frozenset({"to_thread", "aside", "_aside"})  # awaited, they call their first argument with the others
-TRANSPARENT: Final = frozenset({"shield", "Opening"})  # they stand for what their argument answers
-PROMISES: Final = frozenset({"Awaitable", "Coroutine", "Opening"})  # annotations: of these the last argument is left
+TRANSPARENT: Final = frozenset({"shield"})  # they stand for what their argument answers
+OPENING: Final = "AsyncOpening"  # called or awaited, it calls its first argument with the others
+PROMISES: Final = frozenset({"Awaitable", "Coroutine", OPENING})  # annotations: of these the last argument is left
 
 CODE_WORDS: Final = (
     (re.compile(r"\basync (?=with\b|for\b|def\b)|(?<=\{)await |\bawait (?=[\w.]*\w[(\[])"), ""),
@@ -273,6 +274,8 @@ class Translation:
             self._strip_parentheses(node)
             if isinstance(node.value, ast.Call) and node.value.args and _last_name(node.value.func) in ASIDE:
                 self._call_here(node.value)
+        elif isinstance(node, ast.Call) and node.args and _last_name(node.func) == OPENING:
+            self._call_here(node)
         elif isinstance(node, ast.Call) and len(node.args) == 1 and _last_name(node.func) in TRANSPARENT:
             self._keep_only(self._start(node), node.args[0], self._end(node))
         elif isinstance(node, ast.Subscript):

@@ -71,7 +71,7 @@ def cases(scale: Scale) -> list[Case]:
 
 
 def _ours(operation: Operation, name: str, prepare: Callable[[Path], Any]) -> Case:
-    return Case(operation, name, prepare, KILL, _NOTE, ("holdfast.embedded",))
+    return Case(operation, name, prepare, KILL, _NOTE, ("holdfast.local",))
 
 
 @contextmanager

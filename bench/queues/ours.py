@@ -18,7 +18,7 @@ class HoldfastQueue(Queue):
     survives = KILL
     ack_survives = KILL
     note = 'durability="os": puts and acks are in the page cache when the call returns'
-    needs = ("holdfast.embedded",)
+    needs = ("holdfast.local",)
     depth = 10_000_000
     durability: ClassVar[Literal["os", "fsync"]] = "os"
 

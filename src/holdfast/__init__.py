@@ -39,20 +39,19 @@ if TYPE_CHECKING:
     from holdfast.api.letters import DeadGroup
     from holdfast.api.listed import DeadLetter
     from holdfast.api.lock_values import Document, Lock, LockInfo
+    from holdfast.api.sync.broker import Broker
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.group import Group
     from holdfast.api.sync.message import Message
     from holdfast.api.sync.producer import Producer
     from holdfast.api.sync.queue import Queue
+    from holdfast.api.topics import GroupInfo, TopicInfo
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.tracing.steps import TraceStep
-    from holdfast.client.broker import RemoteBroker
     from holdfast.client.connecting import connect
     from holdfast.client.opening import open_broker
     from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
-    from holdfast.embedded.broker import Broker
-    from holdfast.embedded.topics import GroupInfo, TopicInfo
     from holdfast.model import Retained
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
@@ -100,7 +99,6 @@ __all__ = [
     "QueueSettings",
     "QueueStats",
     "Reject",
-    "RemoteBroker",
     "Retained",
     "Retry",
     "Stored",
@@ -124,14 +122,14 @@ __all__ = [
 
 # Where the other names are: loaded by those who use them. A worker of Spark's has no use for a broker.
 _LATER = {
-    "Broker": "holdfast.embedded.broker",
+    "Broker": "holdfast.api.sync.broker",
     "Compacted": "holdfast.broker.group",
     "Consumer": "holdfast.api.sync.consumer",
     "DeadGroup": "holdfast.api.letters",
     "DeadLetter": "holdfast.api.listed",
     "Document": "holdfast.api.lock_values",
     "Group": "holdfast.api.sync.group",
-    "GroupInfo": "holdfast.embedded.topics",
+    "GroupInfo": "holdfast.api.topics",
     "Lock": "holdfast.api.lock_values",
     "LockInfo": "holdfast.api.lock_values",
     "Message": "holdfast.api.sync.message",
@@ -141,12 +139,11 @@ _LATER = {
     "Queue": "holdfast.api.sync.queue",
     "QueueStats": "holdfast.broker.group",
     "Reject": "holdfast.worker",
-    "RemoteBroker": "holdfast.client.broker",
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
     "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.api.consumer_values",
-    "TopicInfo": "holdfast.embedded.topics",
+    "TopicInfo": "holdfast.api.topics",
     "TraceStep": "holdfast.broker.tracing.steps",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",

@@ -351,7 +351,7 @@ class BrokerHistory:
 
     def wait(self) -> None:
         self.clock.advance(ms=self.rng.choice([1, 200, 1_100, 6_000, 30_000]))
-        self.broker._engine.tick()
+        self.broker._port.engine.tick()
 
     def reopen(self) -> None:
         self.close()
@@ -398,8 +398,8 @@ class BrokerHistory:
                 told.done, told.dead = set(told.ended), set(told.buried)
                 told.owed &= stored | set(view.all)
             if self.told.stream == {True}:
-                group = self.broker._engine.streams.group(STREAM)
-                with self.broker._engine.using(name) as opened:
+                group = self.broker._port.engine.streams.group(STREAM)
+                with self.broker._port.engine.using(name) as opened:
                     for number in topic.committed:
                         offset = group.committed(opened, number)
                         topic.committed[number] = [] if offset is None else [offset]

@@ -128,14 +128,14 @@ class View:
 
 def records_of(broker: Broker, name: str) -> list[list[Any]]:
     """What the partitions of a topic hold, one list for each."""
-    with broker._engine.using(name) as topic:
+    with broker._port.engine.using(name) as topic:
         return [list(each.log.records(each.log.start)) for each in topic.partitions]
 
 
 def view_of(broker: Broker, name: str, group: str) -> View:
     """What a group in queue mode has still to do with, by way of the files."""
     live: Counter[int] = Counter()
-    with broker._engine.using(name) as topic:
+    with broker._port.engine.using(name) as topic:
         for delivery in topic.groups[group].deliveries:
             state = delivery.group
             assert check(state) == []
@@ -177,7 +177,7 @@ def check_catalog(told: Told, broker: Broker) -> None:
             found = facts.settings.get("max_attempts", 5)
             assert found in topic.max_attempts, f"{name}: max_attempts={found}, not {topic.max_attempts}"
     assert names <= set(told.topics), f"nobody made {names - set(told.topics)}"
-    disk = broker._engine.world.disk
+    disk = broker._port.engine.world.disk
     if disk.exists(f"{FOLDER}/topics"):
         left = {name.removesuffix(".dlq") for name in disk.names(f"{FOLDER}/topics")} - {"__traces"}
         assert left <= names, f"{left - names} were left behind"
@@ -212,7 +212,7 @@ def check_group(topic: TopicTold, told: GroupTold, name: str, group: str, broker
         assert n in told.owed, f"{n} is not for {group}"
     for n in sorted((told.buried if killed else told.dead) - told.replayed - told.ending):
         assert view.dead[n] == 1, f"{n} was a dead letter of {group}, and is not (live {view.live[n]})"
-    with broker._engine.using(name) as opened:
+    with broker._port.engine.using(name) as opened:
         found = opened.groups[group].settings.max_attempts
         allowed = {each for own in told.max_attempts for each in ({own} if own is not None else topic.max_attempts)}
         assert found in allowed, f"{group} has max_attempts={found}, not {allowed}"
@@ -220,14 +220,14 @@ def check_group(topic: TopicTold, told: GroupTold, name: str, group: str, broker
 
 def check_stream(history: BrokerHistory, broker: Broker, *, killed: bool) -> None:
     """The group in stream mode goes on where it was told to."""
-    told, there = history.told, STREAM in broker._engine.streams.names()
+    told, there = history.told, STREAM in broker._port.engine.streams.names()
     assert there in told.stream, f"{STREAM} is {'' if there else 'not '}there"
     if not there:
         return
-    group = broker._engine.streams.group(STREAM)
+    group = broker._port.engine.streams.group(STREAM)
     for name in broker.topics():
         for number, line in told.topics[name].committed.items():
-            with broker._engine.using(name) as topic:
+            with broker._port.engine.using(name) as topic:
                 found, end = group.committed(topic, number), topic.partitions[number].log.end
             allowed = set(line[-1:] if killed else line)
             allowed |= told.committing.get((name, number), set())
@@ -249,7 +249,7 @@ def check_after_cut(history: BrokerHistory, disk: SimulatedDisk, *, killed: bool
     if go_on:
         with small_broker(disk, clock, ids, durability=history.durability) as broker:
             clock.advance(seconds=4_000)
-            broker._engine.tick()
+            broker._port.engine.tick()
             for name in broker.topics():
                 for group in broker.describe_topic(name).groups:
                     assert not broker.group(name, group).receive_many(10, timeout=0), "what was done came back"
@@ -286,7 +286,7 @@ def drained(broker: Broker, clock: ManualClock, name: str, group: str) -> Counte
     letters = len(workers.dead.list())
     for _ in range(4):
         clock.advance(seconds=100)
-        broker._engine.tick()
+        broker._port.engine.tick()
         while taken := workers.receive_many(1_000, timeout=0):
             found.update(number_of(message.raw) for message in taken)
             workers.ack_many(taken)

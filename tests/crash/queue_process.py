@@ -209,7 +209,7 @@ class Life:
     def release(self) -> None:
         """What is due goes into the log, in this thread or in the keeper's, whichever comes first."""
         time.sleep(0.001)
-        self._q._engine.tick()
+        self._q._port.engine.tick()
         self._note(Did.OTHER, ANSWERED)
 
 

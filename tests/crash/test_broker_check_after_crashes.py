@@ -45,7 +45,7 @@ class Machine:
 
     def tick(self, seconds: int) -> None:
         self.clock.advance(seconds=seconds)
-        self.broker._engine.tick()
+        self.broker._port.engine.tick()
 
     def publish(self, name: str, numbers: range, partitions: int = 2) -> None:
         for n in numbers:
@@ -153,7 +153,7 @@ def stop_now_and_then(machine: Machine, rng: random.Random, often: float) -> Cal
             if rng.random() < 0.1:
                 again = Machine(disk, ManualClock(machine.clock.now_ns()), ids)
                 for topic in again.broker.topics():
-                    again.broker._engine.topic(topic)
+                    again.broker._port.engine.topic(topic)
                 again.broker.close()
                 assert alarms(disk, ids) == []
         machine.disk.on_call = stop
@@ -192,7 +192,7 @@ def test_nothing_is_missed_wherever_an_upgrade_is_cut_short(scale):
     assert alarms(disk, SeededIds(3)) == []
     machine = Machine(disk, clock)
     machine.disk.on_call = stop_now_and_then(machine, random.Random(1), scale(0.3, 1.0))
-    assert machine.broker._engine.topic("orders").duplicates.index is not None
+    assert machine.broker._port.engine.topic("orders").duplicates.index is not None
     machine.broker.alter_topic("orders", partitions=5)
     machine.broker.close()
 
@@ -208,12 +208,12 @@ def test_a_list_that_an_upgrade_had_no_room_for_is_not_missed(unlisted, monkeypa
     with monkeypatch.context() as full:
         full.setattr("holdfast.broker.folder.contents.save_contents", save)
         machine.open()
-        machine.broker._engine.topic("orders")
+        machine.broker._port.engine.topic("orders")
         assert not machine.disk.exists(f"{unlisted}/contents")
         machine.broker.close()
     assert alarms(machine.disk, machine.ids) == []
     machine.open()
-    machine.broker._engine.topic("orders")
+    machine.broker._port.engine.topic("orders")
     machine.broker.close()
     assert machine.disk.exists(f"{unlisted}/contents")
     assert alarms(machine.disk, machine.ids) == []

@@ -137,12 +137,12 @@ class Promises:
         group.unsure.clear()
 
     def _check_stream(self, topic: str, logs: list[list[Any]], broker: Broker) -> None:
-        if STREAM not in broker._engine.streams.names():
+        if STREAM not in broker._port.engine.streams.names():
             assert not self.committed
             return
         for number, records in enumerate(logs):
-            with broker._engine.using(topic) as opened:
-                at = broker._engine.streams.group(STREAM).committed(opened, number) or 0
+            with broker._port.engine.using(topic) as opened:
+                at = broker._port.engine.streams.group(STREAM).committed(opened, number) or 0
             place = topic, number
             least, most = self.committed[place], max(self.committed[place], self.committing[place])
             # What was redriven for others is passed over by the consumer itself.

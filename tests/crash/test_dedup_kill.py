@@ -23,7 +23,7 @@ def publish(folder: str, told: Connection, seed: int) -> None:
     """Own the folder until somebody kills us: each id goes to two partitions, and memory is saved all the time."""
     broker = holdfast.open_broker(folder)
     broker.publish("orders", b"", dedup_id="begin")
-    topic = broker._engine.topic("orders")
+    topic = broker._port.engine.topic("orders")
     assert topic.duplicates.index is not None
     topic.duplicates.index._max_recent = 5
     telling = threading.Lock()
@@ -40,7 +40,7 @@ def publish(folder: str, told: Connection, seed: int) -> None:
     for number in range(3):
         threading.Thread(target=work, args=[number], daemon=True).start()
     while True:
-        broker._engine.tick()
+        broker._port.engine.tick()
         topic.duplicates.save()
 
 
@@ -83,7 +83,7 @@ def test_no_id_is_stored_twice_and_none_is_forgotten_however_often_the_process_i
             again = broker.publish("orders", b"", key="another", dedup_id=dedup_id)
             assert (again.duplicate, again.id) == (True, message_id)
         found: Counter[bytes] = Counter()
-        for partition in broker._engine.topic("orders").partitions:
+        for partition in broker._port.engine.topic("orders").partitions:
             logs = [partition.log] if partition.delayed is None else [partition.log, partition.delayed.intake]
             for log in logs:
                 for frame in log.read(log.start):

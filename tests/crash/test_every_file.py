@@ -73,7 +73,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(folder: Path) -> dict[str, Any]:
     """All that users can see of a folder."""
     with holdfast.open_broker(folder) as broker:
-        engine = broker._engine
+        engine = broker._port.engine
         topic = engine.topic("orders")
         group = broker.group("orders", "billing")
         found = {

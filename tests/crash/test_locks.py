@@ -84,7 +84,7 @@ class Promises:
             if name != self.begun:
                 assert document is not None
                 assert (document.value, document.version) == known
-        assert check(broker._engine.locks().table) == []
+        assert check(broker._port.engine.locks().table) == []
         lock = broker.locks.acquire("new", wait=0)
         assert lock.fence > self.fence
         assert broker.documents.update("new", 0).version > self.version
@@ -170,7 +170,7 @@ def written_journal() -> tuple[Place, str, list[tuple[Any, ...]]]:
 
 
 def state_of(broker: holdfast.Broker) -> tuple[Any, ...]:
-    table = broker._engine.locks().table
+    table = broker._port.engine.locks().table
     return (
         {name: (held.owner, held.fence, held.lease_ms) for name, held in table.held.items()},
         {name: (document.version, document.content) for name, document in table.documents.items()},
@@ -207,7 +207,7 @@ def test_a_journal_with_any_byte_spoiled_opens_and_no_fence_comes_twice(scale):
         disk.flip(path, position)
         try:
             with reopened(disk) as broker:
-                assert check(broker._engine.locks().table) == []
+                assert check(broker._port.engine.locks().table) == []
                 assert broker.locks.acquire("new", wait=0).fence > last, f"spoiled at {position}"
                 broker.documents.update("new", 1)
         except CorruptData as error:

@@ -213,7 +213,7 @@ def test_a_query_of_another_process_holds_until_it_ends_or_its_time_out_after_a_
         while broker.groups():
             assert time.monotonic() < give_up
             time.sleep(0.01)
-        broker._engine.topic("orders").retain()
+        broker._port.engine.topic("orders").retain()
         assert broker.describe_topic("orders").partitions[0].segments == 1
 
 

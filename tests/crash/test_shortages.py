@@ -350,7 +350,7 @@ class Story:
         self.attempt(self.lock)
         self.attempt(self.save)
         self.clock.advance(seconds=2)
-        self.attempt(self.broker._engine.tick)
+        self.attempt(self.broker._port.engine.tick)
         self.attempt(self.produce)
 
     def work(self) -> None:
@@ -372,7 +372,7 @@ class Story:
 
     def save(self) -> None:
         """What a queue writes down beside its log: delays, dedup ids, snapshots."""
-        for topic in self.broker._engine.open_topics():
+        for topic in self.broker._port.engine.open_topics():
             topic.duplicates.save()
             for partition in topic.partitions:
                 partition.save()
@@ -389,7 +389,7 @@ class Story:
 
     def stored(self) -> list[bytes]:
         found = []
-        for partition in [p for name in ("orders", "states") for p in self.broker._engine.topic(name).partitions]:
+        for partition in [p for name in ("orders", "states") for p in self.broker._port.engine.topic(name).partitions]:
             found += [record.value for record in partition.log.records(partition.log.start)]
             if partition.delayed is not None:
                 found += [message.record.value for message in partition.delayed.waiting()]

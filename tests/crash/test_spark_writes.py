@@ -64,7 +64,7 @@ def check(disk: SimulatedDisk, story: str, seed: int) -> None:
     shop.write(batch_of([b"after"]), batch=2)
     shop.clock.advance(ms=61_000)
     with shop.broker() as broker:
-        broker._engine.topic("orders").tick()
+        broker._port.engine.topic("orders").tick()
     others = [b"other"] * 3 + [b"before", b"between", b"after"]
     assert sorted(shop.values()) == sorted(STORIES[story] + others)
     assert list(shop.files()) == ["query/done.json"]

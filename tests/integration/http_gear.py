@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
-from holdfast.embedded.aio_broker import open_broker
 from holdfast.env import World, real_world
+from holdfast.local.opening import async_open_broker
 from holdfast.server.app import Auditor
 from holdfast.server.process import make_server
 from holdfast.server.routing import Routes
@@ -123,9 +123,9 @@ def serving(
 
     async def serve() -> None:
         ending = asyncio.Event()
-        async with open_broker(folder, settings=broker, world=world) as opened:
+        async with async_open_broker(folder, settings=broker, world=world) as opened:
             if world is not None:
-                opened._engine.keep()
+                opened._port.engine.keep()
             if whole:
                 server = make_server(world or real_world(), opened, chosen)
             else:

@@ -82,7 +82,7 @@ def test_a_thousand_topics_are_opened_in_seconds_with_bounded_memory_and_handles
         after_second = anonymous_mb()
         for name in names[:: max(1, len(names) // 20)]:
             assert broker.describe_topic(name).messages == 2 * PARTITIONS
-        assert sum(len(topic.partitions) for topic in broker._engine._topics.values()) <= OPEN_PARTITIONS
+        assert sum(len(topic.partitions) for topic in broker._port.engine._topics.values()) <= OPEN_PARTITIONS
         gc.collect()
         alive = sum(isinstance(each, Topic) for each in gc.get_objects())
     figures = ", ".join(f"{name} {value:.2f} s" for name, value in took.items())

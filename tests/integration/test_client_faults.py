@@ -169,7 +169,7 @@ def test_a_state_that_was_saved_while_the_answer_was_lost_is_no_conflict(queue, 
 def test_what_cannot_be_repeated_says_that_nobody_knows(proxy):
     with holdfast.connect(proxy.url, timeout=5) as broker:
         broker.topics()
-        broker._client.caller.drop_idle()
+        broker._port.client.caller.drop_idle()
         proxy.cut_answer_at = 10
         with pytest.raises(Unavailable, match="may or may not"):
             broker.create_topic("orders")

@@ -26,7 +26,7 @@ def test_a_poll_whose_answer_was_cut_gives_the_same_messages(tmp_path: Path):
         got: list[bytes] = []
         at = 1
         while len(got) < 10:
-            broker._client.caller.drop_idle()
+            broker._port.client.caller.drop_idle()
             proxy.cut_answer_at = at
             at += 150
             got += [message.body for message in consumer.poll(timeout=5)]
@@ -122,7 +122,7 @@ def test_a_producer_stores_each_message_once_though_its_answers_are_cut(tmp_path
         broker.create_topic("orders")
         with broker.producer(linger_ms=0) as producer:
             for i in range(20):
-                broker._client.beside.drop_idle()
+                broker._port.client.beside.drop_idle()
                 proxy.cut_answer_at = 1 + 17 * i
                 assert producer.send("orders", b"%d" % i).result(30) is not None
         assert [each.body for each in broker.read("orders")] == [b"%d" % i for i in range(20)]

@@ -85,11 +85,11 @@ def test_a_folder_that_cannot_be_taken_over_is_unavailable_and_no_bare_error(tmp
     client.topics()
     owner.close()
     monkeypatch.setattr(BrokerEngine, "open", refuse)
-    patience_s, client._client.caller.timeout_s = client._client.caller.timeout_s, 0.3
+    patience_s, client._port.client.caller.timeout_s = client._port.client.caller.timeout_s, 0.3
     with pytest.raises(Unavailable):
         client.topics()
     monkeypatch.undo()
-    client._client.caller.timeout_s = patience_s  # to own a folder takes its time where the machine is busy
+    client._port.client.caller.timeout_s = patience_s  # to own a folder takes its time where the machine is busy
     assert client.topics() == []
     client.close()
 
@@ -132,11 +132,11 @@ def test_an_owner_that_hangs_makes_others_wait_no_longer_than_their_time_out(tmp
         assert broker.topics() == []
         os.kill(owner.pid, signal.SIGSTOP)
         os.waitpid(owner.pid, os.WUNTRACED)  # not all of its threads stop at once
-        broker._client.caller.timeout_s = 0.5
+        broker._port.client.caller.timeout_s = 0.5
         with pytest.raises(Unavailable, match="gave no answer"):
             broker.topics()
         os.kill(owner.pid, signal.SIGCONT)
-        broker._client.caller.timeout_s = 30
+        broker._port.client.caller.timeout_s = 30
         assert broker.topics() == []
         owner.kill()  # and its socket stays behind
         owner.wait(30)

@@ -244,7 +244,7 @@ def test_a_group_that_somebody_waits_for_stays_open_however_many_others_are_used
         for number in range(6):
             assert server.request("PUT", f"/v1/queues/other{number}").status == 200
         assert len(server.server.service.groups()) <= 3
-        assert len(server.server.broker._engine.open_topics()) <= 4
+        assert len(server.server.broker._port.engine.open_topics()) <= 4
         server.post(f"{QUEUE}/enqueue", b"x")
         assert status_of(connection) == 200
 

@@ -28,7 +28,7 @@ with holdfast.open_broker(sys.argv[1], durability="os") as broker:
     group = broker.group("orders", "billing")
     for number in range(10):
         broker.publish("orders", b"far %d" % number, delay=3600)
-    store = broker._engine.open_topic("orders").partitions[0].delayed
+    store = broker._port.engine.open_topic("orders").partitions[0].delayed
     print("ready", flush=True)
     for number in itertools.count():
         body = b"%d " % number * 20

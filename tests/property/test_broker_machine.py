@@ -161,8 +161,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.broker = holdfast.open_broker("/data", world=world, durability=self.durability, settings=base)
 
     def committed(self, group: str, place: Place) -> int:
-        with self.broker._engine.using(place[0]) as topic:
-            return self.broker._engine.streams.group(group).committed(topic, place[1]) or 0
+        with self.broker._port.engine.using(place[0]) as topic:
+            return self.broker._port.engine.streams.group(group).committed(topic, place[1]) or 0
 
     def may_come_again(self, group: StreamGroupModel, places: Iterable[Place]) -> None:
         """Somebody who read there has failed: what was handed out and not committed comes once more."""
@@ -336,8 +336,10 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         """Back to the beginning, where nobody reads."""
-        if "readers" in self.broker._engine.streams.names() and not any(r.group == "readers" for r in self.readers):
-            group = self.broker._engine.streams.group("readers")
+        if "readers" in self.broker._port.engine.streams.names() and not any(
+            r.group == "readers" for r in self.readers
+        ):
+            group = self.broker._port.engine.streams.group("readers")
             if not group.members.members:
                 for moved in self.broker.reset_offsets("readers", "orders", to="earliest"):
                     assert moved.before in (
@@ -376,9 +378,9 @@ class BrokerMachine(RuleBasedStateMachine):
             self.clock.advance(ms=min(ms, 3_000))
             ms -= 3_000
             before = [reader for reader in self.readers if not reader.evicted]
-            self.broker._engine.tick()
+            self.broker._port.engine.tick()
             for name in ("orders", "mails"):
-                with self.broker._engine.using(name) as topic:
+                with self.broker._port.engine.using(name) as topic:
                     topic.tick()
                     assert not topic.told, f"upkeep failed: {topic.told}"
             self.model.tick()
@@ -440,8 +442,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 place for reader in self.readers if reader.group == name and not reader.evicted for place in reader.at
             ]
             assert len(owners) == len(set(owners)), f"{name}: {sorted(owners)}"
-            if name in self.broker._engine.streams.names():
-                assert check_members(self.broker._engine.streams.group(name).members) == []
+            if name in self.broker._port.engine.streams.names():
+                assert check_members(self.broker._port.engine.streams.group(name).members) == []
 
 
 TestBroker = BrokerMachine.TestCase

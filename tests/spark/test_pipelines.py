@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 import holdfast
-from holdfast.embedded.broker import Broker
+from holdfast.api.sync.broker import Broker
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, UnknownTopic

@@ -45,7 +45,7 @@ class Shop:
         """Retention takes all that it can; answers where the partitions begin then."""
         with holdfast.open_broker(self.folder, settings=SMALL) as broker:
             broker.alter_topic("orders", retention_segments=1)
-            logs = [broker._engine.topic("orders").partition(number).log for number in range(2)]
+            logs = [broker._port.engine.topic("orders").partition(number).log for number in range(2)]
             for log in logs:
                 log.retain()
             return [log.start for log in logs]

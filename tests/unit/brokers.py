@@ -75,7 +75,7 @@ class Place:
 
     @property
     def engine(self) -> Any:
-        return (self.broker if self._loop is None else self.broker._inner)._engine
+        return (self.broker if self._loop is None else self.broker._inner)._port.engine
 
     def reopen(self) -> Any:
         """Close in order, and open again."""

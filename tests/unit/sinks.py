@@ -62,7 +62,7 @@ class Shop:
     def records(self, topic: str = "orders") -> list[list[Record]]:
         """What each partition holds."""
         with self.broker() as broker:
-            partitions = broker._engine.topic(topic).partitions
+            partitions = broker._port.engine.topic(topic).partitions
             return [list(partition.log.records(partition.log.start)) for partition in partitions]
 
     def values(self, topic: str = "orders") -> list[bytes]:

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 from holdfast import Fenced, InvalidRequest, UnknownGroup, UnknownTopic, open_broker
+from holdfast.api.sync.broker import Broker
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.waiters import ThreadWaiter
-from holdfast.embedded.broker import Broker
 from holdfast.errors import BadSettings
+from holdfast.local.sync.broker import LocalBrokerPort
 from tests.unit.streams import FOLDER, Streams, drain
 
 
 def broker_of(streams: Streams) -> Broker:
-    return Broker(streams.engine, None, with_threads=False)
+    return Broker(LocalBrokerPort(streams.engine, with_threads=False))
 
 
 def test_what_a_group_has_committed_is_let_go_after_its_last_consumer_left():

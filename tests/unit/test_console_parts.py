@@ -56,7 +56,7 @@ def test_two_conditions_are_one():
 
 def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
     with holdfast.open_broker(tmp_path) as broker:
-        rates = Rates(broker._engine)
+        rates = Rates(broker._port.engine)
         rates.sample(0)
         broker.create_topic("orders")
         group = broker.group("orders", "default")
@@ -73,7 +73,7 @@ def test_rates_are_what_was_counted_between_samples(tmp_path: Path):
 
 def test_a_topic_that_was_opened_again_begins_at_nothing(tmp_path: Path):
     with holdfast.open_broker(tmp_path) as broker:
-        rates = Rates(broker._engine)
+        rates = Rates(broker._port.engine)
         rates._samples.append((0.0, {("orders", ""): (100, 0, 0)}))
         rates._samples.append((1.0, {("orders", ""): (3, 0, 0)}))
         assert rates.of("orders").into == [3.0]
@@ -81,7 +81,7 @@ def test_a_topic_that_was_opened_again_begins_at_nothing(tmp_path: Path):
 
 def test_samples_are_bounded_and_end_with_the_folder(tmp_path: Path):
     broker = holdfast.open_broker(tmp_path)
-    rates = Rates(broker._engine)
+    rates = Rates(broker._port.engine)
     for i in range(3 * KEPT):
         rates.sample(i)
     assert len(rates._samples) == KEPT

@@ -34,7 +34,7 @@ class Shop:
 
     @property
     def topic(self) -> Any:
-        return self.broker._engine.topic("orders")
+        return self.broker._port.engine.topic("orders")
 
     def count(self) -> int:
         return sum(partition.log.written_end for partition in self.topic.partitions)
@@ -119,7 +119,7 @@ def test_retention_may_take_messages_and_their_ids_stay_known():
     shop = Shop(segment_bytes=4096, frame_bytes=1024, retention_ms=1_000)
     firsts = {f"id-{n}": shop.put(f"id-{n}", key=f"key-{n}") for n in range(200)}
     shop.clock.advance(ms=HOUR_MS + 1)
-    shop.broker._engine.tick()
+    shop.broker._port.engine.tick()
     shop.topic.duplicates.save()
     for partition in shop.topic.partitions:
         partition.log.roll()
@@ -183,7 +183,7 @@ def test_a_full_memory_is_saved_for_all_partitions_at_once():
     shop.put("first")
     shop.topic.duplicates.index._max_recent = 10
     firsts = {f"id-{n}": shop.put(f"id-{n}", key=f"key-{n}") for n in range(40)}
-    shop.broker._engine.tick()
+    shop.broker._port.engine.tick()
     index = shop.topic.duplicates.index
     assert index._runs
     assert [place.partition.offset for place in index.covered] == [p.log.written_end for p in shop.topic.partitions]

@@ -132,7 +132,7 @@ def test_a_spill_of_one_topic_does_not_hold_up_the_messages_of_another():
         broker.publish_many("busy", [NewMessage(body=b"far", delay=HOUR_S) for _ in range(8_000)])
         broker.publish("other", b"near", delay=0.5)
         slow_down(disk, clock, ms=20)
-        busy, other = (broker._engine.topic(name).partitions[0] for name in ("busy", "other"))
+        busy, other = (broker._port.engine.topic(name).partitions[0] for name in ("busy", "other"))
         busy.delayed.spill(clock.now_ns() // 1_000_000)
         assert len(found := lateness_ms(other)) == 1
         assert found[0] <= 300

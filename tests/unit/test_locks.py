@@ -356,7 +356,7 @@ async def test_a_block_of_a_task_holds_its_lock():
         async with broker.locks.hold("report", lease=30) as lock:
             for _ in range(5):
                 place.clock.advance(seconds=11)
-                broker._engine.tick()
+                broker._port.engine.tick()
             assert (await broker.locks.describe("report")).fence == lock.fence
         assert not (await broker.locks.describe("report")).held
         with pytest.raises(LeaseLost):

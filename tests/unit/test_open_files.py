@@ -37,7 +37,7 @@ def world(most: int = 1) -> World:
 
 
 def at_rest(broker: Any) -> int:
-    return sum(p.log._writer.resting for topic in broker._engine.open_topics() for p in topic.partitions)
+    return sum(p.log._writer.resting for topic in broker._port.engine.open_topics() for p in topic.partitions)
 
 
 def test_a_log_that_rests_has_no_descriptor_and_goes_on_when_it_is_used(tmp_path):
@@ -247,9 +247,9 @@ def test_many_partitions_and_groups_go_through_use_with_few_files(tmp_path):
                 assert sorted(message.body for message in found) == [b"%d" % turn] * 12
                 group.ack_many(found)
             assert at_rest(broker) > 10
-            broker._engine.tick()
-            assert broker._engine.world.open_files.count <= FEW.open_files
-        broker._engine.tick()
+            broker._port.engine.tick()
+            assert broker._port.engine.world.open_files.count <= FEW.open_files
+        broker._port.engine.tick()
         assert descriptors() - before <= FEW.open_files + SLACK
         for group in groups:
             assert group.stats().ready == 0

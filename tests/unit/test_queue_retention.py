@@ -151,7 +151,7 @@ def test_other_queues_of_the_folder_give_what_they_have_done():
         handle_all(old)
         for _ in range(3):
             clock.advance(seconds=2)
-            broker._engine.tick()
+            broker._port.engine.tick()
         for _ in range(200):
             broker.publish_many("new", [b"x" * KIB] * 10)
         assert new.stats().ready == 2_000
@@ -184,12 +184,12 @@ def test_a_topic_that_is_read_as_a_stream_keeps_what_its_groups_have_read():
             consumer.commit()
         for _ in range(3):
             clock.advance(seconds=61)
-            broker._engine.tick()
+            broker._port.engine.tick()
         assert work.stats().start == 0
         broker.delete_group("statistics")
         for _ in range(3):
             clock.advance(seconds=61)
-            broker._engine.tick()
+            broker._port.engine.tick()
         assert work.stats().start > 80
 
 

@@ -144,7 +144,7 @@ def test_what_retention_took_is_an_error_that_names_it() -> None:
     place = place_with()
     stream = Stream(place)
     fill(place, 100, size=500)
-    place.broker._engine.topic("orders").partition(0).log.trim(50)
+    place.broker._port.engine.topic("orders").partition(0).log.trim(50)
     with pytest.raises(OffsetOutOfRange, match=r"messages of orders/0 are gone.*failOnDataLoss"):
         stream.batch()
 
@@ -153,7 +153,7 @@ def test_with_leave_to_skip_the_loss_is_counted_once_in_a_warning(caplog: pytest
     place = place_with()
     stream = Stream(place, failOnDataLoss="false")
     fill(place, 100, size=500)
-    log = place.broker._engine.topic("orders").partition(0).log
+    log = place.broker._port.engine.topic("orders").partition(0).log
     log.trim(50)
     with caplog.at_level(logging.WARNING):
         assert stream.batch() == [Range("orders", 0, log.start, 100)]
@@ -311,7 +311,7 @@ def test_tasks_follow_segments_and_more_are_cut_where_asked(monkeypatch: pytest.
     assert len(parts) == 7
     monkeypatch.setattr("holdfast.spark.source.rows._TASK_BYTES", 1)
     by_segment = splits(folder, whole, 0)
-    bases = [segment.base_offset for segment in place.broker._engine.topic("orders").partition(0).log.segments()]
+    bases = [segment.base_offset for segment in place.broker._port.engine.topic("orders").partition(0).log.segments()]
     assert [part.start for part in by_segment] == bases
     for found in (parts, by_segment):
         assert [part.start for part in found[1:]] == [part.stop for part in found[:-1]]
@@ -324,7 +324,7 @@ def test_the_head_of_a_new_partition_that_is_gone_before_it_was_read_is_a_loss()
     stream.batch()
     place.broker.alter_topic("orders", partitions=2)
     fill(place, 100, 1, size=500)
-    log = place.broker._engine.topic("orders").partition(1).log
+    log = place.broker._port.engine.topic("orders").partition(1).log
     log.trim(50)
     with pytest.raises(OffsetOutOfRange, match=f"{log.start} messages of orders/1 are gone"):
         stream.batch()
@@ -335,7 +335,7 @@ def test_a_topic_that_is_new_to_the_query_is_read_from_where_it_was_noted() -> N
     place.broker.create_topic("organs")
     for _ in range(100):
         place.broker.publish("organs", bytes(500))
-    log = place.broker._engine.topic("organs").partition(0).log
+    log = place.broker._port.engine.topic("organs").partition(0).log
     log.trim(50)
     stream = Stream(place)
     stream.given |= {"topic": "", "subscribe": "orders,organs"}
@@ -352,7 +352,7 @@ def test_what_is_gone_is_told_once_over_restarts(caplog: pytest.LogCaptureFixtur
     place = place_with()
     stream = Stream(place, failOnDataLoss="false")
     fill(place, 100, size=500)
-    log = place.broker._engine.topic("orders").partition(0).log
+    log = place.broker._port.engine.topic("orders").partition(0).log
     log.roll()
     log.trim(100)
     with caplog.at_level(logging.WARNING):

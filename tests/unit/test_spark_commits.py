@@ -39,7 +39,7 @@ def fill_and_wait(shop: Shop) -> None:
         for _ in range(8):
             broker.publish("orders", b"other" + bytes(1000))
         shop.clock.advance(ms=2 * HOUR_MS)
-        broker._engine.tick()
+        broker._port.engine.tick()
 
 
 def test_retention_does_not_take_what_a_commit_cut_short_must_find():
@@ -67,7 +67,7 @@ def test_compaction_does_not_take_what_a_commit_cut_short_must_find():
     with cut.broker() as broker:
         for _ in range(8):
             broker.publish("orders", b"new" + bytes(1000), key=b"k")
-        partition = broker._engine.topic("orders").partitions[0]
+        partition = broker._port.engine.topic("orders").partitions[0]
         partition.log.compact_keys(before=partition.log.end, tombstone_ms=0)
     cut.write(batch_of([b"old"], key=[b"k"]))
     assert cut.values()[-1] != b"old"
@@ -78,12 +78,12 @@ def test_delayed_rows_that_were_put_away_meanwhile_are_found():
     rows = batch_of([b"a", b"b"], delay=pa.array([60.0, 60.0]))
     cut = cut_before_done(shop, shop.stage(rows))
     with cut.broker() as broker:
-        store = broker._engine.topic("orders").partitions[0].delayed
+        store = broker._port.engine.topic("orders").partitions[0].delayed
         assert store.spill(cut.clock.now_ns() // 1_000_000) == 2
         assert store.intake.start == 2
     cut.write(rows)
     with cut.broker() as broker:
-        assert len(broker._engine.topic("orders").partitions[0].delayed) == 2
+        assert len(broker._port.engine.topic("orders").partitions[0].delayed) == 2
 
 
 def test_rows_that_were_duplicates_are_not_written_by_a_commit_that_is_resumed_after_the_window():
@@ -262,4 +262,4 @@ def test_many_rows_that_go_the_long_way_are_not_one_batch():
     shop = Shop(max_batch_bytes=50_000)
     shop.write(batch_of([bytes(1_000)] * 100, delay=pa.array([60.0] * 100)))
     with shop.broker() as broker:
-        assert len(broker._engine.topic("orders").partitions[0].delayed) == 100
+        assert len(broker._port.engine.topic("orders").partitions[0].delayed) == 100

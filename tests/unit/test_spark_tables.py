@@ -138,7 +138,7 @@ def test_many_traces_are_read_by_several_tasks(broker, tmp_path, monkeypatch):
     from holdfast.spark.tables import rows as table_list
 
     monkeypatch.setattr(table_list, "_PIECE_BYTES", 1)
-    log = broker._engine.traces.log.log
+    log = broker._port.engine.traces.log.log
     for number in range(10):
         broker.publish("orders", b"%d" % number)
         log.roll()

@@ -163,7 +163,7 @@ def committed(shop: Shop, write: str, *values: bytes) -> None:
     """A commit that was stopped as soon as it counted."""
     staged = shop.stage(batch_of([*values]), write=write)
     with shop.broker() as broker:
-        manifest = _manifest(broker._engine, Write(write_id=write, batch=0, files=staged.files))
+        manifest = _manifest(broker._port.engine, Write(write_id=write, batch=0, files=staged.files))
         Staging(shop.world, ROOT).note_manifest(manifest)
 
 
@@ -196,7 +196,7 @@ def test_delayed_rows_wait_for_their_time():
     assert shop.values() == [b"now", b"too"]
     shop.clock.advance(ms=61_000)
     with shop.broker() as broker:
-        broker._engine.topic("orders").tick()
+        broker._port.engine.topic("orders").tick()
     assert shop.values() == [b"now", b"too", b"later"]
 
 
@@ -230,7 +230,7 @@ def test_the_settings_of_the_topic_count():
     records = shop.records()[0]
     assert {record.expires_at_ms for record in records} == {records[0].timestamp_ns // 1_000_000 + 5_000}
     with shop.broker() as broker:
-        frames = list(broker._engine.topic("orders").partitions[0].log.read(0))
+        frames = list(broker._port.engine.topic("orders").partitions[0].log.read(0))
         assert len(frames) == 5
         assert {frame.header.codec for frame in frames} == {1}
     with pytest.raises(MessageTooLarge, match="1001 bytes"):

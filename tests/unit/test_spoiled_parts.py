@@ -341,7 +341,7 @@ def test_a_group_with_the_name_of_another_part_is_missed_as_a_group(tmp_path, na
 def test_a_group_can_be_deleted_though_the_list_of_parts_is_damaged(data, killed):
     contents = data / "topics/orders/contents"
     with holdfast.open_broker(data) as broker:
-        topic = broker._engine.topic("orders")
+        topic = broker._port.engine.topic("orders")
         contents.write_bytes(b"spoiled")
         if killed:  # just behind the note that it is to go
             topic._notes.write("billing", GroupNote(deleted=True))
@@ -350,14 +350,14 @@ def test_a_group_can_be_deleted_though_the_list_of_parts_is_damaged(data, killed
         topic.list_parts = lambda: None  # at its end
     contents.write_bytes(b"spoiled")
     with holdfast.open_broker(data) as broker:
-        assert broker._engine.topic("orders").groups.keys() == {"audit"}
+        assert broker._port.engine.topic("orders").groups.keys() == {"audit"}
     assert check_folder(data).ok
 
 
 @pytest.mark.parametrize(("name", "topic"), [("billing", "orders"), ("analytics", None)])
 def test_a_list_that_is_made_while_a_group_goes_does_not_name_it(data, monkeypatch, name, topic):
     with holdfast.open_broker(data) as broker:
-        engine, others = broker._engine, []
+        engine, others = broker._port.engine, []
         engine.topic("orders")
 
         def list_meanwhile(disk, path, *rest, call):

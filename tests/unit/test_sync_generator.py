@@ -79,7 +79,7 @@ def test_an_awaited_call_is_a_plain_call(tasks: str, threads: str):
         ("x = await _aside(lambda y: y + 1, 2)", "x = (lambda y: y + 1)(2)"),
         ("x = (await _aside(g, 1))[0]", "x = g(1)[0]"),
         ("x = await asyncio.shield(g(1))", "x = g(1)"),
-        ("return Opening(self._open(1))", "return self._open(1)"),
+        ("return AsyncOpening(self._open, 1)", "return self._open(1)"),
     ],
 )
 def test_what_is_called_aside_is_called_here(tasks: str, threads: str):
@@ -93,7 +93,7 @@ def test_what_is_called_aside_is_called_here(tasks: str, threads: str):
         ("Awaitable[T] | None", "T | None"),
         ("Callable[..., collections.abc.Awaitable[AsyncQueue[T]]]", "Callable[..., Queue[T]]"),
         ("Coroutine[Any, Any, list[T]]", "list[T]"),
-        ("Opening[AsyncQueue[Any]]", "Queue[Any]"),
+        ("AsyncOpening[AsyncQueue[Any]]", "Queue[Any]"),
         ("AsyncGenerator[T, None]", "Generator[T, None, None]"),
         ("AsyncGenerator[Awaitable[T]]", "Generator[T, None, None]"),
         ("AbstractAsyncContextManager[AsyncQueue]", "AbstractContextManager[Queue]"),

@@ -149,7 +149,7 @@ def test_the_keeper_looks_after_others_while_the_sweep_opens_one(held):
     held.broker.create_topic("slow")
     held.broker.close()
     held.broker = held.open()
-    engine = held.broker._engine
+    engine = held.broker._port.engine
     held.broker.create_topic("other")
     group = held.broker.group("other", "default")
     engine.keep()
@@ -185,7 +185,7 @@ def test_two_threads_that_want_a_topic_open_it_once(held):
     held.broker.create_topic("slow")
     held.broker.close()
     held.broker = held.open()
-    engine = held.broker._engine
+    engine = held.broker._port.engine
     first = held.begin(lambda: engine.topic("slow"))
     others = [held.aside(lambda: engine.hold("slow", threading.Event())) for _ in range(5)]
     held.end()
@@ -208,14 +208,14 @@ def test_growth_that_is_not_continued_leaves_a_topic_with_what_was_added(tmp_pat
     with holdfast.open_broker(tmp_path / "data", settings=SETTINGS) as broker:
         broker.create_topic("orders", partitions=2)
         group = broker.group("orders", "default")
-        wanted = change_topic(broker._engine, "orders", {"partitions": 9_000})
-        assert grow_topic(broker._engine, "orders", wanted)
-        assert grow_topic(broker._engine, "orders", wanted)
+        wanted = change_topic(broker._port.engine, "orders", {"partitions": 9_000})
+        assert grow_topic(broker._port.engine, "orders", wanted)
+        assert grow_topic(broker._port.engine, "orders", wanted)
         count = len(broker.describe_topic("orders").partitions)
         assert 2 < count < 100
         broker.publish("orders", b"last", partition=count - 1)
         assert group.receive(timeout=0).body == b"last"
-        assert broker._engine.topic("orders").settings.partitions == count
+        assert broker._port.engine.topic("orders").settings.partitions == count
         group.close()
     with holdfast.open_broker(tmp_path / "data", settings=SETTINGS) as broker:
         assert len(broker.describe_topic("orders").partitions) == count
@@ -237,7 +237,7 @@ def test_growth_ends_soon_after_its_task_is_cancelled(tmp_path):
         async with await holdfast.aio.open_broker(tmp_path / "data", settings=SETTINGS) as broker:
             await broker.create_topic("orders")
             growing = asyncio.ensure_future(broker.alter_topic("orders", partitions=10_000))
-            topic = broker._engine.topic("orders")
+            topic = broker._port.engine.topic("orders")
             while len(topic.partitions) < 20:
                 await asyncio.sleep(0.01)
             growing.cancel()

@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.sync.broker import Broker
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.partition import Partition
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.tracing.tracing import _OF_DELIVERY, _OF_PARTITION
-from holdfast.embedded.traces import AsyncTraceFace, TraceFace
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import InvalidRequest
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
+from holdfast.local.sync.broker import LocalBrokerPort
 from tests.unit.queues import FOLDER, Place
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -36,15 +39,13 @@ def names(place: Place, message: str) -> list[str]:
     return [step.step for step in life(place, message)]
 
 
-class Asked(TraceFace):
-    """A face of traces beside the queue's."""
-
-    def __init__(self, place: Place) -> None:
-        self._engine = place.q._port.engine
+def asked(place: Place) -> Broker:
+    """A broker beside the queue."""
+    return Broker(LocalBrokerPort(place.q._port.engine))
 
 
 def found(place: Place, **wanted: Any) -> list[TraceStep]:
-    return Asked(place).search_traces(**wanted)
+    return asked(place).search_traces(**wanted)
 
 
 def test_the_life_of_a_message_from_put_to_ack():
@@ -327,7 +328,7 @@ def test_steps_are_found_by_topic_time_event_holder_and_error():
     assert len(found(place, holder="ann")) == 4
     assert [step.step for step in found(place, limit=2)] == ["published", "published"]
     assert [step.step for step in found(place, limit=1, last=True)] == ["acked"]
-    numbers = Asked(place).trace_stats(topic="jobs")
+    numbers = asked(place).trace_stats(topic="jobs")
     assert (numbers.messages, numbers.steps["leased"]) == (2, 2)
     assert numbers.first_delivery.max == 100.0
 
@@ -335,13 +336,12 @@ def test_steps_are_found_by_topic_time_event_holder_and_error():
 def test_tasks_ask_the_same():
     place = traced()
     stored = place.q.put(b"a")
-    tasks = AsyncTraceFace()
-    tasks._engine = place.q._port.engine
+    tasks = AsyncBroker(AsyncLocalBrokerPort(place.q._port.engine))
 
     async def ask() -> None:
-        assert await tasks.trace(stored.id) == Asked(place).trace(stored.id)
+        assert await tasks.trace(stored.id) == asked(place).trace(stored.id)
         assert await tasks.search_traces(event="published", last=True) == found(place, event="published")
-        assert await tasks.trace_stats(topic="jobs", since=timedelta(1)) == Asked(place).trace_stats(topic="jobs")
+        assert await tasks.trace_stats(topic="jobs", since=timedelta(1)) == asked(place).trace_stats(topic="jobs")
         with pytest.raises(InvalidRequest):
             await tasks.search_traces(limit=-1)
 

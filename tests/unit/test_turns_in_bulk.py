@@ -12,8 +12,8 @@ import pytest
 from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
-from holdfast.embedded.aio_broker import open_broker
 from holdfast.errors import LeaseLost
+from holdfast.local.opening import async_open_broker
 from holdfast.server.served import CLAIMS_AT_ONCE, MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from holdfast.server.waiting import Windows
 from tests.unit.queues import Place
@@ -39,10 +39,10 @@ class Turns:
 
 @asynccontextmanager
 async def many_messages(folder: Path) -> AsyncIterator[ServedGroup]:
-    async with open_broker(folder, durability="os") as broker:
+    async with async_open_broker(folder, durability="os") as broker:
         await broker.create_topic("jobs", min_free_bytes=0)
         await broker.publish_many("jobs", [b"x"] * MANY)
-        group = await broker._served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
+        group = await broker._port.served_group(ServedGroup, "jobs", "g", check=lambda *_: None)
         yield group
         await group.close()
 

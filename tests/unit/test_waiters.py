@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Empty
+from holdfast.api.bodies import Bodies
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -324,7 +325,7 @@ def test_nobody_waits_for_one_who_was_woken_and_does_not_come():
 
 def test_a_call_that_takes_many_has_its_place_in_line_for_the_first_of_them():
     line = Line(200, 1)
-    served: Any = ServedGroup(line.q._port.engine, line.group, None)
+    served: Any = ServedGroup(line.q._port.engine, line.group, Bodies(None))
     line.q.put_many([b"x"] * 150)
     wanted = wanted_at_once(200, 0, None, None)
     assert served.take_now(200, None, "bob") == []

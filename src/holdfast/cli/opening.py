@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import holdfast
+from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import (
@@ -25,7 +26,6 @@ from holdfast.broker.folder.layout import (
 from holdfast.cli.options import WAIT
 from holdfast.cli.places import connected, queue_of
 from holdfast.client.address import Address, is_address
-from holdfast.client.shared import engine_of
 from holdfast.client.sharing import socket_of
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
@@ -33,13 +33,10 @@ from holdfast.env.process import environment
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
 from holdfast.local.opening import queue_here
+from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
 from holdfast.storage.opening import is_log, require_own, translated
-
-if TYPE_CHECKING:
-    from holdfast.client.broker import RemoteBroker
-
 
 _LOOK_EVERY_S: Final = 0.02
 _MOST_NAMES: Final = 20
@@ -77,9 +74,9 @@ def opened_broker(place: str, *, wait: str | float = WAIT, create: bool = False)
     try:
         if isinstance(found, BrokerEngine):
             found.keep()
-            yield holdfast.Broker(found, None)
+            yield holdfast.Broker(LocalBrokerPort(found))
         else:
-            yield cast("holdfast.Broker", found)
+            yield found
     finally:
         found.close()
 
@@ -90,7 +87,7 @@ def _seconds(wait: str | float) -> float:
 
 def _engine_or_socket(
     folder: str, wait_s: float, *, create: bool, by_socket: bool = True
-) -> BrokerEngine | RemoteBroker:
+) -> BrokerEngine | holdfast.Broker:
     settings = read_settings(real_world(), environment()).broker
     give_up = time.monotonic() + wait_s
     while True:
@@ -144,7 +141,7 @@ def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool =
     """A group in queue mode as a queue, with everything done that is due by now."""
     if is_remote(broker):
         return remote_view(broker, topic, group, make=make)
-    engine = broker._engine
+    engine = engine_of(broker)
     name = check_name(group or DEFAULT_GROUP, "group")
     opened_topic = engine.open_topic(topic)
     engine.streams.check_free(name, opened_topic)
@@ -265,7 +262,13 @@ _Answer = TypeVar("_Answer")
 
 def is_remote(face: object) -> bool:
     """Whether somebody else has the messages, and is asked for them."""
-    return engine_of(face) is None
+    return getattr(port_of(face), "engine", None) is None
+
+
+def engine_of(broker: holdfast.Broker) -> BrokerEngine:
+    """The engine of a broker that is not remote."""
+    engine: BrokerEngine = port_of(broker).engine
+    return engine
 
 
 def has_owner(folder: str) -> bool:
@@ -280,22 +283,22 @@ def _path(folder: str) -> str:
     return absolute(folder.rstrip("/") or "/")
 
 
-def owner_at(folder: str) -> RemoteBroker | None:
+def owner_at(folder: str) -> holdfast.Broker | None:
     """The topics of a folder by way of the process that owns it, if it listens."""
     path = _path(folder)
     if not answers_at(socket_of(path)):
         return None
-    from holdfast.client.broker import RemoteBroker
     from holdfast.client.client import Client
+    from holdfast.remote.sync.broker import RemoteBrokerPort
 
     client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
     client.default_topic = topic_for(path)
-    return RemoteBroker(client, None)
+    return holdfast.Broker(RemoteBrokerPort(client))
 
 
 def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> holdfast.Queue[bytes]:
     """A group in queue mode; made where there is none only if that is said."""
-    from holdfast.client.broker_face import topic_settings
+    from holdfast.remote.broker import topic_settings
     from holdfast.remote.opening import queue_there
 
     name = check_name(group or DEFAULT_GROUP, "group")
@@ -311,7 +314,7 @@ def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> ho
             if not make or (group is None and info.groups):
                 raise no_group(topic, name, info.groups, group)
             broker.group(topic, name)
-    return queue_there(broker._client, topic, name, None, topic_settings(settings))
+    return queue_there(port_of(broker).client, topic, name, None, topic_settings(settings))
 
 
 def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET", **query: Any) -> _Answer:
@@ -319,8 +322,7 @@ def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET",
     from holdfast.client.http import Ask, path_of
     from holdfast.client.ways import run
 
-    port = getattr(face, "_port", None)
-    caller = face._caller if port is None else port.client.caller
+    caller = port_of(face).client.caller
     answer: _Answer = run(caller.call(Ask(method=method, path=path_of(*path, **query), answers=kind)))
     return answer
 
@@ -331,10 +333,10 @@ def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET",
 def see_to_queue(broker: holdfast.Broker, name: str, changes: Mapping[str, Any] | None = None, *, create: bool) -> bool:
     """Make the queue where there is none; answers whether it did."""
     if not is_remote(broker):
-        if name in broker._engine.topics():
+        if name in engine_of(broker).topics():
             return False
-        broker._engine.create_topic(name, None, None if changes is None else dict(changes))
-        broker._engine.open_topic(name).group(DEFAULT_GROUP)
+        engine_of(broker).create_topic(name, None, None if changes is None else dict(changes))
+        engine_of(broker).open_topic(name).group(DEFAULT_GROUP)
         return True
     try:
         broker.describe_topic(name)
@@ -351,10 +353,10 @@ def see_to_queue(broker: holdfast.Broker, name: str, changes: Mapping[str, Any] 
 def settings_of(broker: holdfast.Broker, topic: str) -> TopicSettings:
     """What a topic follows."""
     if is_remote(broker):
-        from holdfast.client.broker_face import topic_settings
+        from holdfast.remote.broker import topic_settings
 
         return topic_settings(broker.describe_topic(topic).settings)
-    with broker._engine.using(topic) as opened:
+    with engine_of(broker).using(topic) as opened:
         return opened.settings
 
 
@@ -392,7 +394,7 @@ class Views:
         return None if DEFAULT_GROUP in groups else next(iter(groups), None)
 
     def _found(self, name: str, receipt: str) -> tuple[list[str], list[str]]:
-        topic = self._broker._engine.open_topic(name)
+        topic = engine_of(self._broker).open_topic(name)
         holding: list[str] = []
         with suppress(HoldfastError):  # what is wrong with it will be said
             holding = sorted(group.name for group in topic.groups.values() if group.holds(receipt))

@@ -25,7 +25,7 @@ from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
-    from holdfast.embedded.broker import Broker
+    from holdfast.api.sync.broker import Broker
 
 
 # Profiles: places with a name, and what it takes to get in there, kept in a small file of the user's.

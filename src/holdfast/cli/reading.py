@@ -12,6 +12,7 @@ from heapq import merge
 from itertools import islice
 from typing import Any, Final
 
+from holdfast.api.ports import port_of
 from holdfast.api.times import instant_ns, parse_instant
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
@@ -348,7 +349,7 @@ class ToldReading:
             for told in some.messages:
                 if told.offset >= end:
                     break
-                yield contents_told(self._broker._client, self._broker._bodies, told)
+                yield contents_told(port_of(self._broker).client, port_of(self._broker).bodies, told)
             at = max(some.next_offset, at + 1)
         self._at[number] = max(self._at[number], end)
 
@@ -361,7 +362,11 @@ class ToldReading:
             query = {"offset": offset, "limit": limit, "wait": wait or None}
             path = path_of("topics", self._topic, "partitions", number, "messages", **query)
             try:
-                return run(self._broker._caller.call(Ask(method="GET", path=path, answers=ReadMessages, wait_s=wait)))
+                return run(
+                    port_of(self._broker).client.caller.call(
+                        Ask(method="GET", path=path, answers=ReadMessages, wait_s=wait)
+                    )
+                )
             except OffsetOutOfRange as gone:
                 if offset >= gone.start:
                     raise

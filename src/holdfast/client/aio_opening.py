@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from concurrent.futures import Future
+from collections.abc import Callable
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from holdfast.api.aio.group import port_of
+from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.queue import AsyncQueue
+from holdfast.api.ports import port_of
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.opening import QueueOpening, given, refuse_local, refuse_remote, shared
-from holdfast.client.shared import engine_of
-from holdfast.embedded.aio_broker import AsyncBroker
-from holdfast.embedded.broker_face import open_broker_face
-from holdfast.local.opening import async_queue_here, open_face
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
+from holdfast.local.aio.group import AsyncLocalGroupPort
+from holdfast.local.aside import opened_aside
+from holdfast.local.opening import close_engine, open_broker_port, open_queue_port
 
 if TYPE_CHECKING:
     import ssl
@@ -28,48 +28,7 @@ if TYPE_CHECKING:
     from holdfast.model import Durability
     from holdfast.settings import BrokerSettings, QueueSettings
 
-_Face = TypeVar("_Face")
-
-
-class Opening(Generic[_Face]):
-    """A queue or a broker that is being opened: `await` it, or enter it with `async with`."""
-
-    def __init__(self, open_it: Callable[[], Any], finish: Callable[[Any], Awaitable[_Face]]) -> None:
-        self._open = open_it
-        self._finish = finish
-        self._face: _Face | None = None
-
-    def __await__(self) -> Generator[Any, None, _Face]:
-        return self._opened().__await__()
-
-    async def __aenter__(self) -> _Face:
-        self._face = await self._opened()
-        return self._face
-
-    async def _opened(self) -> _Face:
-        """A thread cannot be cancelled: what it opens for nobody is closed again, or its folder would stay locked."""
-        opened: Future[Any] = Future()
-        try:
-            found = await asyncio.to_thread(self._open_into, opened)
-        except asyncio.CancelledError:
-            opened.add_done_callback(lambda done: _let_go(done.result()))
-            raise
-        return await self._finish(found)
-
-    def _open_into(self, opened: Future[Any]) -> Any:
-        found = self._open()
-        opened.set_result(found)
-        return found
-
-    async def __aexit__(self, *exc: object) -> None:
-        face: Any = self._face
-        if face is not None:
-            await face.close()
-
-
-def _let_go(found: Any) -> None:
-    engine = engine_of(found)
-    (found if engine is None else engine).close()
+_Opened: TypeAlias = "Callable[[], tuple[Any, Client | None]]"  # a port where a folder is ours, or else a client
 
 
 def open(  # noqa: A001  the same name as in the module for threads
@@ -88,20 +47,18 @@ def open(  # noqa: A001  the same name as in the module for threads
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
     **changes: Any,
-) -> Opening[AsyncQueue[Any]]:
+) -> AsyncOpening[AsyncQueue[Any]]:
     """Open the queue in a folder, or behind a server; `holdfast.open` says what the arguments mean."""
     opening = QueueOpening(create, topic, durability, body_type, settings, changes)
     if is_address(folder):
         refuse_local(observer=observer, world=world, trust_folder=trust_folder)
-        name = parse_address(folder).queue
-        return Opening(
-            partial(_client, folder, given(token=token, tls=tls, timeout=timeout)), partial(_queue, opening, name)
-        )
+        connected = partial(_connected, folder, given(token=token, tls=tls, timeout=timeout))
+        return AsyncOpening(_open_queue, connected, opening, parse_address(folder).queue)
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
     open_here = partial(
-        open_face,
-        async_queue_here,
+        open_queue_port,
+        AsyncLocalGroupPort,
         folder,
         create=create,
         topic=topic,
@@ -113,21 +70,20 @@ def open(  # noqa: A001  the same name as in the module for threads
         trust_folder=trust_folder,
         changes=changes,
     )
-    return Opening(
-        partial(shared, share, world, folder, open_here, _there, None, for_tasks=True), partial(_queue, opening, None)
-    )
+    opened = partial(shared, share, world, folder, open_here, None, for_tasks=True)
+    return AsyncOpening(_open_queue, opened, opening, None)
 
 
-async def _queue(opening: QueueOpening, name: str | None, found: Any) -> AsyncQueue[Any]:
-    """The queue, where it is another's: that takes calls, which are for tasks."""
-    if isinstance(found, AsyncQueue):
-        return found
-    from holdfast.client.aio_broker import AsyncRemoteBroker
+async def _open_queue(opened: _Opened, opening: QueueOpening, name: str | None) -> AsyncQueue[Any]:
+    port, client = await opened_aside(opened, _let_go)
+    if client is None:
+        return AsyncQueue(port)
+    from holdfast.remote.aio.broker import AsyncRemoteBrokerPort
 
     try:
-        queue = await AsyncRemoteBroker(found, None).queue(opening.topic or name, **opening.options)
+        queue = await AsyncBroker(AsyncRemoteBrokerPort(client)).queue(opening.topic or name, **opening.options)
     except BaseException:
-        await found.close_async()
+        await client.close_async()
         raise
     opening.promise(port_of(queue))
     return queue
@@ -148,19 +104,20 @@ def open_broker(
     token: str | None = None,
     tls: ssl.SSLContext | str | PathLike[str] | None = None,
     timeout: Seconds | None = None,
-) -> Opening[AsyncBroker]:
+) -> AsyncOpening[AsyncBroker]:
     """Use the topics in a data folder, or a server's; `holdfast.open_broker` says what the arguments mean."""
-    finish = partial(_broker, body_type, durability)
     if is_address(folder):
         refuse_local(
             observer=observer, world=world, settings=settings, settings_file=settings_file, trust_folder=trust_folder
         )
-        return Opening(partial(_client, folder, given(token=token, tls=tls, timeout=timeout)), finish)
+        return connect(
+            str(folder), **given(token=token, tls=tls, timeout=timeout), body_type=body_type, durability=durability
+        )
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
     open_here = partial(
-        open_broker_face,
-        AsyncBroker,
+        open_broker_port,
+        AsyncLocalBrokerPort,
         folder,
         create=create,
         durability=durability,
@@ -171,15 +128,17 @@ def open_broker(
         world=world,
         trust_folder=trust_folder,
     )
-    return Opening(partial(shared, share, world, folder, open_here, _there, settings, for_tasks=True), finish)
+    opened = partial(shared, share, world, folder, open_here, settings, for_tasks=True)
+    return AsyncOpening(_open_broker, opened, body_type, durability)
 
 
-async def _broker(body_type: Any, durability: Durability | None, found: Any) -> AsyncBroker:
-    if isinstance(found, AsyncBroker):
-        return found
-    from holdfast.client.aio_broker import AsyncRemoteBroker
+async def _open_broker(opened: _Opened, body_type: Any, durability: Durability | None) -> AsyncBroker:
+    port, client = await opened_aside(opened, _let_go)
+    if client is None:
+        return AsyncBroker(port)
+    from holdfast.remote.aio.broker import AsyncRemoteBrokerPort
 
-    return cast("AsyncBroker", AsyncRemoteBroker(found, body_type, durability))
+    return AsyncBroker(AsyncRemoteBrokerPort(client, body_type, durability))
 
 
 def connect(
@@ -190,17 +149,22 @@ def connect(
     timeout: Seconds | None = None,
     body_type: Any = None,
     durability: Durability | None = None,
-) -> Opening[AsyncBroker]:
+) -> AsyncOpening[AsyncBroker]:
     """The broker behind a server; `holdfast.connect` says what the arguments mean."""
-    arguments = given(token=token, tls=tls, timeout=timeout)
-    return Opening(partial(_client, url, arguments), partial(_broker, body_type, durability))
+    connected = partial(_connected, url, given(token=token, tls=tls, timeout=timeout))
+    return AsyncOpening(_open_broker, connected, body_type, durability)
 
 
-def _client(url: Any, options: dict[str, Any]) -> Client:
+def _connected(url: Any, options: dict[str, Any]) -> tuple[None, Client]:
     from holdfast.client.connecting import client_of
 
-    return client_of(str(url), for_tasks=True, **options)
+    return None, client_of(str(url), for_tasks=True, **options)
 
 
-def _there(client: Client, _: str | None) -> Client:
-    return client
+def _let_go(found: tuple[Any, Client | None]) -> None:
+    """What was opened is of no use any more."""
+    port, client = found
+    if client is None:
+        close_engine(port)
+    else:
+        client.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.api.drafts import Seconds
+from holdfast.api.sync.broker import Broker
 from holdfast.api.times import duration_ms
 from holdfast.client.address import parse_address
 from holdfast.client.client import Client
@@ -14,11 +15,10 @@ from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest
 from holdfast.model import Durability
+from holdfast.remote.sync.broker import RemoteBrokerPort
 
 if TYPE_CHECKING:
     import ssl
-
-    from holdfast.embedded.broker import Broker
 
 TOKEN: Final = "HOLDFAST_TOKEN"
 TIMEOUT_S: Final = 30.0
@@ -39,10 +39,8 @@ def connect(
     context with one of your own; HOLDFAST_TLS_CA and HOLDFAST_TLS_CERT say the same. A call is tried again, where that
     is safe, for `timeout` in all.
     """
-    from holdfast.client.broker import RemoteBroker
-
     client = client_of(url, for_tasks=False, token=token, tls=tls, timeout=timeout)
-    return cast("Broker", RemoteBroker(client, body_type, durability))
+    return Broker(RemoteBrokerPort(client, body_type, durability))
 
 
 def client_of(

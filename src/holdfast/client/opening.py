@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from holdfast.api.sync.group import port_of
+from holdfast.api.ports import port_of
+from holdfast.api.sync.broker import Broker
+from holdfast.api.sync.queue import Queue
 from holdfast.broker.folder.policy import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared import open_shared
-from holdfast.embedded.broker import open_broker as open_broker_here
 from holdfast.errors import InvalidRequest
-from holdfast.local.opening import open_queue as open_queue_here
+from holdfast.local.opening import open_broker_port, open_queue_port
+from holdfast.local.sync.broker import LocalBrokerPort
+from holdfast.local.sync.group import LocalGroupPort
 from holdfast.settings import TopicSettings
 
 if TYPE_CHECKING:
     import ssl
 
     from holdfast.api.drafts import Seconds
-    from holdfast.api.sync.queue import Queue
     from holdfast.broker.metrics import Observer
-    from holdfast.client.broker import RemoteBroker
     from holdfast.client.client import Client
-    from holdfast.embedded.broker import Broker
     from holdfast.env import World
     from holdfast.model import Durability
     from holdfast.remote.group import RemoteGroup
     from holdfast.settings import BrokerSettings, QueueSettings
-
-_Face = TypeVar("_Face")
 
 # Each program chooses these for itself, whoever owns the folder; all else is kept with the queue.
 _PROMISES: Final = ("durability", "ack_durability")
@@ -75,22 +74,22 @@ def open_queue(
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
 
-    def open_here() -> Queue[Any]:
-        return open_queue_here(
-            folder,
-            create=create,
-            topic=topic,
-            durability=durability,
-            body_type=body_type,
-            settings=settings,
-            observer=observer,
-            world=world,
-            trust_folder=trust_folder,
-            **changes,
-        )
-
-    queue: Queue[Any] = shared(share, world, folder, open_here, opening.remote, None)
-    return queue
+    open_here = partial(
+        open_queue_port,
+        LocalGroupPort,
+        folder,
+        create=create,
+        topic=topic,
+        durability=durability,
+        body_type=body_type,
+        settings=settings,
+        observer=observer,
+        world=world,
+        trust_folder=trust_folder,
+        changes=changes,
+    )
+    port, owner = shared(share, world, folder, open_here, None, for_tasks=False)
+    return Queue(port) if owner is None else opening.remote(owner, None)
 
 
 class QueueOpening:
@@ -128,10 +127,10 @@ class QueueOpening:
 
     def remote(self, client: Client, name: str | None) -> Queue[Any]:
         """The queue behind the client's server, which is this queue's own."""
-        from holdfast.client.broker import RemoteBroker
+        from holdfast.remote.sync.broker import RemoteBrokerPort
 
         try:
-            queue = RemoteBroker(client, None).queue(self.topic or name, **self.options)
+            queue = Broker(RemoteBrokerPort(client)).queue(self.topic or name, **self.options)
         except BaseException:
             client.close()
             raise
@@ -176,26 +175,25 @@ def open_broker(
     refuse_almost(folder)
     refuse_remote(token=token, tls=tls, timeout=timeout)
 
-    def open_here() -> Broker:
-        return open_broker_here(
-            folder,
-            create=create,
-            durability=durability,
-            body_type=body_type,
-            settings=settings,
-            settings_file=settings_file,
-            observer=observer,
-            world=world,
-            trust_folder=trust_folder,
-        )
+    open_here = partial(
+        open_broker_port,
+        LocalBrokerPort,
+        folder,
+        create=create,
+        durability=durability,
+        body_type=body_type,
+        settings=settings,
+        settings_file=settings_file,
+        observer=observer,
+        world=world,
+        trust_folder=trust_folder,
+    )
+    port, client = shared(share, world, folder, open_here, settings, for_tasks=False)
+    if client is None:
+        return Broker(port)
+    from holdfast.remote.sync.broker import RemoteBrokerPort
 
-    def open_there(client: Client, _: str | None) -> RemoteBroker:
-        from holdfast.client.broker import RemoteBroker
-
-        return RemoteBroker(client, body_type, durability)
-
-    broker: Broker = shared(share, world, folder, open_here, open_there, settings)
-    return broker
+    return Broker(RemoteBrokerPort(client, body_type, durability))
 
 
 def shared(
@@ -203,17 +201,16 @@ def shared(
     world: World | None,
     folder: Any,
     open_here: Callable[[], Any],
-    open_there: Callable[[Client, str | None], Any],
     settings: BrokerSettings | None,
     *,
-    for_tasks: bool = False,
-) -> Any:
-    """A face of the folder: its owner's, or one by way of the owner. A world of its own is not shared."""
+    for_tasks: bool,
+) -> tuple[Any, Client | None]:
+    """The folder, opened: a port where it is ours, a client where it is another's. A world of its own is not shared."""
     if not isinstance(share, bool):
         raise InvalidRequest(f"share={share!r} cannot be used: give True or False")
     if not share or world is not None:
-        return open_here()
-    return open_shared(folder, open_here, open_there, settings, for_tasks=for_tasks)
+        return open_here(), None
+    return open_shared(folder, open_here, settings, for_tasks=for_tasks)
 
 
 def given(**arguments: Any) -> dict[str, Any]:

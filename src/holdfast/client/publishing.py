@@ -10,12 +10,12 @@ from typing import Any, Final, get_args
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import Drafter, NewMessage, Stored, has_only_a_body
+from holdfast.api.topics import TopicInfo
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
 from holdfast.client.lanes import Lanes
-from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, UnknownTopic
 from holdfast.model import CodecName, Durability
 from holdfast.protocol import messages as wire

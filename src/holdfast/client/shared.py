@@ -24,43 +24,34 @@ _PAUSE_S: Final = 0.01
 
 
 def open_shared(
-    folder: Any,
-    open_here: Callable[[], Any],
-    open_there: Callable[[Client, str | None], Any],
-    settings: BrokerSettings | None,
-    *,
-    for_tasks: bool,
-) -> Any:
-    """A face of the folder: as its owner, or by way of whoever owns it."""
+    folder: Any, open_here: Callable[[], Any], settings: BrokerSettings | None, *, for_tasks: bool
+) -> tuple[Any, Client | None]:
+    """The folder, opened: a port of its owner, if that is us; or else a client of whoever owns it."""
     until_ns = 0
     while True:
         try:
-            face = open_here()
+            port = open_here()
         except Busy as busy:
-            load_faces()  # before the owner, which may be a thread of this process, begins to load its server
+            load_client()  # before the owner, which may be a thread of this process, begins to load its server
             clock = real_world().clock
             path = absolute(folder_path(folder))
             if answers_at(socket_of(path)):
-                return open_there(client_of_owner(path, settings, for_tasks=for_tasks), None)
+                return None, client_of_owner(path, settings, for_tasks=for_tasks)
             until_ns = until_ns or clock.monotonic_ns() + _PATIENCE_NS
             if clock.monotonic_ns() > until_ns:
                 busy.add_note("its owner does not share it: it was opened with share=False, or by a command")
                 raise
             clock.wait(threading.Event(), _PAUSE_S)
         else:
-            share(engine_of(face))
-            return face
+            share(port.engine)
+            return port, None
 
 
-def engine_of(opened: Any) -> Any:
-    """The engine behind a queue or a broker that was opened here; None for what is no face of one."""
-    port = getattr(opened, "_port", None)
-    return getattr(opened, "_engine", None) if port is None else getattr(port, "engine", None)
-
-
-def load_faces() -> None:
+def load_client() -> None:
     """What a client is made of; an owner has no use for it."""
-    from holdfast.client import aio_broker, broker, successors  # noqa: F401
+    import holdfast.client.successors
+    import holdfast.remote.aio.broker
+    import holdfast.remote.sync.broker  # noqa: F401
 
 
 def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:

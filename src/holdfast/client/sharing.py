@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.broker.folder.layout import OWNER_SOCKET
-from holdfast.client.forked import stand_in
+from holdfast.client.forked import ForkedPort
 from holdfast.env import close_in_children, end_at_exit
 from holdfast.env.sockets import absolute, close_in_child, hang_up, listen_unix, remove_socket, someone_calls
 
@@ -50,7 +50,7 @@ def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Call
         return
     sharing = Sharing(engine, listening, audit, tokens_problem)
     engine.on_close = sharing.end
-    engine.stand_in = stand_in
+    engine.stand_in = ForkedPort
 
 
 class Sharing:
@@ -130,9 +130,10 @@ class _Serving:
     async def _serve(self, engine: BrokerEngine, listening: Any) -> None:
         import asyncio
 
+        from holdfast.api.aio.broker import AsyncBroker
         from holdfast.client.staged import routes
-        from holdfast.embedded.aio_broker import AsyncBroker
         from holdfast.env.process import descriptor_limit
+        from holdfast.local.aio.broker import AsyncLocalBrokerPort
         from holdfast.server.audit import CallAuditor
         from holdfast.server.console.pages import console_routes
         from holdfast.server.console.rendering import error_page
@@ -151,7 +152,7 @@ class _Serving:
         auditor = None if self._audit is None else CallAuditor(self._audit)
         pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner
         self._server = server = Server(
-            engine.world, AsyncBroker(engine, None), settings, auditor=auditor, more=[routes, *pages]
+            engine.world, AsyncBroker(AsyncLocalBrokerPort(engine)), settings, auditor=auditor, more=[routes, *pages]
         )
         server.service.tokens_problem = self._tokens_problem
         server.app.error_page = error_page

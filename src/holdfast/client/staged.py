@@ -35,7 +35,7 @@ class Committed(msgspec.Struct):
 @routes.add("POST", "/v1/staged", action="admin", body=Write, answers=Committed, hidden=True)
 async def commit_staged(call: Call) -> Committed:
     """Bring staged rows into the log, one write after the other, as if each owned the folder."""
-    engine = call.service.broker._engine
+    engine = call.service.engine
     async with _turns.setdefault(engine, asyncio.Lock()):
         return Committed(fresh=await asyncio.to_thread(commit, engine, call.body))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
 _Given = ParamSpec("_Given")
@@ -17,4 +18,22 @@ async def aside(work: Callable[_Given, _Result], *given: _Given.args, **options:
         return await asyncio.shield(done)
     except asyncio.CancelledError:
         await asyncio.gather(done, return_exceptions=True)  # whatever came of it
+        raise
+
+
+async def opened_aside(open_it: Callable[[], _Result], let_go: Callable[[_Result], object]) -> _Result:
+    """What is opened on a thread, which cannot be cancelled: what it opens for nobody is let go of again, or a folder
+    would stay locked.
+    """
+    opened: Future[_Result] = Future()
+
+    def open_into() -> _Result:
+        found = open_it()
+        opened.set_result(found)
+        return found
+
+    try:
+        return await asyncio.to_thread(open_into)
+    except asyncio.CancelledError:
+        opened.add_done_callback(lambda done: let_go(done.result()))
         raise

@@ -1,34 +1,43 @@
-"""The queue in a folder, opened here: its engine, its topic, and a face on them."""
+"""What is in a folder, opened here: its engine, and a queue or a broker on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
 
+import msgspec
+
+from holdfast.api.aio.broker import AsyncBroker
 from holdfast.api.aio.group import AsyncGroup
+from holdfast.api.aio.opening import AsyncOpening
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.arguments import switch
-from holdfast.api.bodies import Bodies, kind_of
+from holdfast.api.bodies import Bodies
+from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.group import Group
 from holdfast.api.sync.queue import Queue
-from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.folder.policy import check_settings
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
-from holdfast.broker.topic import Topic
-from holdfast.env import World
+from holdfast.env import World, real_world
 from holdfast.env.process import environment
-from holdfast.errors import DiskFull
+from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
+from holdfast.local.aside import opened_aside
+from holdfast.local.broker import LocalBroker, keep_bodies
+from holdfast.local.group import LocalGroup
+from holdfast.local.sync.broker import LocalBrokerPort
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.model import Durability
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.opening import TRUST
 
-_Face = TypeVar("_Face")
+_Port = TypeVar("_Port")
 
 
 def group_here(engine: BrokerEngine, group: QueueGroup, body_type: Any) -> Group[Any]:
@@ -71,23 +80,25 @@ def open_queue(
     `topic` says which one where the folder has several. `changes` are settings by name, such as max_attempts=3;
     they are kept with the queue. `body_type` is bytes, str, dict or any type that msgspec knows.
     """
-    return open_face(
-        queue_here,
-        folder,
-        create=create,
-        topic=topic,
-        durability=durability,
-        body_type=body_type,
-        settings=settings,
-        observer=observer,
-        world=world,
-        trust_folder=trust_folder,
-        changes=changes,
+    return Queue(
+        open_queue_port(
+            LocalGroupPort,
+            folder,
+            create=create,
+            topic=topic,
+            durability=durability,
+            body_type=body_type,
+            settings=settings,
+            observer=observer,
+            world=world,
+            trust_folder=trust_folder,
+            changes=changes,
+        )
     )
 
 
-def open_face(
-    kind: Callable[..., _Face],
+def open_queue_port(
+    kind: Callable[..., _Port],
     folder: str | PathLike[str],
     *,
     create: bool,
@@ -99,9 +110,9 @@ def open_face(
     world: World | None,
     trust_folder: bool | None,
     changes: Mapping[str, Any],
-) -> _Face:
-    """A face of the queue in a folder, with a thread that looks after it where time runs by itself."""
-    Bodies(body_type)  # refused before anything is made
+) -> _Port:
+    """A port on the queue in a folder, with a thread that looks after it where time runs by itself."""
+    bodies = Bodies(body_type)  # refused before anything is made
     switch(create, "create")
     if durability is not None:
         changes = {**changes, "durability": durability}
@@ -114,18 +125,10 @@ def open_face(
         group = opened.group(DEFAULT_GROUP)
         if world is None:
             engine.keep()
-        return kind(engine, group, body_type, alone=True)
+        return kind(engine, group, bodies, alone=True)
     except BaseException:
         engine.close()
         raise
-
-
-def keep_bodies(engine: BrokerEngine, topic: Topic, body_type: Any) -> None:
-    """Note what the bodies of a queue are, for workers; where there is no room for that, it is as good without."""
-    kind = kind_of(body_type)
-    if kind is not None and topic.settings.bodies is None:
-        with suppress(OSError, DiskFull):
-            engine.alter_topic(topic.name, {"bodies": kind})
 
 
 def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as it was given
@@ -138,3 +141,94 @@ def trusts(given: bool | None, world: World | None) -> bool:  # noqa: FBT001  as
     from holdfast.config.settings_file import load_settings
 
     return load_settings(None, {TRUST: said}).broker.trust_folder
+
+
+def open_broker_port(
+    kind: Callable[..., _Port],
+    folder: str | PathLike[str] | None,
+    *,
+    create: bool = True,
+    durability: Durability | None = None,
+    body_type: Any = None,
+    settings: BrokerSettings | None = None,
+    settings_file: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    world: World | None = None,
+    trust_folder: bool | None = None,
+) -> _Port:
+    """A port on the topics of a data folder, with a thread that looks after it where time runs by itself."""
+    Bodies(body_type)  # refused before anything is made
+    switch(create, "create")
+    if settings is not None and settings_file is not None:
+        raise InvalidRequest("give settings or settings_file, not both")
+    if settings is None:
+        from holdfast.config.settings_file import read_settings
+
+        path = None if settings_file is None else folder_path(settings_file, "the settings file")
+        effective = read_settings(world or real_world(), environment() if world is None else {}, path)
+        settings, folder = effective.broker, folder if folder is not None else effective.data_dir
+    if folder is None:
+        raise InvalidRequest("give the data folder, or a settings file that names it: data_dir in [broker]")
+    if not isinstance(settings, BrokerSettings):
+        raise BadSettings(f"settings must be BrokerSettings, not {type(settings).__name__}")
+    if durability is not None:
+        topic = msgspec.structs.replace(settings.topic, durability=durability)
+        settings = msgspec.structs.replace(settings, topic=topic)
+    if trust_folder is not None:
+        settings = msgspec.structs.replace(settings, trust_folder=switch(trust_folder, "trust_folder"))
+    engine = BrokerEngine.open(folder, create=create, settings=settings, observer=observer, world=world)
+    try:
+        if world is None:
+            engine.keep()
+        return kind(engine, body_type, with_threads=world is None)
+    except BaseException:
+        engine.close()
+        raise
+
+
+def open_broker(
+    folder: str | PathLike[str] | None = None,
+    *,
+    create: bool = True,
+    durability: Durability | None = None,
+    body_type: Any = None,
+    settings: BrokerSettings | None = None,
+    settings_file: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    world: World | None = None,
+    trust_folder: bool | None = None,
+) -> Broker:
+    """Own the topics in a data folder, which is made where there is none (unless create=False).
+
+    `settings_file` is a TOML file; where none is given, the one that HOLDFAST_CONFIG names. Its data_dir is used
+    where no folder is given. `durability` is what topics promise by default.
+    """
+    return Broker(
+        open_broker_port(
+            LocalBrokerPort,
+            folder,
+            create=create,
+            durability=durability,
+            body_type=body_type,
+            settings=settings,
+            settings_file=settings_file,
+            observer=observer,
+            world=world,
+            trust_folder=trust_folder,
+        )
+    )
+
+
+def async_open_broker(folder: str | PathLike[str] | None = None, **options: Any) -> AsyncOpening[AsyncBroker]:
+    """The same for tasks."""
+    return AsyncOpening(_open_broker_aside, folder, options)
+
+
+async def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> AsyncBroker:
+    port = await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)
+    return AsyncBroker(port)
+
+
+def close_engine(port: LocalBroker | LocalGroup) -> None:
+    """Let go of a folder that was opened for nobody."""
+    port.engine.close()

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from holdfast.api.topics import GroupInfo
 from holdfast.broker.streams.positions import GroupFacts, PartitionLag
-from holdfast.embedded.topics import GroupInfo
 from holdfast.protocol.messages import Durability, Instant, Name, Number, Owner, PartitionNumber, Said, Told, Wait, Wire
 from holdfast.protocol.queues import Limit
 

@@ -298,11 +298,11 @@ def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
 async def _open_topic(call: Call) -> None:
     """Open what the path names, on the topic's own thread: handlers use the loop's few threads, or none."""
     name = call.path.get("queue") or call.path.get("topic")
-    broker = call.service.broker
-    if name is None or call.request.method == "DELETE" or broker._engine.is_open(name):
+    port = call.service.port
+    if name is None or call.request.method == "DELETE" or port.engine.is_open(name):
         return
     with suppress(HoldfastError):  # the handler says what that means
-        await broker._at(name, _open_if_there, broker._engine, name)
+        await port.at(name).aside(_open_if_there, port.engine, name)
 
 
 def _open_if_there(engine: BrokerEngine, name: str) -> None:
@@ -327,7 +327,7 @@ async def _why_closed(call: Call, error: Closed) -> HoldfastError:
     if type(error) is not Closed or name is None or call.service.broker.closed or call.service.leaving:
         return error
     try:
-        await call.service.broker._at(name, call.service.broker._engine.topic, name)  # behind whoever deletes it
+        await call.service.port.at(name).aside(call.service.engine.topic, name)  # behind whoever deletes it
     except UnknownTopic as gone:
         return _shown(call, gone)
     return Unavailable(f"{error}. It is there again: try again")

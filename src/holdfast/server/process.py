@@ -7,12 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
+from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.ports import port_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.config.settings_file import Effective
-from holdfast.embedded.aio_broker import AsyncBroker, open_broker
 from holdfast.env import World
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
+from holdfast.local.opening import async_open_broker
 from holdfast.server.access.callers import check_listening
 from holdfast.server.access.tls import tls_context
 from holdfast.server.api.admin import audit_routes, metrics_routes
@@ -45,14 +47,14 @@ async def serve(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     tls = tls_context(settings, world.clock)
-    broker = await open_broker(folder, settings=broker_settings)
+    broker = await async_open_broker(folder, settings=broker_settings)
     try:
         audit = open_audit(world, broker.folder, settings)
         server = make_server(world, broker, settings, audit=audit)
         server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
-            opened(broker._engine, audit, server.access.tokens_problem)
+            opened(server.service.engine, audit, server.access.tokens_problem)
     except BaseException:
         await broker.close()
         raise
@@ -73,12 +75,13 @@ async def serve(
 
 def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, audit: Audit | None = None) -> Server:
     """A server with everything: the API, the metrics, the pages."""
-    metrics = ServerMetrics(broker._engine, most_groups=settings.metrics_groups)
-    metrics.trace_export = start_export(broker._engine, settings.otlp_endpoint, environment())
+    engine: BrokerEngine = port_of(broker).engine
+    metrics = ServerMetrics(engine, most_groups=settings.metrics_groups)
+    metrics.trace_export = start_export(engine, settings.otlp_endpoint, environment())
     audit = audit or open_audit(world, broker.folder, settings)
     more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
     if settings.console:
-        more += console_routes(broker._engine, audit)
+        more += console_routes(engine, audit)
     server = Server(
         world,
         broker,

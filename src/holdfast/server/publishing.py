@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from holdfast.api.drafts import Stored
 from holdfast.broker.partition import Partition
 from holdfast.broker.sequences import Known
-from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.publisher import Publisher
 from holdfast.model import Appended, CodecName, Durability, Producer
 from holdfast.server.turns import Job, Pool
@@ -30,8 +30,8 @@ _Result = TypeVar("_Result")
 class Publishing:
     """Stores messages in the topics of one broker."""
 
-    def __init__(self, broker: AsyncBroker, pool: Pool) -> None:
-        self._broker = broker
+    def __init__(self, port: AsyncLocalBrokerPort, pool: Pool) -> None:
+        self._port = port
         self._pool = pool
         self._busy: Counter[str] = Counter()  # topics that many messages are on their way to
         self._under_way: set[asyncio.Task[Any]] = set()
@@ -47,17 +47,15 @@ class Publishing:
     ) -> list[Stored]:
         """Store messages; those of one partition all or not at all."""
         if topic not in self._busy and not is_large(messages):
-            return await self._broker.publish_many(
-                topic, messages, partition=partition, durability=durability, codec=codec
-            )
+            return await self._port.publish(topic, messages, partition, durability, codec)
 
         async def store() -> list[Stored]:
-            began_ns = self._broker._mono_ns()
-            engine = self._broker._engine
+            began_ns = self._port.mono_ns()
+            engine = self._port.engine
             if not engine.is_open(topic):
                 await asyncio.to_thread(engine.topic, topic)  # opening reads files
             with self._on_its_way(topic), engine.using(topic) as used:
-                publisher = self._broker._publisher(used)
+                publisher = self._port.publisher(used)
                 if publisher.all_plain(messages, codec):
                     number = publisher.turn(partition)
                     log = publisher.log(number)

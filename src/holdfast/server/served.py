@@ -52,8 +52,8 @@ class Claims(NamedTuple):
 class ServedGroup:
     """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
 
-    def __init__(self, engine: BrokerEngine, group: QueueGroup, body_type: Any = None) -> None:
-        self.port = AsyncLocalGroupPort(engine, group, Bodies(body_type))
+    def __init__(self, engine: BrokerEngine, group: QueueGroup, bodies: Bodies) -> None:
+        self.port = AsyncLocalGroupPort(engine, group, bodies)
         self.queue_group = group
         self.deliveries = group.deliveries
         self.topic = group.topic.name

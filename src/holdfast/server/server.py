@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
-from holdfast.embedded.aio_broker import AsyncBroker
+from holdfast.api.aio.broker import AsyncBroker
 from holdfast.env import World
 from holdfast.env.file_facts import replaceable
 from holdfast.env.sockets import listen_unix

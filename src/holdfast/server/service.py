@@ -7,12 +7,14 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.ports import port_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.topic import Topic
 from holdfast.config.settings_file import Effective
-from holdfast.embedded.aio_broker import AsyncBroker
 from holdfast.env import World
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.locks import AsyncLocalLocksPort
 from holdfast.server.attempts import Attempts
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
@@ -37,17 +39,19 @@ class Service:
     def __init__(self, world: World, broker: AsyncBroker, settings: ServerSettings) -> None:
         self.world = world
         self.broker = broker
+        self.port: AsyncLocalBrokerPort = port_of(broker)
+        self.engine: BrokerEngine = self.port.engine
         self.settings = settings
         self.waits = WaitLimit(settings.max_waiters, settings.max_waiters_per_principal)
         self.windows = Windows()
         self.attempts = Attempts()
         self.scans = Scans(settings.scan_workers, settings.scan_messages)
-        self.locks = AsyncLocalLocksPort(broker._engine)
-        self.members = ServedMembers(broker._engine)
+        self.locks: AsyncLocalLocksPort = self.port.locks()
+        self.members = ServedMembers(self.engine)
         self.pool = Pool()
         self.room = Room(BODIES_EACH * settings.max_request_bytes)
         self.answers = Room(ANSWERS_EACH * 2 * ANSWER_BYTES)
-        self.publishing = Publishing(broker, self.pool)
+        self.publishing = Publishing(self.port, self.pool)
         self.leaving = False
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()
@@ -80,7 +84,7 @@ class Service:
         name = name or DEFAULT_GROUP
         group = self.known_group(topic, name)
         if group is None:
-            group = await self.broker._served_group(ServedGroup, topic, name, check=self.check_group)
+            group = await self.port.served_group(ServedGroup, topic, name, check=self.check_group)
             raced = self.known_group(topic, name)
             if raced is not None:
                 await group.close()

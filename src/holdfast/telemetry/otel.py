@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import holdfast
+from holdfast.api.ports import port_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.telemetry.export import SpanFacts, TraceExport
@@ -16,13 +17,18 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
+    from holdfast.api.aio.broker import AsyncBroker
+    from holdfast.api.aio.group import AsyncGroup
+    from holdfast.api.sync.broker import Broker
+    from holdfast.api.sync.group import Group
+
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _PATH: Final = "/v1/traces"
 
 
 def export(
-    of: holdfast.Broker | holdfast.Queue[Any] | holdfast.aio.AsyncBroker | holdfast.aio.AsyncQueue[Any] | BrokerEngine,
+    of: Broker | AsyncBroker | Group[Any] | AsyncGroup[Any] | BrokerEngine,
     *,
     endpoint: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -34,18 +40,11 @@ def export(
     To an OTLP collector at `endpoint` ("http://localhost:4318"), or where OpenTelemetry's own variables say;
     or with any exporter of OpenTelemetry.
     """
-    engine = _engine_of(of)
+    engine = of if isinstance(of, BrokerEngine) else getattr(port_of(of), "engine", None)
+    if engine is None:
+        raise InvalidRequest(f"{of!r} keeps no traces here: let the server, or the owner of the folder, export them")
     engine.check_open()
     return TraceExport(engine, OtelOutlet(exporter or _otlp(endpoint, headers)), **options)
-
-
-def _engine_of(of: object) -> BrokerEngine:
-    engine = getattr(getattr(of, "_port", of), "engine", None) or getattr(of, "_engine", of)
-    if not isinstance(engine, BrokerEngine):
-        raise InvalidRequest(
-            f"the traces of {of!r} are not here: export them in the process that owns the folder, or by the server"
-        )
-    return engine
 
 
 def _otlp(endpoint: str | None, headers: Mapping[str, str] | None) -> SpanExporter:

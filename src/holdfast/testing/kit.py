@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.aio.queue import AsyncQueue
-from holdfast.api.sync.group import port_of
+from holdfast.api.ports import port_of
 from holdfast.api.sync.message import Message
 from holdfast.api.sync.queue import Queue
 from holdfast.env import SeededIds, World

@@ -16,9 +16,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.api.aio.group import port_of
 from holdfast.api.bodies import type_of
 from holdfast.api.drafts import Seconds
+from holdfast.api.ports import port_of
 from holdfast.api.times import duration_ms
 from holdfast.errors import InvalidRequest
 

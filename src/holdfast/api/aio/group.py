@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from operator import attrgetter
-from typing import Any, Generic, NoReturn, Self
+from typing import Generic, NoReturn, Self
 
 from holdfast.api.aio.dead import AsyncDeadLetters
 from holdfast.api.aio.group_port import AsyncGroupPort
@@ -245,7 +244,3 @@ class AsyncGroup(Generic[Body]):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-
-# For the rest of the package: what stands behind a group or a queue.
-port_of: Callable[[AsyncGroup[Any]], Any] = attrgetter("_port")

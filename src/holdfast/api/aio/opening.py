@@ -5,17 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
+_Given = ParamSpec("_Given")
 _Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any])
 
 
 class AsyncOpening(Generic[_Opened]):
     """Something that is being opened: `await` it, or enter it with `async with`."""
 
-    def __init__(self, open_it: Callable[[], Awaitable[_Opened]]) -> None:
-        self._open = open_it
+    def __init__(
+        self, open_it: Callable[_Given, Awaitable[_Opened]], *given: _Given.args, **options: _Given.kwargs
+    ) -> None:
+        self._open = partial(open_it, *given, **options)
         self._opened: _Opened | None = None
 
     def __await__(self) -> Generator[Any, None, _Opened]:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from operator import attrgetter
-from typing import Any, Generic, NoReturn, Self
+from typing import Generic, NoReturn, Self
 
 from holdfast.api.arguments import (
     check_count,
@@ -246,7 +245,3 @@ class Group(Generic[Body]):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-# For the rest of the package: what stands behind a group or a queue.
-port_of: Callable[[Group[Any]], Any] = attrgetter("_port")

@@ -20,7 +20,7 @@ import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, Place, record_of
 from holdfast.api.listed import DeadLetter, Listed, PhaseName, until_ms_of
-from holdfast.api.sync.group import port_of
+from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import holdfast
-from holdfast.api.sync.group import port_of
+from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.cli.look.messages import moment, seconds_text

@@ -18,7 +18,7 @@ from holdfast.broker.inspect.standing import GroupStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
 from holdfast.cli.look.topics import standing_of
 from holdfast.cli.look.trace import time_text
-from holdfast.cli.opening import chosen_topic, is_remote, opened_broker, some_of, topics_of
+from holdfast.cli.opening import chosen_topic, engine_of, is_remote, opened_broker, some_of, topics_of
 from holdfast.cli.operate.queue import moves_of, show_moves
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, Section, command, confirmed, print_json, stderr, stdout
@@ -212,7 +212,7 @@ def _queue_group(broker: holdfast.Broker, group: GroupStanding) -> QueueGroup | 
     """The group in queue mode, if we own its folder: it knows of each message."""
     if is_remote(broker):
         return None
-    with broker._engine.using(group.topic) as topic:
+    with engine_of(broker).using(group.topic) as topic:
         return topic.groups.get(group.name)
 
 

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 
 import holdfast
-from holdfast.api.sync.group import port_of
+from holdfast.api.ports import port_of
 from holdfast.api.times import parse_instant
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.topic import Topic as OpenTopic
-from holdfast.cli.opening import Views, chosen_by, chosen_topic, is_remote, opened_broker, view
+from holdfast.cli.opening import Views, chosen_by, chosen_topic, engine_of, is_remote, opened_broker, view
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, QueueFolder, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, confirmed, print_error, print_json, print_json_line, stdout
 from holdfast.cli.text import safe, show_table, size, table
@@ -231,7 +231,7 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
     """Let go of all messages that are done, whatever retention says; they cannot be replayed any more."""
     name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        freed = _asked_to_compact(broker, name) if is_remote(broker) else _compacted(broker._engine, name)
+        freed = _asked_to_compact(broker, name) if is_remote(broker) else _compacted(engine_of(broker), name)
     if as_json:
         print_json(msgspec.to_builtins(freed))
     else:

@@ -12,6 +12,7 @@ import typer
 
 import holdfast
 from holdfast.api.times import parse_duration, to_datetime
+from holdfast.api.topics import to_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.positions import To
@@ -25,8 +26,8 @@ from holdfast.cli.reading import await_arrival, ends_of, reading_of, time_of
 from holdfast.cli.text import safe
 from holdfast.cli.use.put import separator_of
 from holdfast.client.address import is_address
-from holdfast.embedded.topics import to_of
 from holdfast.errors import Busy, InvalidRequest
+from holdfast.local.sync.broker import LocalBrokerPort
 
 # `holdfast tail`: read along without consuming, beside whoever owns the queue.
 
@@ -322,7 +323,7 @@ class _Group:
     def _turn(self, left: float, wait_s: float) -> tuple[int, dict[int, int], float]:
         """Own the folder and print what is there: how many, where the partitions end, when to look again."""
         with owned(self._folder, wait=wait_s) as engine, engine.using(self._topic) as topic:
-            broker = holdfast.Broker(engine, None)
+            broker = holdfast.Broker(LocalBrokerPort(engine))
             if self._known_mode(engine, topic) == "stream":
                 return self._stream(broker, left), ends_of(topic), math.inf
             found, due_ms = self._queue(broker, left), engine.tick()

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.api.sync.group import port_of
+from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration
 from holdfast.cli.look.messages import (
     base64_text,

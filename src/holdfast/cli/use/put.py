@@ -16,8 +16,9 @@ import typer
 
 import holdfast
 from holdfast.api.drafts import NewMessage
+from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, parse_instant
-from holdfast.cli.opening import chosen_topic, is_remote, opened_broker, see_to_queue
+from holdfast.cli.opening import chosen_topic, engine_of, is_remote, opened_broker, see_to_queue
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json_line, stderr
 from holdfast.cli.progress import counter
@@ -353,8 +354,8 @@ def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> 
     """Which message of a batch cannot be stored; all of them where that cannot be told."""
     if is_remote(broker):
         return batch[0].place if len(batch) == 1 else f"{batch[0].place} to {batch[-1].place}"
-    with broker._engine.using(topic) as used:
-        publisher, most_bytes = broker._publisher(used), used.settings.max_message_bytes
+    with engine_of(broker).using(topic) as used:
+        publisher, most_bytes = port_of(broker).publisher(used), used.settings.max_message_bytes
         for item in batch:
             try:
                 draft = publisher.draft(item.message)

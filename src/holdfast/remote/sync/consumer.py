@@ -17,12 +17,12 @@ from holdfast.api.consumer_arguments import MemberRequest, SeekTarget, chosen_pa
 from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
 from holdfast.api.contents import home_of
 from holdfast.api.sync.consumer_port import tell
+from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.routing import check_partition
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.client.client import Client
 from holdfast.client.http import path_of
-from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -56,7 +56,7 @@ async def readyz(call: Call) -> Health:
         raise Unavailable("the server is about to go; call another one, or try again when it is back")
     if call.service.broker.closed:
         raise Unavailable("the data folder is closed; see the server's log")
-    stopped = _stopped(call.service.broker._engine)
+    stopped = _stopped(call.service.engine)
     if stopped is not None:
         raise Unavailable(
             f"the disk failed under {stopped}, which takes nothing more; look at the disk, then start the server anew"
@@ -199,7 +199,7 @@ async def alter_settings(call: Call) -> SettingsTold:
 
 def _topic_settings(call: Call, *, every: bool) -> list[Setting]:
     service, name = call.service, call.path["topic"]
-    with service.broker._engine.using(name) as topic:
+    with service.engine.using(name) as topic:
         place = f"{TOPICS}/{name}/{SETTINGS}"
         kept = kept_settings(service.world, f"{topic_folder(service.folder, name)}/{SETTINGS}")
         own = {each.name: each for each in effective_of(service).topic_settings(name, kept, place)}

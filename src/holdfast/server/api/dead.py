@@ -283,7 +283,7 @@ async def list_delayed(call: Call) -> ListedMessages:
 def _delayed(_scan: Scan, call: Call) -> ListedMessages:
     query: DelayedQuery = call.query
     after = None if query.after is None else parse_mark(query.after)
-    with call.service.broker._engine.using(call.path["topic"]) as topic:
+    with call.service.engine.using(call.path["topic"]) as topic:
         room, found, more = Room(bodies=query.bodies), [], ""
         lines = [_of_partition(number, each, after, query.limit) for number, each in enumerate(topic.partitions)]
         for _, number, _, message in islice(merge(*lines), query.limit):
@@ -327,7 +327,7 @@ async def cancel_delayed(call: Call) -> Cancelled:
 
 def _cancel(call: Call, *, only_look: bool = False) -> bool:
     name = call.path["topic"]
-    with call.service.broker._engine.using(name) as topic:
+    with call.service.engine.using(name) as topic:
         try:
             place = parse_message_id(call.path["id"], name)
         except InvalidRequest as error:

@@ -8,8 +8,8 @@ from datetime import datetime
 
 from holdfast.api.consumer_values import StreamMessage
 from holdfast.api.contents import home_of, record_of
+from holdfast.api.topics import GroupInfo
 from holdfast.broker.streams.positions import GroupFacts, PartitionLag, lag_of
-from holdfast.embedded.topics import GroupInfo
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.protocol.groups import (
     At,
@@ -77,7 +77,7 @@ async def describe_group(call: Call) -> GroupTold:
 
 def _facts(call: Call) -> GroupFacts | None:
     """A group in stream mode, if the caller may use it and see all that it reads."""
-    streams, name = call.service.broker._engine.streams, call.path["group"]
+    streams, name = call.service.engine.streams, call.path["group"]
     if name not in streams.names() or name in streams.spoiled or not call.principal.may_use_group(name):
         return None
     facts = streams.group(name).describe()
@@ -122,9 +122,9 @@ async def delete_group(call: Call) -> None:
 
 def _topics(call: Call) -> set[str]:
     """All that a group in stream mode, or a query of another process, has to do with."""
-    engine, name = call.service.broker._engine, call.path["group"]
+    engine, name = call.service.engine, call.path["group"]
     if name not in engine.streams.names():
-        infos = call.service.broker._groups(None)
+        infos = call.service.port.groups_now(None)
         return {info.topic for info in infos if info.name == name and info.mode == "query"}
     if name in engine.streams.spoiled:
         return set(engine.topics())  # it may have read any of them
@@ -150,14 +150,14 @@ async def offsets(call: Call) -> GroupOffsets:
 
 
 def _offsets(call: Call, wanted: str | None) -> list[PartitionLag]:
-    engine, name = call.service.broker._engine, call.path["group"]
+    engine, name = call.service.engine, call.path["group"]
     found: list[PartitionLag] = []
     known = False
     if name in engine.streams.names() and call.principal.may_use_group(name):
         known = True
         if name not in engine.streams.spoiled:  # where it goes on nobody knows
             found += [lag for lag in engine.streams.group(name).lag() if wanted in (None, lag.topic)]
-    for info in call.service.broker._groups(wanted):
+    for info in call.service.port.groups_now(wanted):
         if info.name == name and info.mode == "queue" and is_shown(call, info):
             known = True
             if info.problem:
@@ -185,7 +185,7 @@ async def _may_reset(call: Call) -> None:
 
 
 def _is_in_queue_mode(call: Call, name: str) -> bool:
-    with call.service.broker._engine.using(name) as topic:
+    with call.service.engine.using(name) as topic:
         return topic.has_group(call.path["group"])
 
 
@@ -246,7 +246,7 @@ async def _may_join(call: Call) -> None:
     principal.check_group(name)
     for topic in wanted.topics:
         principal.check("consume", topic)
-    streams = call.service.broker._engine.streams
+    streams = call.service.engine.streams
     if name not in streams.names():
         principal.check_creates_group(name)
     else:
@@ -268,7 +268,7 @@ async def _may_join(call: Call) -> None:
 async def join(call: Call) -> Joined:
     """Join a group in stream mode, which is made where there is none."""
     wanted: Join = call.body
-    engine, most = call.service.broker._engine, call.service.settings.max_groups
+    engine, most = call.service.engine, call.service.settings.max_groups
     await asyncio.to_thread(check_new_member, engine, wanted.topics, call.path["group"], most)
     member = await call.service.members.join(call.path["group"], wanted, wanted.owner or call.principal.name)
     settings = member.port.settings

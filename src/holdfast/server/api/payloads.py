@@ -87,7 +87,7 @@ async def payload_at(call: Call) -> Answer:
 
 
 def _record(call: Call, offset: int) -> Record:
-    engine: Any = call.service.broker._engine
+    engine: Any = call.service.engine
     with reading(engine.using, call.path["topic"]) as topic:
         log = topic.partition(partition_of(call)).log
         for record in log.records(offset, whole=False):

@@ -37,7 +37,7 @@ async def begin_producer(call: Call) -> ProducerBegun:
         raise InvalidRequest("resume needs a name: it goes on where the last producer of that name had got to")
     if given.name is not None:
         call.principal.check_producer(given.name)
-    engine = call.service.broker._engine
+    engine = call.service.engine
     begun = await asyncio.to_thread(lambda: engine.producers().init(given.name, resume=given.resume))
     return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
 
@@ -60,9 +60,9 @@ async def append(call: Call) -> Response:
     messages = await drafts(call)
     _check_in_sequence(call, messages)
     producer = Producer(_number(query.producer), query.epoch, query.sequence)
-    broker, engine = call.service.broker, call.service.broker._engine
+    port, engine = call.service.port, call.service.engine
     with engine.using(call.path["topic"]) as topic:
-        publisher, partition = broker._publisher(topic), topic.partition(partition_of(call))
+        publisher, partition = port.publisher(topic), topic.partition(partition_of(call))
         if partition.sequences is None:  # not in the loop's time: it may read much
             await asyncio.to_thread(partition.open_sequences)
             await asyncio.to_thread(engine.producers)
@@ -79,7 +79,7 @@ async def append(call: Call) -> Response:
 
 def _check_name(call: Call, producer_id: int) -> None:
     """Whoever has the id of a named producer must be allowed its name, too."""
-    name = call.service.broker._engine.producers().name_of(producer_id)
+    name = call.service.engine.producers().name_of(producer_id)
     if name is not None:
         call.principal.check_producer(name)
 
@@ -111,7 +111,7 @@ async def next_sequence(call: Call) -> NextSequence:
 def _next_sequence(call: Call, producer_id: int) -> NextSequence:
     query: SequenceQuery = call.query
     _check_name(call, producer_id)
-    with call.service.broker._engine.using(call.path["topic"]) as topic:
+    with call.service.engine.using(call.path["topic"]) as topic:
         sequences = topic.partition(partition_of(call)).open_sequences()
         return NextSequence(
             sequence=sequences.next_sequence(producer_id, query.since),

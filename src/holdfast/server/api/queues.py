@@ -15,9 +15,9 @@ from holdfast.api.arguments import check_seek
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.listed import Listed as Found
 from holdfast.api.listed import until_ms_of
+from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueStats
-from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.local.listing import listed, mark_of, parse_mark
 from holdfast.local.lookup import find_message, look_up, no_message

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.contents import Contents, home_of, record_of
+from holdfast.api.topics import TopicInfo, check_read
 from holdfast.broker.folder.layout import partition_folder
 from holdfast.broker.folder.policy import differing_settings
 from holdfast.broker.inspect.delayed import count_beside
@@ -18,9 +19,8 @@ from holdfast.broker.inspect.standing import Standing, TopicStanding
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic_locks import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
-from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
-from holdfast.local.opening import async_group_here
+from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
 from holdfast.protocol.media import JSON, LINES, MSGPACK
 from holdfast.protocol.messages import Batch, Said, StoredBatch
@@ -198,11 +198,13 @@ async def create_group(call: Call) -> GroupSettings:
     wanted: CreateGroup = call.body
     topic, name = call.path["topic"], call.path["group"]
     changes = changes_of(wanted.settings)
-    made = await call.service.broker._served_group(
-        async_group_here, topic, name, check=call.service.check_group, start=wanted.start, changes=changes
+    group = await call.service.port.served_group(
+        AsyncLocalGroupPort, topic, name, check=call.service.check_group, start=wanted.start, changes=changes
     )
-    async with made as group:
+    try:
         return GroupSettings(name=name, topic=topic, settings=differing_settings(group.settings, TopicSettings()))
+    finally:
+        await group.close()
 
 
 @routes.add(
@@ -235,7 +237,7 @@ async def read_messages(call: Call) -> Response:
     Where the next ones are damaged, the error `damaged_range` says where to read on; `on_damage=skip` leaves them out.
     """
     query: ReadQuery = call.query
-    service, engine = call.service, call.service.broker._engine
+    service, engine = call.service, call.service.engine
     topic, number = call.path["topic"], partition_of(call)
     with reading(engine.using, topic) as opened:
         chosen = partial(opened.partition, number)
@@ -265,10 +267,10 @@ def _told(call: Call, found: list[Contents[bytes]], offset: int, log: Log) -> Re
 
 
 async def _read(call: Call, offset: int, limit: int) -> list[Contents[bytes]]:
-    broker, topic = call.service.broker, call.path["topic"]
     query: ReadQuery = call.query
-    read = partial(broker._read, on_damage=query.on_damage)
-    return await asyncio.to_thread(read, topic, partition_of(call), offset, limit, ANSWER_BYTES)
+    check_read(offset, limit, query.on_damage)
+    read = partial(call.service.port.read_now, on_damage=query.on_damage)
+    return await asyncio.to_thread(read, call.path["topic"], partition_of(call), offset, limit, ANSWER_BYTES)
 
 
 async def _arrived(call: Call, partition: Partition, offset: int, wait_s: float) -> list[Contents[bytes]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from holdfast.api.traces import Question, check_search
 from holdfast.broker.folder.layout import topic_of_id
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.embedded.traces import Question, search_in, stats_in, steps_in
 from holdfast.errors import InvalidRequest
+from holdfast.local.traces import search_in, stats_in, steps_in
 from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
@@ -20,7 +21,7 @@ async def trace(call: Call) -> Steps:
     """The life of a message step by step; empty where it was not sampled."""
     message_id = call.path["message_id"]
     call.principal.check("read", topic_of_id(message_id))
-    found = await call.scan(lambda _: call.service.broker._engine.trace(message_id))
+    found = await call.scan(lambda _: call.service.engine.trace(message_id))
     return Steps(steps=[step for step in found if is_shown(call, step)])
 
 
@@ -47,8 +48,9 @@ async def search(call: Call) -> Steps:
         return await call.scan(_page, call, question)
     if query.after is not None:
         raise InvalidRequest("after goes on from the first steps, last asks for the last ones: choose one of them")
-    engine = call.service.broker._engine
-    found = await call.scan(lambda _: search_in(engine, question, query.limit, True))
+    check_search(query.limit, query.last)
+    engine = call.service.engine
+    found = await call.scan(lambda _: search_in(engine, question, query.limit, last=True))
     return Steps(steps=[step for step in found if is_shown(call, step)])
 
 
@@ -57,7 +59,7 @@ def _page(scan: Scan, call: Call, question: Question) -> Steps:
     found: list[TraceStep] = []
     after = -1 if query.after is None else int(query.after)
     try:
-        for step in steps_in(call.service.broker._engine, question, after, lambda offset: scan.look(0, offset)):
+        for step in steps_in(call.service.engine, question, after, lambda offset: scan.look(0, offset)):
             if is_shown(call, step):
                 found.append(step)
             if len(found) == query.limit:
@@ -77,4 +79,4 @@ async def stats(call: Call) -> TraceStats:
     query: StatsQuery = call.query
     call.principal.check("read", query.topic)
     question = Question(topic=query.topic, since=query.since, until=query.until)
-    return await call.scan(lambda _: stats_in(call.service.broker._engine, question))
+    return await call.scan(lambda _: stats_in(call.service.engine, question))

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
+from holdfast.api.topics import GroupInfo
 from holdfast.broker.streams.positions import GroupFacts
-from holdfast.embedded.topics import GroupInfo
 from holdfast.protocol.messages import Wire
 from holdfast.server.api.groups import _facts, _offsets, is_shown
 from holdfast.server.calls import Call

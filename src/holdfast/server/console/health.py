@@ -76,7 +76,7 @@ def _settings(service: Service) -> Iterator[Setting]:
 
 
 def _disk(call: Call) -> dict[str, Any]:
-    engine = call.service.broker._engine
+    engine = call.service.engine
     topics = engine.open_topics()
     segments = [segment for topic in topics for partition in topic.partitions for segment in partition.log.segments()]
     return {

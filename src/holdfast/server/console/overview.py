@@ -211,7 +211,7 @@ def _totals(rows: list[QueueRow]) -> dict[str, int]:
 
 
 def _rows(call: Call, rates: Rates, topics: list[str]) -> list[QueueRow]:
-    engine = call.service.broker._engine
+    engine = call.service.engine
     rows: list[QueueRow] = []
     for name in topics:
         try:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.folder.policy import differing_settings
-from holdfast.embedded.topics import TopicInfo
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.messages import Name
 from holdfast.protocol.queues import InGroup

@@ -74,7 +74,7 @@ async def workers(call: Call) -> Response:
 
 
 def _at_work(call: Call) -> tuple[list[Holder], list[Member]]:
-    engine, principal = call.service.broker._engine, call.principal
+    engine, principal = call.service.engine, call.principal
     sees = principal.sees
     holders = [
         holder for holder in _holders(call) if sees(holder.topic) and principal.may_use_queue_group(holder.group)
@@ -91,7 +91,7 @@ def _at_work(call: Call) -> tuple[list[Holder], list[Member]]:
 
 
 def _holders(call: Call) -> Iterator[Holder]:
-    for topic in call.service.broker._engine.open_topics():
+    for topic in call.service.engine.open_topics():
         for group in list(topic.groups.values()):
             found: dict[str, list[tuple[int, int, str]]] = {}
             for delivery in list(group.deliveries):

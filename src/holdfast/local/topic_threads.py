@@ -11,8 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
+_Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
 _MOST_THREADS: Final = 32  # topics on which tasks may be at work at the same time
@@ -26,12 +28,30 @@ class _Turn:
         self.users = 0
 
 
+class TopicThread:
+    """Where what takes long for one topic is done."""
+
+    __slots__ = ("_threads", "_topic")
+
+    def __init__(self, threads: TopicThreads, topic: str) -> None:
+        self._threads = threads
+        self._topic = topic
+
+    async def aside(self, work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
+        """What the work returns, done when it is the topic's turn."""
+        return await self._threads.run(self._topic, partial(work, *given, **options))
+
+
 class TopicThreads:
     """Runs calls on threads, for each topic one at a time. For the tasks of one event loop at a time."""
 
     def __init__(self) -> None:
         self._turns: dict[str, _Turn] = {}
         self._pool: ThreadPoolExecutor | None = None
+
+    def at(self, topic: str) -> TopicThread:
+        """The topic's own."""
+        return TopicThread(self, topic)
 
     async def run(self, topic: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
         """Call it when it is the topic's turn; a call that has begun goes on where the task is cancelled."""

@@ -1,4 +1,4 @@
-"""The calls that a group makes to its server, for tasks and for threads: one core, awaited or run to its end."""
+"""The calls of groups and brokers to their server, for tasks and for threads: one core, awaited or run to its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.client.ways import run
 from holdfast.model import CodecName, Durability
 
 
-class AsyncGroupCalls:
+class AsyncClientCalls:
     """The calls of tasks."""
 
     def __init__(self, client: Client) -> None:
@@ -32,10 +32,15 @@ class AsyncGroupCalls:
         bodies: Bodies,
         durability: Durability | None,
         codec: CodecName | None,
+        *,
+        partition: int | None = None,
+        verb: str = "put_many",
     ) -> list[Stored]:
         """Store messages."""
         publish = self.client.publishing.publish
-        return await publish(topic, messages, bodies, durability=durability, codec=codec, verb="put_many")
+        return await publish(
+            topic, messages, bodies, partition=partition, durability=durability, codec=codec, verb=verb
+        )
 
     async def upload(
         self,
@@ -44,16 +49,18 @@ class AsyncGroupCalls:
         options: NewMessage,
         size_hint: int | None,
         durability: Durability | None,
+        *,
+        partition: int | None = None,
     ) -> Stored:
         """Store all that a stream gives as one message."""
-        return await publish_stream(self.client.publishing, topic, stream, options, None, size_hint, durability)
+        return await publish_stream(self.client.publishing, topic, stream, options, partition, size_hint, durability)
 
     async def close(self) -> None:
         """Close the client."""
         await self.client.close_async()
 
 
-class GroupCalls:
+class ClientCalls:
     """The calls of threads."""
 
     def __init__(self, client: Client) -> None:
@@ -70,10 +77,13 @@ class GroupCalls:
         bodies: Bodies,
         durability: Durability | None,
         codec: CodecName | None,
+        *,
+        partition: int | None = None,
+        verb: str = "put_many",
     ) -> list[Stored]:
         """Store messages."""
         publish = self.client.publishing.publish
-        return run(publish(topic, messages, bodies, durability=durability, codec=codec, verb="put_many"))
+        return run(publish(topic, messages, bodies, partition=partition, durability=durability, codec=codec, verb=verb))
 
     def upload(
         self,
@@ -82,9 +92,11 @@ class GroupCalls:
         options: NewMessage,
         size_hint: int | None,
         durability: Durability | None,
+        *,
+        partition: int | None = None,
     ) -> Stored:
         """Store all that a stream gives as one message."""
-        return run(publish_stream(self.client.publishing, topic, stream, options, None, size_hint, durability))
+        return run(publish_stream(self.client.publishing, topic, stream, options, partition, size_hint, durability))
 
     def close(self) -> None:
         """Close the client."""

@@ -1,42 +1,76 @@
-"""The broker behind a server, for threads: the same names as in a data folder."""
+# Generated from aio/broker.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""The broker for threads: topics, and the many ways to them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, Literal, NoReturn, Self
 
+from holdfast.api.arguments import check_id, switch
+from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
 from holdfast.api.streams import Stream, stream_options
+from holdfast.api.sync.broker_port import BrokerPort
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group
 from holdfast.api.sync.locks import Documents, Locks
 from holdfast.api.sync.producer import Producer
 from holdfast.api.sync.queue import Queue
+from holdfast.api.topics import (
+    GroupInfo,
+    TopicInfo,
+    changes_of,
+    check_added,
+    check_changes,
+    check_read,
+    check_start,
+    to_of,
+)
+from holdfast.api.traces import Question, When, check_search
+from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.client.broker_face import RemoteBrokerFace
-from holdfast.client.streams import publish_stream
-from holdfast.client.ways import run
-from holdfast.embedded.broker import Broker
-from holdfast.embedded.topics import GroupInfo, TopicInfo
+from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.model import CodecName, Durability, Retained
-from holdfast.producing.core import producer_settings
-from holdfast.remote.opening import group_there, queue_there
-from holdfast.remote.producer import RemoteProducerPort
-from holdfast.remote.sync.consumer import RemoteConsumerPort
-from holdfast.remote.sync.locks import RemoteLocksPort
-from holdfast.settings import ProducerSettings, QueueSettings
+from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 
-When = datetime | timedelta
+_NO_OPTIONS = (None,) * 8
 
 
-class RemoteBroker(RemoteBrokerFace):
-    """The topics of a server. Safe to use from any thread."""
+class Broker:
+    """The topics of a data folder or of a server. Safe to use from any thread."""
+
+    def __init__(self, port: BrokerPort) -> None:
+        self._port = port
+        close_in_children(self)
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent goes on with its port."""
+        self._port = self._port.after_fork()
+
+    @property
+    def folder(self) -> str:
+        """Where it is: the data folder, or the address of the server."""
+        return self._port.place
+
+    @property
+    def settings(self) -> BrokerSettings:
+        """Those of a folder. Of a server only the defaults: `holdfast config show --at URL` tells those in force."""
+        return self._port.settings
+
+    @property
+    def closed(self) -> bool:
+        return self._port.closed
+
+    def __reduce__(self) -> NoReturn:
+        refuse_to_pickle(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.folder}{' (closed)' if self.closed else ''}>"
 
     def queue(
         self,
@@ -48,35 +82,54 @@ class RemoteBroker(RemoteBrokerFace):
         **changes: Any,
     ) -> Queue[Any]:
         """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
-        return run(
-            self._queue(queue_there, name, create=create, body_type=body_type, settings=settings, changes=changes)
-        )
+        return self._open_queue(name, create, body_type, settings, changes)
+
+    def _open_queue(
+        self,
+        name: str | None,
+        create: bool,  # noqa: FBT001  as it was given
+        body_type: Any,
+        settings: QueueSettings | None,
+        changes: dict[str, Any],
+    ) -> Queue[Any]:
+        body_type = self._body_type(body_type)
+        Bodies(body_type)  # refused before anything is made
+        switch(create, "create")
+        if name is not None:
+            check_topic_name(name)
+        return Queue(self._port.queue(name, body_type, settings, changes, create=create))
 
     def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
     ) -> TopicInfo:
         """Make a topic. `changes` are its settings by name, such as retention_hours=168; TopicExists if it is there."""
-        return run(self._create_topic(name, partitions, changes, exist_ok=exist_ok))
+        check_topic_name(name)
+        switch(exist_ok, "exist_ok")
+        wanted = changes_of(changes)
+        if self._port.body_type is not None:
+            wanted.setdefault("bodies", kind_of(self._port.body_type))
+        return self._port.create_topic(name, partitions, wanted, exist_ok=exist_ok)
 
     def alter_topic(self, name: str, **changes: Any) -> TopicInfo:
         """Change settings of a topic; they count at once, and are kept. `partitions` can only grow."""
-        return run(self._alter_topic(name, changes))
+        return self._port.alter_topic(check_topic_name(name), check_changes(changes))
 
     def add_partitions(self, name: str, count: int) -> TopicInfo:
         """Give the topic so many more partitions. From now on keys may go to other partitions than before."""
-        return run(self._add_partitions(name, count))
+        check_added(count)
+        return self._port.add_partitions(check_topic_name(name), count)
 
     def describe_topic(self, name: str) -> TopicInfo:
         """What a topic is and holds."""
-        return run(self._describe_topic(name))
+        return self._port.describe_topic(check_readable_name(name))
 
     def topics(self) -> list[str]:
         """The names of all topics."""
-        return run(self._topics())
+        return self._port.topics()
 
     def delete_topic(self, name: str) -> None:
         """Take a topic away, with all its messages, groups and dead letters."""
-        run(self._delete_topic(name))
+        self._port.delete_topic(check_topic_name(name))
 
     def publish(
         self,
@@ -96,8 +149,13 @@ class RemoteBroker(RemoteBrokerFace):
         codec: CodecName | None = None,
     ) -> Stored:
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
+        options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
+        if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
+            stored = self._port.publish_plain(topic, body, partition, durability)
+            if stored is not None:
+                return stored
         message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
-        return run(self._publish(topic, [message], partition, durability, codec))[0]
+        return self._port.publish(topic, [message], partition, durability, codec)[0]
 
     def publish_many(
         self,
@@ -109,7 +167,7 @@ class RemoteBroker(RemoteBrokerFace):
         codec: CodecName | None = None,
     ) -> list[Stored]:
         """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
-        return run(self._publish(topic, messages, partition, durability, codec))
+        return self._port.publish(topic, messages, partition, durability, codec)
 
     def publish_stream(
         self,
@@ -121,15 +179,12 @@ class RemoteBroker(RemoteBrokerFace):
         durability: Durability | None = None,
         **options: Any,
     ) -> Stored:
-        """Store what a binary file or an iterator of bytes gives as one message.
+        """Store what an iterator of bytes or a binary file gives as one message, without holding it in memory.
 
-        `options` are those of `publish`, but `codec`.
+        `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
+        how many bytes will come.
         """
-        return run(
-            publish_stream(
-                self._client.publishing, topic, stream, stream_options(options), partition, size_hint, durability
-            )
-        )
+        return self._port.upload(topic, stream, stream_options(options), size_hint, partition, durability)
 
     def read(
         self,
@@ -144,7 +199,9 @@ class RemoteBroker(RemoteBrokerFace):
 
         Where the next ones are damaged, DamagedRange says where to read on; with on_damage="skip" they are left out.
         """
-        return run(self._read(topic, partition, offset, limit, on_damage))
+        check_readable_name(topic)
+        check_read(offset, limit, on_damage)
+        return self._port.read(topic, partition, offset, limit, on_damage)
 
     def group(
         self, topic: str, name: str, *, start: str = "earliest", body_type: Any = None, **changes: Any
@@ -153,7 +210,14 @@ class RemoteBroker(RemoteBrokerFace):
 
         `changes` are settings of this group by name, such as key_order=True or max_attempts=3; they are kept.
         """
-        return run(self._group(group_there, topic, name, start, body_type, changes))
+        return self._open_group(topic, name, start, body_type, changes)
+
+    def _open_group(self, topic: str, name: str, start: str, body_type: Any, changes: dict[str, Any]) -> Group[Any]:
+        bodies = Bodies(self._body_type(body_type))  # refused before anything is made
+        check_start(start)
+        check_topic_name(topic)
+        check_name(name, "group")
+        return Group(self._port.group(topic, name, start, bodies, changes))
 
     def producer(
         self, *, name: str | None = None, resume: bool = False, body_type: Any = None, **changes: Any
@@ -163,14 +227,7 @@ class RemoteBroker(RemoteBrokerFace):
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
-        producer = Producer(
-            RemoteProducerPort(self._client),
-            producer_settings(ProducerSettings(), changes),
-            name=name,
-            resume=resume,
-            body_type=self._body_type(body_type),
-        )
-        self._sending.add(producer)
+        producer: Producer = self._port.producer(name, self._body_type(body_type), changes, resume=resume)
         return producer
 
     def consumer(
@@ -181,24 +238,24 @@ class RemoteBroker(RemoteBrokerFace):
         `options` are settings, such as auto_commit=False or max_records=100, and instance_id, holder, on_assigned,
         on_revoked.
         """
-        member = partial(RemoteConsumerPort.open, self._client)
-        return Consumer.open(member, topics, group, body_type=self._body_type(body_type), **options)
+        body_type = self._body_type(body_type)
+        return Consumer[Any].open(self._port.member, topics, group, body_type=body_type, **options)
 
     def compact_topic(self, name: str) -> KeysCompacted:
         """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
-        return run(self._compact_topic(name))
+        return self._port.compact_topic(check_topic_name(name))
 
     def apply_retention(self, name: str) -> Retained:
         """Drop now what the topic's retention settings let go, as upkeep does in time; answers with what is gone."""
-        return run(self._apply_retention(name))
+        return self._port.apply_retention(check_topic_name(name))
 
     def groups(self, topic: str | None = None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""
-        return run(self._groups(topic))
+        return self._port.groups(None if topic is None else check_topic_name(topic))
 
     def delete_group(self, name: str, topic: str | None = None) -> None:
         """Forget a group and all that it knows: on one topic in queue mode, or a group in stream mode as a whole."""
-        run(self._delete_group(name, topic))
+        self._port.delete_group(check_name(name, "group"), topic)
 
     def reset_offsets(
         self,
@@ -210,14 +267,19 @@ class RemoteBroker(RemoteBrokerFace):
         dry_run: bool = False,
     ) -> list[Reset]:
         """Let a group go on from "earliest", "latest", a time or an offset; with `dry_run` only say what would be."""
-        return run(self._reset_offsets(group, topic, to, partition, dry_run=dry_run))
+        where = to_of(to)
+        check_name(group, "group")
+        check_topic_name(topic)
+        switch(dry_run, "dry_run")
+        return self._port.reset_offsets(group, topic, where, partition, dry_run=dry_run)
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message step by step, with that of the messages that it was redriven into or out of.
 
         It is empty where the message was not sampled; see the topic's setting trace_sample.
         """
-        return run(self._trace(message_id))
+        check_id(message_id)
+        return self._port.trace(message_id)
 
     def search_traces(
         self,
@@ -233,41 +295,42 @@ class RemoteBroker(RemoteBrokerFace):
         last: bool = False,
     ) -> list[TraceStep]:
         """The steps that fit, oldest first: the first `limit` of them, or the last. A time may be "so long ago"."""
-        question = {"topic": topic, "group": group, "event": event, "holder": holder, "error": error}
-        return run(self._search_traces({**question, "since": since, "until": until}, limit, last=last))
+        check_search(limit, last)
+        question = Question(topic=topic, group=group, event=event, holder=holder, error=error, since=since, until=until)
+        return self._port.search_traces(question, limit, last=last)
 
     def trace_stats(
         self, *, topic: str | None = None, since: When | None = None, until: When | None = None
     ) -> TraceStats:
         """How long messages waited and were worked on, how often they were tried, what failed."""
-        return run(self._trace_stats({"topic": topic, "since": since, "until": until}))
+        return self._port.trace_stats(Question(topic=topic, since=since, until=until))
 
     @property
     def locks(self) -> Locks:
-        """Locks with leases and fencing numbers, for whoever uses this server."""
-        return Locks(RemoteLocksPort(self._client))
+        """Locks with leases and fencing numbers, for everybody who shares the folder or the server."""
+        return Locks(self._port.locks())
 
     @property
     def documents(self) -> Documents:
         """State documents, each a JSON value with a version."""
-        return Documents(RemoteLocksPort(self._client))
+        return Documents(self._port.locks())
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
-        run(self._sync())
+        self._port.sync()
 
     def close(self) -> None:
-        """Let producers send what they have, give back what was dropped, let go. Closing twice is fine."""
-        for producer in list(self._sending):
-            producer.close()
-        self._client.close()
+        """Let producers send what they have, sync, let go of the folder or the connection. Closing twice is fine.
 
-    def __enter__(self) -> RemoteBroker:
+        Messages in hand come back at the next opening.
+        """
+        self._port.close()
+
+    def _body_type(self, given: Any) -> Any:
+        return self._port.body_type if given is None else given
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-# One program, wherever the queue is: what takes the one takes the other.
-Broker.register(RemoteBroker)

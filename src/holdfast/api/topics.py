@@ -1,0 +1,141 @@
+"""What is told of topics and groups, and the few arguments that mean a setting in another unit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+import msgspec
+
+from holdfast.api.times import instant_ns
+from holdfast.broker.folder.policy import check_settings
+from holdfast.broker.streams.positions import To
+from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.settings import QueueSettings, TopicSettings
+
+_MOST_AT_ONCE: Final = 100_000
+
+
+class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition at one moment."""
+
+    number: int
+    start: int
+    end: int
+    bytes: int
+    segments: int
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic at one moment; `settings` are those that differ from the defaults."""
+
+    name: str
+    id: int
+    created_at: datetime | None
+    partitions: list[PartitionInfo]
+    groups: list[str]
+    stream_groups: list[str]
+    settings: dict[str, Any]
+
+    @property
+    def messages(self) -> int:
+        """How many messages are kept."""
+        return sum(partition.end - partition.start for partition in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(partition.bytes for partition in self.partitions)
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A group on one topic: how it reads, and how far it is behind.
+
+    A query that runs in another process is a group, too: it is there for as long as it is `renewed_seconds` ago less
+    than its `timeout_seconds`. Of a group that cannot be opened `problem` says why, and what to do: how far it came
+    nobody knows, so all that is kept counts as its lag.
+    """
+
+    name: str
+    topic: str
+    mode: Literal["queue", "stream", "query"]
+    lag: int
+    members: int
+    lag_seconds: float
+    renewed_seconds: float | None = None
+    timeout_seconds: float | None = None
+    problem: str = ""
+
+
+def to_of(to: object) -> To:
+    """Where a reset goes: "earliest", "latest", a time or an offset."""
+    if isinstance(to, str) and to in ("earliest", "latest"):
+        return To(end="earliest" if to == "earliest" else "latest")
+    if isinstance(to, datetime):
+        return To(time_ns=instant_ns(to, "to"))
+    if type(to) is int and to >= 0:
+        return To(offset=to)
+    raise InvalidRequest(f'to={to!r} cannot be used: give "earliest", "latest", a time or an offset')
+
+
+def changes_to(settings: QueueSettings | None, kept: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What must change for a topic that keeps these settings to follow the given ones, with the changes.
+
+    Settings that are given stand instead of those that are kept: what only these say goes back to its default.
+    """
+    if settings is None:
+        return changes_of(changes)
+    usual = TopicSettings()
+    given = msgspec.structs.asdict(check_settings(settings, {}))
+    differing = {name: value for name, value in given.items() if value != getattr(usual, name)}
+    reset = {name: getattr(usual, name) for name in kept if hasattr(usual, name)}
+    wanted = {**reset, **differing}
+    return changes_of({**{name: value for name, value in wanted.items() if kept.get(name) != value}, **changes})
+
+
+def changes_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name; `retention_hours` is understood, too."""
+    changes = dict(given)
+    for name in ("durability", "ack_durability"):
+        if name in changes:
+            raise BadSettings(
+                f"{name} is not kept with a topic: each program chooses it for itself, when it opens the broker "
+                f"(open_broker(durability=...), or the settings file) or for one call"
+            )
+    if "retention_hours" in changes:
+        hours = changes.pop("retention_hours")
+        if "retention_ms" in changes:
+            raise BadSettings("give retention_hours or retention_ms, not both")
+        if hours is not None and (type(hours) not in (int, float) or not 0 < hours <= 100 * 365 * 24):
+            raise BadSettings(f"retention_hours={hours!r} cannot be used: give a number of hours, or None for ever")
+        changes["retention_ms"] = None if hours is None else max(round(hours * 3_600_000), 1)
+    return changes
+
+
+def check_changes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a topic that change, of which there has to be one."""
+    if not given:
+        raise BadSettings("alter_topic changes settings: give at least one, such as max_attempts=3")
+    return changes_of(given)
+
+
+def check_added(count: object) -> None:
+    """Refuse what is no number of partitions to add."""
+    if type(count) is not int or count < 1:
+        raise InvalidRequest(f"count={count!r} cannot be used: give how many partitions to add, 1 or more")
+
+
+def check_start(start: object) -> None:
+    """Refuse what is no place where a new group may begin."""
+    if start not in ("earliest", "latest"):
+        raise InvalidRequest(f'start={start!r} cannot be used: "earliest" or "latest"')
+
+
+def check_read(offset: object, limit: object, on_damage: object) -> None:
+    """Refuse what cannot be read."""
+    if type(limit) is not int or not 1 <= limit <= _MOST_AT_ONCE:
+        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_AT_ONCE}")
+    if on_damage not in ("raise", "skip"):
+        raise InvalidRequest(f'on_damage={on_damage!r} cannot be used: "raise" or "skip"')
+    if offset is not None and type(offset) is not int:
+        raise InvalidRequest(f"offset={offset!r} is no offset; give a whole number")

@@ -1,1 +1,0 @@
-"""The library face: the same broker in your process."""

@@ -1,0 +1,201 @@
+# Generated from aio/broker.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""The topics of an engine in this process, for threads. The event loop never waits for the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from holdfast.api.bodies import Bodies
+from holdfast.api.consumer_arguments import MemberRequest
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import NewMessage, Stored
+from holdfast.api.streams import Stream
+from holdfast.api.sync.producer import Producer
+from holdfast.api.topics import GroupInfo, TopicInfo
+from holdfast.api.traces import Question
+from holdfast.broker.engine import change_topic, grow_topic
+from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.tracing.log import TraceStats
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.local.broker import LocalBroker
+from holdfast.local.producer import LocalProducerPort
+from holdfast.local.sync.consumer import LocalConsumerPort
+from holdfast.local.sync.group import LocalGroupPort
+from holdfast.local.sync.locks import LocalLocksPort
+from holdfast.local.traces import search_in, stats_in
+from holdfast.local.upload import Upload
+from holdfast.model import CodecName, Durability, Retained
+from holdfast.producing.core import producer_settings
+from holdfast.producing.rounds import ThreadRounds
+from holdfast.settings import QueueSettings
+from holdfast.storage.compaction import KeysCompacted
+from holdfast.storage.view import OnDamage
+
+
+class LocalBrokerPort(LocalBroker):
+    """A broker's port on an engine in this process."""
+
+    def queue(
+        self,
+        name: str | None,
+        body_type: Any,
+        settings: QueueSettings | None,
+        changes: Mapping[str, Any],
+        *,
+        create: bool,
+    ) -> LocalGroupPort:
+        """The default group of a topic, both made where there is none."""
+        kind = LocalGroupPort
+        return self.open_queue(kind, name, body_type, settings, changes, create=create)
+
+    def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> LocalGroupPort:
+        """A group in queue mode, made where there is none."""
+        return self.open_group(LocalGroupPort, topic, name, start, bodies, changes)
+
+    def member(self, request: MemberRequest) -> LocalConsumerPort:
+        """A member of a group in stream mode, which has not joined yet."""
+        return LocalConsumerPort.open(self.engine, request)
+
+    def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
+        """A producer; it is closed with the port."""
+        settings, port = producer_settings(self.engine.settings.producer, changes), LocalProducerPort(self.engine)
+        rounds = partial(ThreadRounds, thread=self.with_threads)
+        more = {"name": name, "resume": resume, "body_type": body_type}
+        producer = Producer(port, settings, rounds=rounds, **more)
+        self._sending.add(producer)
+        return producer
+
+    def locks(self) -> LocalLocksPort:
+        """The locks and documents."""
+        return LocalLocksPort(self.engine)
+
+    def create_topic(
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+    ) -> TopicInfo:
+        """Make a topic."""
+        return self.create_topic_now(name, partitions, changes, exist_ok=exist_ok)
+
+    def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+        """Change settings of a topic."""
+        return self._grown(name, change_topic(self.engine, name, changes))
+
+    def add_partitions(self, name: str, count: int) -> TopicInfo:
+        """Give the topic more partitions."""
+        return self._grown(name, self.partitions_with(name, count))
+
+    def _grown(self, name: str, wanted: int) -> TopicInfo:
+        """Add partitions, some at a time: a thread that is cancelled stops between two steps."""
+        while grow_topic(self.engine, name, wanted):
+            pass
+        return self.describe_topic(name)
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """What a topic is and holds."""
+        return self.describe_topic_now(name)
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return self.engine.topics()
+
+    def delete_topic(self, name: str) -> None:
+        """Take a topic away."""
+        self.delete_topic_now(name)
+
+    def compact_topic(self, name: str) -> KeysCompacted:
+        """Of each key keep the last message."""
+        return self.compact_topic_now(name)
+
+    def apply_retention(self, name: str) -> Retained:
+        """Drop what the topic's retention settings let go."""
+        return self.apply_retention_now(name)
+
+    def publish_plain(
+        self, topic: str, body: bytes, partition: int | None, durability: Durability | None
+    ) -> Stored | None:
+        """Store a message that is nothing but its bytes; None where it has to go the long way."""
+        with self.engine.using(topic) as used:
+            publisher = self.publisher(used)
+            began_ns = publisher.plain_since()
+            if not began_ns:
+                return None
+            number = publisher.turn(partition)
+            appended = publisher.log(number).append_one(body, durability)
+            return publisher.plain_stored(number, body, appended, began_ns)
+
+    def publish(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        partition: int | None,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        began_ns = self.mono_ns()
+        with self.engine.using(topic) as used:
+            publisher = self.publisher(used)
+            if publisher.all_plain(messages, codec):
+                number = publisher.turn(partition)
+                appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
+                return publisher.plain_many(number, messages, appended, began_ns)
+            parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
+            publisher.wait(parts)
+            return publisher.stored(parts, began_ns)
+
+    def upload(
+        self,
+        topic: str,
+        stream: Stream,
+        options: NewMessage,
+        size_hint: int | None,
+        partition: int | None,
+        durability: Durability | None,
+    ) -> Stored:
+        """Store all that the stream gives as one message."""
+        with self.engine.using(topic) as used:
+            upload = Upload(self.engine.world, self.publisher(used), options, partition, size_hint)
+            return upload.run(stream, durability)
+
+    def read(
+        self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
+    ) -> list[Contents[Any]]:
+        """Messages of a partition from an offset on."""
+        return self.read_now(topic, partition, offset, limit, on_damage=on_damage)
+
+    def groups(self, topic: str | None) -> list[GroupInfo]:
+        """The groups of a topic, or of all, in both modes."""
+        return self.groups_now(topic)
+
+    def delete_group(self, name: str, topic: str | None) -> None:
+        """Forget a group: on one topic in queue mode, or one in stream mode as a whole."""
+        self.delete_group_now(name, topic)
+
+    def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
+        """Let a group go on from elsewhere, or say what that would be."""
+        return self.reset_offsets_now(group, topic, to, partition, dry_run=dry_run)
+
+    def trace(self, message_id: str) -> list[TraceStep]:
+        """The life of a message."""
+        return self.engine.trace(message_id)
+
+    def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
+        """The steps that fit: the first ones, or the last."""
+        return search_in(self.engine, question, limit, last=last)
+
+    def trace_stats(self, question: Question) -> TraceStats:
+        """The steps that fit, in numbers."""
+        return stats_in(self.engine, question)
+
+    def sync(self) -> None:
+        """Return when everything said so far is on disk."""
+        self.engine.sync()
+
+    def close(self) -> None:
+        """Let producers send what they have, sync, and let go of the folder."""
+        with ExitStack() as closing:
+            closing.callback(self.engine.close)
+            for producer in list(self._sending):
+                closing.callback(producer.close)

@@ -1,0 +1,312 @@
+"""The topics of a server, for tasks: every verb is a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from holdfast.api.aio.producer import AsyncProducer
+from holdfast.api.bodies import Bodies, kind_of
+from holdfast.api.consumer_arguments import MemberRequest
+from holdfast.api.contents import Contents
+from holdfast.api.drafts import NewMessage, Stored
+from holdfast.api.streams import AsyncStream
+from holdfast.api.topics import GroupInfo, TopicInfo, changes_to
+from holdfast.api.traces import Question
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
+from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.tracing.log import TraceStats
+from holdfast.broker.tracing.steps import TraceStep
+from holdfast.client.client import Client
+from holdfast.client.http import path_of
+from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
+from holdfast.model import BodyKind, CodecName, Durability, Retained
+from holdfast.producing.core import producer_settings
+from holdfast.protocol import groups as wire_groups
+from holdfast.protocol import topics as wire
+from holdfast.protocol.queues import CreateQueue
+from holdfast.protocol.traces import Steps
+from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
+from holdfast.remote.aio.group import AsyncRemoteGroupPort
+from holdfast.remote.aio.locks import AsyncRemoteLocksPort
+from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, request, reset_of, resets_told, topic_settings
+from holdfast.remote.client_calls import AsyncClientCalls
+from holdfast.remote.producer import RemoteProducerPort
+from holdfast.remote.records import contents_told
+from holdfast.settings import ProducerSettings, QueueSettings, TopicSettings
+from holdfast.storage.compaction import KeysCompacted
+from holdfast.storage.view import OnDamage
+
+
+class AsyncRemoteBrokerPort(RemoteBroker):
+    """A broker's port on a server."""
+
+    def __init__(self, client: Client, body_type: Any = None, durability: Durability | None = None) -> None:
+        super().__init__(client, body_type, durability)
+        self._calls = AsyncClientCalls(client)
+
+    async def _ask(self, method: str, path: str, answers: Any, body: Any = None, *, again: bool = True) -> Any:
+        return await self._calls.call(request(method, path, answers, body, again=again))
+
+    async def queue(
+        self,
+        name: str | None,
+        body_type: Any,
+        settings: QueueSettings | None,
+        changes: Mapping[str, Any],
+        *,
+        create: bool,
+    ) -> AsyncRemoteGroupPort:
+        """The default group of a topic, both made where there is none."""
+        wanted = changes_to(settings, {}, changes)  # refused before anything is made
+        name = check_topic_name(await self._only_topic() if name is None else name)
+        info: TopicInfo | None = None
+        try:
+            info = await self.describe_topic(name)
+            wanted = changes_to(settings, info.settings, changes)
+        except UnknownTopic:
+            if not create:
+                raise NotAQueue(
+                    f"the server at {self.place} has no queue {name}; open it with create=True to make one"
+                ) from None
+        except Forbidden:
+            if wanted:
+                raise
+            return self._queue_port(name, body_type, TopicSettings())
+        if info is None or wanted or DEFAULT_GROUP not in info.groups:
+            try:
+                info = await self._make_queue(name, info, wanted)
+            except Forbidden:
+                if info is None or wanted:
+                    raise  # otherwise its default group is made as soon as somebody receives
+        info = await self._keep_bodies(name, info, kind_of(body_type))
+        return self._queue_port(name, body_type, topic_settings(info.settings))
+
+    def _queue_port(self, name: str, body_type: Any, known: TopicSettings) -> AsyncRemoteGroupPort:
+        bodies, durability = Bodies(body_type), self.durability
+        return AsyncRemoteGroupPort(self.client, name, DEFAULT_GROUP, bodies, known, durability=durability)
+
+    async def _keep_bodies(self, name: str, info: TopicInfo, kind: BodyKind | None) -> TopicInfo:
+        """Note what bodies are, for workers; where that cannot be, the queue is as good without."""
+        if kind is None or info.settings.get("bodies") is not None:
+            return info
+        try:
+            return await self._make_queue(name, info, {"bodies": kind})
+        except (BadSettings, Forbidden, DiskFull):  # an older server; one who may not change the queue; no room for it
+            return info
+
+    async def _make_queue(self, name: str, info: TopicInfo | None, changes: Mapping[str, Any]) -> TopicInfo:
+        given = plain(changes)
+        partitions = given.pop("partitions", None)
+        body = CreateQueue(partitions=partitions, settings=given)
+        try:
+            made: TopicInfo = await self._ask("PUT", path_of("queues", name), TopicInfo, body)
+        except Forbidden:
+            if info is None or changes:
+                raise
+            return info
+        self.client.publishing.forget(name)
+        return made
+
+    async def _only_topic(self) -> str:
+        """The one that the server has, or one by the name that a queue has by default."""
+        found = await self.topics()
+        if len(found) > 1:
+            raise InvalidRequest(
+                f"{self.place} has {len(found)} topics; say which: topic={found[0]!r}, or use a broker"
+            )
+        return found[0] if found else self.client.default_topic
+
+    async def group(
+        self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]
+    ) -> AsyncRemoteGroupPort:
+        """A group in queue mode, made where there is none."""
+        settings: Mapping[str, Any] = {}
+        body = wire.CreateGroup(start=start, settings=plain(changes))  # type: ignore[arg-type]
+        try:
+            path = path_of("topics", topic, "groups", name)
+            made: wire.GroupSettings = await self._ask("PUT", path, wire.GroupSettings, body)
+            settings = made.settings
+        except Forbidden:
+            if changes or start != "earliest":
+                raise  # otherwise it is made as soon as somebody receives who may make groups, or is there already
+        return AsyncRemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
+
+    async def member(self, request: MemberRequest) -> AsyncRemoteConsumerPort:
+        """A member of a group in stream mode, which has not joined yet."""
+        return await AsyncRemoteConsumerPort.open(self.client, request)
+
+    def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> AsyncProducer:
+        """A producer; it is closed with the port."""
+        settings, port = producer_settings(ProducerSettings(), changes), RemoteProducerPort(self.client)
+        producer = AsyncProducer(port, settings, name=name, resume=resume, body_type=body_type)
+        self._sending.add(producer)
+        return producer
+
+    def locks(self) -> AsyncRemoteLocksPort:
+        """The locks and documents."""
+        return AsyncRemoteLocksPort(self.client)
+
+    async def create_topic(
+        self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
+    ) -> TopicInfo:
+        """Make a topic."""
+        body = wire.CreateTopic(name=name, partitions=partitions, settings=plain(changes), exist_ok=exist_ok)
+        info: TopicInfo = await self._ask("POST", path_of("topics"), TopicInfo, body, again=exist_ok)
+        return info
+
+    async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> TopicInfo:
+        """Change settings of a topic."""
+        body = wire.AlterTopic(settings=plain(changes))
+        info: TopicInfo = await self._ask("PATCH", path_of("topics", name), TopicInfo, body)
+        self.client.publishing.forget(name)
+        return info
+
+    async def add_partitions(self, name: str, count: int) -> TopicInfo:
+        """Give the topic more partitions."""
+        path = path_of("topics", name, "partitions")
+        info: TopicInfo = await self._ask("POST", path, TopicInfo, wire.AddPartitions(count=count), again=False)
+        self.client.publishing.forget(name)
+        return info
+
+    async def describe_topic(self, name: str) -> TopicInfo:
+        """What a topic is and holds."""
+        info: TopicInfo = await self._ask("GET", path_of("topics", name), TopicInfo)
+        return info
+
+    async def topics(self) -> list[str]:
+        """The names of all topics."""
+        found: list[str] = []
+        more = True
+        while more:
+            after = found[-1] if found else None
+            some: wire.Topics = await self._ask("GET", path_of("topics", after=after), wire.Topics)
+            found += [info.name for info in some.topics]
+            more = some.more and bool(some.topics)
+        return found
+
+    async def delete_topic(self, name: str) -> None:
+        """Take a topic away."""
+        try:
+            await self._ask("DELETE", path_of("topics", name), None)
+        except UnknownTopic as error:
+            if not getattr(error, "repeated", False):  # otherwise the attempt before has done it
+                raise
+        self.client.publishing.forget(name)
+
+    async def compact_topic(self, name: str) -> KeysCompacted:
+        """Of each key keep the last message."""
+        done: KeysCompacted = await self._ask("POST", path_of("topics", name, "compact"), KeysCompacted)
+        return done
+
+    async def apply_retention(self, name: str) -> Retained:
+        """Drop what the topic's retention settings let go."""
+        gone: Retained = await self._ask("POST", path_of("topics", name, "apply-retention"), Retained)
+        return gone
+
+    async def publish_plain(
+        self, topic: str, body: bytes, partition: int | None, durability: Durability | None
+    ) -> Stored | None:
+        """There is no shorter way to a server."""
+        return None
+
+    async def publish(
+        self,
+        topic: str,
+        messages: Iterable[Any],
+        partition: int | None,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> list[Stored]:
+        """Store bodies or NewMessages: all that go to one partition, or none of them."""
+        topic, durability = check_topic_name(topic), durability or self.durability
+        verb = "publish_many"
+        return await self._calls.publish(
+            topic, messages, self.bodies, durability, codec, partition=partition, verb=verb
+        )
+
+    async def upload(
+        self,
+        topic: str,
+        stream: AsyncStream,
+        options: NewMessage,
+        size_hint: int | None,
+        partition: int | None,
+        durability: Durability | None,
+    ) -> Stored:
+        """Store all that the stream gives as one message."""
+        durability = durability or self.durability
+        return await self._calls.upload(topic, stream, options, size_hint, durability, partition=partition)
+
+    async def read(
+        self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
+    ) -> list[Contents[Any]]:
+        """Messages of a partition from an offset on."""
+        if type(partition) is not int or partition < 0:
+            raise UnknownTopic(f"topic {topic} has no partition {partition!r}")
+        found: list[Contents[Any]] = []
+        while len(found) < limit:
+            query: dict[str, Any] = {"offset": offset, "limit": min(limit - len(found), MOST_READ)}
+            if on_damage != "raise":  # an older server knows nothing of it
+                query["on_damage"] = on_damage
+            path = path_of("topics", topic, "partitions", partition, "messages", **query)
+            try:
+                some: wire.ReadMessages = await self._ask("GET", path, wire.ReadMessages)
+            except DamagedRange:
+                if found:
+                    break  # those before it first: who reads on from there is told
+                raise
+            found += [contents_told(self.client, self.bodies, each) for each in some.messages]
+            if not some.messages or some.next_offset >= some.end:
+                break
+            offset = some.next_offset
+        return found
+
+    async def groups(self, topic: str | None) -> list[GroupInfo]:
+        """The groups of a topic, or of all, in both modes."""
+        path = path_of("groups", topic=topic, limit=MOST_READ)
+        found: wire_groups.Groups = await self._ask("GET", path, wire_groups.Groups)
+        return found.groups
+
+    async def delete_group(self, name: str, topic: str | None) -> None:
+        """Forget a group: on one topic in queue mode, or one in stream mode as a whole."""
+        await self._ask("DELETE", path_of("groups", name, topic=topic), None, again=False)
+
+    async def reset_offsets(
+        self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool
+    ) -> list[Reset]:
+        """Let a group go on from elsewhere, or say what that would be."""
+        body = reset_of(topic, to, partition, dry_run=dry_run)
+        return resets_told(await self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+
+    async def trace(self, message_id: str) -> list[TraceStep]:
+        """The life of a message."""
+        found: Steps = await self._ask("GET", path_of("traces", message_id), Steps)
+        return found.steps
+
+    async def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
+        """The steps that fit: the first ones, or the last."""
+        asked = self._searched(question)
+        found: list[TraceStep] = []
+        after: str | None = None
+        while len(found) < limit and after != "":
+            most = min(limit - len(found), MOST_READ)
+            path = path_of("traces", **asked, limit=most, last=last, after=after)
+            some: Steps = await self._ask("GET", path, Steps)
+            found, after = found + some.steps, some.next
+        return found
+
+    async def trace_stats(self, question: Question) -> TraceStats:
+        """The steps that fit, in numbers."""
+        stats: TraceStats = await self._ask("GET", path_of("traces", "stats", **self._searched(question)), TraceStats)
+        return stats
+
+    async def sync(self) -> None:
+        """Return when everything said so far is on disk."""
+        await self._ask("POST", path_of("admin", "sync"), None)
+
+    async def close(self) -> None:
+        """Let producers send what they have, and end the client."""
+        for producer in list(self._sending):
+            await producer.close()
+        await self._calls.close()
