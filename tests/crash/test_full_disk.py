@@ -189,4 +189,4 @@ def test_a_queue_opens_though_there_is_no_room_to_note_what_its_bodies_are(how: 
     machine.q.close()
     machine.free()
     machine.open(body_type=str)
-    assert machine.q._kept_bodies == "text"
+    assert machine.q._port.kept_bodies == "text"

@@ -132,7 +132,7 @@ def test_a_full_disk_puts_the_merge_off_and_keeps_nobody_from_the_ids(old: Path,
     place.full, place.disk._capacity_bytes = False, None
     assert not broker.publish("orders", b"new", dedup_id="new").duplicate
     place.clock.advance(seconds=61)
-    broker._engine.tick()
+    broker._port.engine.tick()
     assert place.old_folders() == []
     all_known(broker, old)
     broker.close()

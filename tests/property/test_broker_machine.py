@@ -432,7 +432,7 @@ class BrokerMachine(RuleBasedStateMachine):
             letters = sorted((letter.partition, letter.original_offset) for letter in face.dead.list())
             assert letters == sorted(group.letters)
             assert face.stats().dead == len(letters)
-            for delivery in face._group.deliveries:
+            for delivery in face._port.deliveries:
                 assert check(delivery.group) == []
 
     @invariant()

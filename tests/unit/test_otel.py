@@ -267,6 +267,13 @@ def test_a_topic_that_is_not_traced_exports_nothing(place: Place, spans: Spans):
     assert spans.all() == []
 
 
+def test_the_traces_of_a_queue_that_another_owns_are_its_owners_to_export(tmp_path):
+    folder = tmp_path / "jobs"
+    refused = pytest.raises(holdfast.InvalidRequest, match="owner of the folder, export them")
+    with holdfast.open(folder), holdfast.open(folder) as second, refused:
+        holdfast.otel.export(second, exporter=InMemorySpanExporter())
+
+
 def test_a_simple_queue_exports_too():
     place = queues.Place(trace_sample=1.0)
     exporter = InMemorySpanExporter()

@@ -282,7 +282,7 @@ def test_a_delayed_store_that_is_gone_stops_delayed_messages_of_its_partition_al
             ):
                 with pytest.raises(CorruptData, match=r"delayed is missing.*--part topics/other/0/delayed"):
                     refused()
-            log = broker._engine.topic("other").partitions[0].log
+            log = broker._port.engine.topic("other").partitions[0].log
             assert log.pins["delayed"] == log.start  # or a store that comes back would release messages again
         assert not path.exists()
     shutil.move(data.parent / "kept", path)
