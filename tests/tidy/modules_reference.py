@@ -29,10 +29,14 @@ def _section(folder: Path, found: list[Path]) -> str:
     lines = [f"### {name}/", "", _first_sentence(folder / "__init__.py"), ""]
     written = [module for module in found if module.name != "__init__.py"]
     if folder.name == "sync":
-        lines.append(f"Generated: {', '.join(f'`{module.name}`' for module in written)}.")
+        lines.append(f"Generated: {', '.join(f'`{_path(module)}`' for module in written)}.")
     else:
-        lines += [f"- `{module.name}`: {_first_sentence(module)}" for module in written]
+        lines += [f"- `{_path(module)}`: {_first_sentence(module)}" for module in written]
     return "\n".join(lines).rstrip()
+
+
+def _path(module: Path) -> str:
+    return module.relative_to(PACKAGE).as_posix()
 
 
 def _first_sentence(module: Path) -> str:
