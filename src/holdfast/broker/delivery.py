@@ -224,10 +224,12 @@ class Delivery:
         until_ms = self._mono_ns() // 1_000_000 + lease_ms
         fence = (group.fence + 1) | PROVEN  # as next_fence
         at_ms = now_ns // 1_000_000
-        event = Leased((offset, offset + 1), offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)
-        lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
+        runs = (offset, offset + 1)
         try:
-            self._write_event(encode_event(event), now_ns)
+            self._write_event(
+                encode_event(Leased(runs, offset + 1, fence, session, lease_ms, until_ms, at_ms, holder)), now_ns
+            )
+            lease = Lease(fence, session, lease_ms, until_ms, at_ms, holder)
             group.lease_one(offset, lease)
         except BaseException as error:
             self._mend(error)
