@@ -60,6 +60,7 @@ from holdfast.storage.log import Log
 
 if TYPE_CHECKING:
     from holdfast.broker.partition import Partition, Site
+    from holdfast.broker.tracing.group import GroupTracer
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,7 @@ class Delivery:
         if site is not None:
             self.partition = site.partition
             self.receipts = Receipts(site.topic, site.number, group, site.prover)
+        self.tracer: GroupTracer | None = None  # sees every event, while the topic is sampled: no short ways then
         self._keyed_group: KeyedGroup | None = None
         self._is_plain = is_plain(settings)
         # Bound once, for the short ways.
@@ -311,6 +313,8 @@ class Delivery:
             self.commit_events([Cancelled(runs_of([*loaded.passed, *behind]))])
         if loaded.expired:
             self._pass_expired(loaded.expired, now)
+        if self.tracer is not None:
+            self.tracer.loaded(loaded.records)
         return loaded.records
 
     def _pass_expired(self, offsets: Sequence[int], now: Moment) -> None:
@@ -441,7 +445,11 @@ class Delivery:
     def fetch(self, offsets: Sequence[int]) -> list[Record]:
         """The messages at these offsets, as far as they can be read."""
         with self.lock:
-            return self._supply.load(offsets, now_ms=0).records
+            return self.read(offsets)
+
+    def read(self, offsets: Sequence[int]) -> list[Record]:
+        """The same for who holds the lock."""
+        return self._supply.load(offsets, now_ms=0).records
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the receipt is still good."""
@@ -631,6 +639,8 @@ class Delivery:
 
     def commit_events(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
         """Journal, then apply. The caller holds the lock."""
+        tracer = self.tracer
+        steps = None if tracer is None else tracer.steps(events, self._now_ns())  # with the state as it is before them
         try:
             appended = self.journal.append(events, durability)
             for event in events:
@@ -642,6 +652,8 @@ class Delivery:
         except BaseException as error:
             self._mend(error)
             raise
+        if tracer is not None and steps is not None:
+            tracer.written(steps)
         return appended
 
     def _mend(self, error: BaseException) -> None:

@@ -273,6 +273,8 @@ class Partition:
         self._metrics.released.add(len(dues_ns))
         for due_ns in dues_ns:
             self._metrics.lateness_seconds.observe_ns(now_ns - due_ns)
+        if self.tracer is not None:
+            self.tracer.released(due, first)
 
     def append_moved(self, batch: Batch) -> Appended:
         """Take in messages from another log, which may then forget them."""
@@ -288,8 +290,13 @@ class Partition:
     def cancel_delayed(self, delayed_id: int) -> bool:
         """Take a message back that waits for its time; False where it does not."""
         self.check_delayed()
+        tracer = self.tracer
+        waiting = None if tracer is None or self.delayed is None else self.delayed.get(delayed_id)
         with self._release_lock:
-            return self.delayed is not None and self.delayed.cancel(delayed_id)
+            done = self.delayed is not None and self.delayed.cancel(delayed_id)
+        if done and tracer is not None:
+            tracer.cancelled(delayed_id, () if waiting is None else waiting.record.headers)
+        return done
 
     def purge_delayed(self) -> int:
         """Take back every message that waits for its time, durably; answers how many."""
@@ -405,12 +412,17 @@ class Partition:
 
     def _publish_delayed(self, drafts: Sequence[Draft], manner: Manner) -> Publication:
         """All of a batch goes this way, also what is due at once: one write is all or nothing, two are not."""
+        tracer = self.tracer
+        at_ns = 0 if tracer is None else tracer.now_ns()  # from before: a message that is due may be taken at once
         store = self._open_delayed()
         now_ms = self._world.clock.now_ns() // 1_000_000
         batch = msgspec.structs.replace(batch_of(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
         appended = store.write(batch, **manner._asdict())
         places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
         due_now = any(draft.due_at_ms <= now_ms for draft in drafts)
+        if tracer is not None:
+            dues_ms = [draft.due_at_ms or at_ns // 1_000_000 for draft in drafts]
+            tracer.delayed([draft.headers for draft in drafts], appended.offset, dues_ms, at_ns)
         return Publication(places, appended.durability, in_delayed=appended, due_now=due_now)
 
     def _write(
@@ -424,11 +436,19 @@ class Partition:
         producer: Producer = NO_PRODUCER,
     ) -> Appended:
         any_size = any_size or moved
+        tracer = None if moved else self.tracer  # whoever moves messages says itself what that was
+        at_ns = 0 if tracer is None else tracer.now_ns()
         if not isinstance(batch, Batch) or batch.priorities is None:
-            return self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer)
-        with self.telling_groups() as tell:
             appended = self.log.write(batch, durability=durability, codec=codec, any_size=any_size, producer=producer)
-            tell(appended.offset, bytes(batch.priorities))
+        else:
+            with self.telling_groups() as tell:
+                appended = self.log.write(
+                    batch, durability=durability, codec=codec, any_size=any_size, producer=producer
+                )
+                tell(appended.offset, bytes(batch.priorities))
+        if tracer is not None:
+            headers = batch.headers if isinstance(batch, Batch) else None
+            tracer.published(headers, appended.offset, appended.next_offset - appended.offset, at_ns)
         return appended
 
     @contextmanager
