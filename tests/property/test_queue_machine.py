@@ -306,9 +306,9 @@ class QueueMachine(RuleBasedStateMachine):
         parts = [(TOPIC, delivery)]
         if delivery.dead.graveyard is not None:
             parts.append((TOPIC + DEAD_SUFFIX, delivery.dead.graveyard.letters))
-        for topic, delivery in parts:
-            assert check(delivery.group) == []
-            assert replayed(copy, topic, delivery) == without_scanned(delivery.group)
+        for topic, part in parts:
+            assert check(part.group) == []
+            assert replayed(copy, topic, part) == without_scanned(part.group)
         if delivery.partition.delayed is not None:
             delivery.partition.delayed.check()
 
