@@ -38,7 +38,7 @@ from holdfast.broker.messages import (
 from holdfast.broker.moving import portions
 from holdfast.broker.tracing.steps import TRACE
 from holdfast.delivery.commands import Ack, Cancel, Command, Nack
-from holdfast.delivery.events import Interred, Phase
+from holdfast.delivery.events import Acked, Interred, Phase
 from holdfast.delivery.group import Burial
 from holdfast.delivery.runs import runs_of
 from holdfast.env.checkpoints import checkpoint
@@ -90,7 +90,10 @@ class DeadPartition:
                 for record in moved_records(self.source.log, min(moving.values()))
                 if (value := mark(record, REDRIVEN_FROM)) is not None
             }
-            self.letters.ack_held([offset for offset in moving if offset in found])
+            moved = [offset for offset in moving if offset in found]
+            if moved:
+                with self.letters.lock:
+                    self.letters.commit_events([Acked(runs_of(moved))])
         self.letters.end_sessions()
 
     def drop_letters_of(self, group: str) -> None:

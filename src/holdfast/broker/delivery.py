@@ -1,4 +1,24 @@
-"""One group on one partition: the shell where decide, journal and apply meet, always in this order."""
+"""One group on one partition: who holds which message of the log, until each of them is done.
+
+Whatever happens to a message happens in three steps, always in this order and under one lock:
+
+    decide     what a command means for the state as it is: events, or a refusal. Pure, and nothing has changed yet.
+    journal    the events are written. If that raises, nothing has happened.
+    apply      the events change the state. This cannot fail, for `decide` has looked at all that could be wrong.
+
+The journal comes before the state because nobody may act on a state that a crash takes back: replay must come to what
+holders were told. Only a signal, such as Ctrl-C, can come between the two; then `_mend` replays the journal at once.
+
+`lock` protects the state (`group`), the choice of what is next, and the order of events in the journal. A write with
+priorities holds it from outside (`Partition.telling_groups`); the lock of limits by key (`KeyedGroup`) is taken after
+it. Nobody holds it over a sync: a caller that asked for one waits in `wait`, after the lock. Finalizers run at any
+point of any thread, so they take no lock; they leave a receipt in `_dropped`.
+
+`receive_next` and `ack_one` are the three steps fused for one message. They may assume what `_is_plain` says: no keys
+and no tracer, so nobody but journal and state has to see the event. Where anything else is special (priorities, a
+message that comes back, expires or was moved), they stop before they have written anything, and the caller goes the
+long way. A change in one of the two ways belongs into the other; tests compare them.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +56,7 @@ from holdfast.delivery.commands import (
     Tick,
 )
 from holdfast.delivery.decide import EXPIRED, Moment, decide, held
-from holdfast.delivery.events import (
-    Acked,
-    Buried,
-    BuriedReady,
-    Cancelled,
-    Event,
-    Expired,
-    Leased,
-    Lost,
-    Phase,
-    Released,
-    encode_event,
-)
+from holdfast.delivery.events import Acked, Cancelled, Event, Expired, Leased, Lost, Phase, Released, encode_event
 from holdfast.delivery.group import FAR, Group, Lease
 from holdfast.delivery.runs import runs_of, size
 from holdfast.env import World
@@ -436,19 +444,13 @@ class Delivery:
         if pending.refused is not None:
             raise pending.refused
 
-    def ack_held(self, offsets: Sequence[int]) -> None:
-        """Ack whatever holder has these: at opening, for moves that turned out to have taken place."""
-        with self.lock:
-            if offsets:
-                self.commit_events([Acked(runs_of(offsets))])
-
     def fetch(self, offsets: Sequence[int]) -> list[Record]:
         """The messages at these offsets, as far as they can be read."""
         with self.lock:
             return self.read(offsets)
 
     def read(self, offsets: Sequence[int]) -> list[Record]:
-        """The same for who holds the lock."""
+        """The same for a caller that holds the lock."""
         return self._supply.load(offsets, now_ms=0).records
 
     def holds(self, receipt: Receipt) -> bool:
@@ -671,11 +673,9 @@ class Delivery:
         if released:
             self.waiters.wake(released)
         self.metrics.count_returned(events)
-        if any(isinstance(event, Buried | BuriedReady) for event in events):
+        if Pending(events).buried:
             self._expect_tick(now.mono_ms)
-        due_ms = self._next_due_ms(now)
-        if due_ms is not None:
-            self._expect_tick(now.mono_ms + due_ms)
+        self._expect_within(self._next_due_ms(now), now.mono_ms)
 
     def _expect_tick(self, mono_ms: int) -> None:
         if mono_ms < self._due_mono_ms:
