@@ -144,6 +144,57 @@ async def test_all_that_a_queue_gives_is_of_one_class_wherever_it_is(place):
 
 
 @story
+async def test_a_broker_is_of_one_class_wherever_it_is_and_refuses_with_the_same_words(place):
+    kind = aio.AsyncBroker if place.tasks else holdfast.Broker
+    async with place.broker() as broker:
+        assert type(broker) is kind
+        assert repr(broker).startswith(f"<{kind.__name__} ")
+        await done(broker.create_topic("jobs", partitions=2))
+        refusals = {
+            "count=0 cannot be used": lambda: broker.add_partitions("jobs", 0),
+            "alter_topic changes settings": lambda: broker.alter_topic("jobs"),
+            "exist_ok=1 cannot be used": lambda: broker.create_topic("jobs", exist_ok=1),
+            "limit=0 cannot be used": lambda: broker.read("jobs", limit=0),
+            "offset='x' is no offset": lambda: broker.read("jobs", offset="x"),
+            "on_damage='hide' cannot be used": lambda: broker.read("jobs", on_damage="hide"),
+            "start='middle' cannot be used": lambda: broker.group("jobs", "g", start="middle"),
+            "create=1 cannot be used": lambda: broker.queue("jobs", create=1),
+            "to='middle' cannot be used": lambda: broker.reset_offsets("g", "jobs", to="middle"),
+            "dry_run=1 cannot be used": lambda: broker.reset_offsets("g", "jobs", to="latest", dry_run=1),
+            "limit=-1 cannot be used": lambda: broker.search_traces(limit=-1),
+            "last=1 cannot be used": lambda: broker.search_traces(last=1),
+            "a message's id is text, not int": lambda: broker.trace(5),
+            "colour cannot be used here": lambda: broker.publish_stream("jobs", [b"x"], colour="red"),
+        }
+        for words, call in refusals.items():
+            with pytest.raises(holdfast.HoldfastError) as caught:
+                await done(call())
+            assert words in str(caught.value)
+        assert (await done(broker.describe_topic("jobs"))).messages == 0
+        assert await done(broker.groups()) == []
+
+
+@story
+async def test_what_is_opened_is_awaited_or_entered(place):
+    opened = [
+        lambda broker: broker.queue("jobs"),
+        lambda broker: broker.group("jobs", "g"),
+        lambda broker: broker.consumer("jobs", group="stream"),
+        lambda broker: broker.producer(),
+    ]
+    async with entered(place.faces.open_broker(place.where)) as broker:
+        await done(broker.create_topic("jobs"))
+        for call in opened:
+            async with entered(call(broker)) as found:
+                assert not found.closed
+            assert found.closed
+            one = await (as_awaited if place.tasks else done)(call(broker))
+            assert type(one) is type(found)
+            await done(one.close())
+    assert broker.closed
+
+
+@story
 async def test_what_cannot_be_asked_for_is_refused_with_the_same_words_everywhere(place):
     async with place.queue() as queue:
         refusals = {

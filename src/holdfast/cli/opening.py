@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import holdfast
+from holdfast.api.bodies import Bodies
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration
 from holdfast.broker.engine import BrokerEngine
@@ -299,7 +300,7 @@ def owner_at(folder: str) -> holdfast.Broker | None:
 def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> holdfast.Queue[bytes]:
     """A group in queue mode; made where there is none only if that is said."""
     from holdfast.remote.broker import topic_settings
-    from holdfast.remote.opening import queue_there
+    from holdfast.remote.sync.group import RemoteGroupPort
 
     name = check_name(group or DEFAULT_GROUP, "group")
     settings: dict[str, Any] = {}
@@ -314,7 +315,8 @@ def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> ho
             if not make or (group is None and info.groups):
                 raise no_group(topic, name, info.groups, group)
             broker.group(topic, name)
-    return queue_there(port_of(broker).client, topic, name, None, topic_settings(settings))
+    port = RemoteGroupPort(port_of(broker).client, topic, name, Bodies(None), topic_settings(settings))
+    return holdfast.Queue(port)
 
 
 def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET", **query: Any) -> _Answer:

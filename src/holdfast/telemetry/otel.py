@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import SpanContext
 
-    from holdfast.api.aio.broker import AsyncBroker
-    from holdfast.api.aio.group import AsyncGroup
-    from holdfast.api.sync.broker import Broker
-    from holdfast.api.sync.group import Group
 
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT: Final = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -28,7 +24,7 @@ _PATH: Final = "/v1/traces"
 
 
 def export(
-    of: Broker | AsyncBroker | Group[Any] | AsyncGroup[Any] | BrokerEngine,
+    of: holdfast.Broker | holdfast.Queue[Any] | holdfast.aio.AsyncBroker | holdfast.aio.AsyncQueue[Any] | BrokerEngine,
     *,
     endpoint: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -40,11 +36,18 @@ def export(
     To an OTLP collector at `endpoint` ("http://localhost:4318"), or where OpenTelemetry's own variables say;
     or with any exporter of OpenTelemetry.
     """
-    engine = of if isinstance(of, BrokerEngine) else getattr(port_of(of), "engine", None)
-    if engine is None:
-        raise InvalidRequest(f"{of!r} keeps no traces here: let the server, or the owner of the folder, export them")
+    engine = _engine_of(of)
     engine.check_open()
     return TraceExport(engine, OtelOutlet(exporter or _otlp(endpoint, headers)), **options)
+
+
+def _engine_of(of: object) -> BrokerEngine:
+    engine = of if isinstance(of, BrokerEngine) else getattr(port_of(of), "engine", None)
+    if not isinstance(engine, BrokerEngine):
+        raise InvalidRequest(
+            f"the traces of {of!r} are not here: export them in the process that owns the folder, or by the server"
+        )
+    return engine
 
 
 def _otlp(endpoint: str | None, headers: Mapping[str, str] | None) -> SpanExporter:

@@ -229,8 +229,7 @@ class AsyncBroker:
         One with a name fences an earlier one of that name. With `resume` it is given the same messages in the same
         order again after a crash, and stores those that are not stored yet.
         """
-        producer: AsyncProducer = self._port.producer(name, self._body_type(body_type), changes, resume=resume)
-        return producer
+        return self._port.producer(name, self._body_type(body_type), changes, resume=resume)
 
     def consumer(
         self, topics: str | Iterable[str], *, group: str, body_type: Any = None, **options: Any

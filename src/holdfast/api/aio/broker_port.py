@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from holdfast.api.aio.consumer_port import AsyncConsumerPort
 from holdfast.api.aio.group_port import AsyncGroupPort
 from holdfast.api.aio.locks_port import AsyncLocksPort
+from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumer_arguments import MemberRequest
 from holdfast.api.contents import Contents
@@ -63,7 +64,7 @@ class AsyncBrokerPort(Protocol):
     async def member(self, request: MemberRequest) -> AsyncConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
 
-    def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Any:
+    def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> AsyncProducer:
         """A producer; it is closed with the port."""
 
     def locks(self) -> AsyncLocksPort:

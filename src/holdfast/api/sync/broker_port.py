@@ -14,6 +14,7 @@ from holdfast.api.streams import Stream
 from holdfast.api.sync.consumer_port import ConsumerPort
 from holdfast.api.sync.group_port import GroupPort
 from holdfast.api.sync.locks_port import LocksPort
+from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
 from holdfast.broker.streams.positions import Reset, To
@@ -62,7 +63,7 @@ class BrokerPort(Protocol):
     def member(self, request: MemberRequest) -> ConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
 
-    def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Any:
+    def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
         """A producer; it is closed with the port."""
 
     def locks(self) -> LocksPort:

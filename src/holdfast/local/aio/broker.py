@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
-from functools import cached_property
+from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any, TypeVar
 
 from holdfast.api.aio.producer import AsyncProducer
@@ -36,6 +36,7 @@ from holdfast.local.traces import search_in, stats_in
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.producing.core import producer_settings
+from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them
 from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any
 
 from holdfast.api.bodies import Bodies
