@@ -106,11 +106,10 @@ class AsyncLocalBrokerPort(LocalBroker):
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> AsyncProducer:
         """A producer; it is closed with the port."""
-        settings, port = producer_settings(self.engine.settings.producer, changes), LocalProducerPort(self.engine)
-        # sync: rounds = partial(ThreadRounds, thread=self.with_threads)
-        # sync: more = {"name": name, "resume": resume, "body_type": body_type}
-        # sync: producer = Producer(port, settings, rounds=rounds, **more)
-        producer = AsyncProducer(port, settings, name=name, resume=resume, body_type=body_type)  # async only
+        settings = producer_settings(self.engine.settings.producer, changes)
+        rounds = None  # sync: rounds = partial(ThreadRounds, thread=self.with_threads)
+        port = LocalProducerPort(self.engine)
+        producer = AsyncProducer(port, settings, name=name, resume=resume, body_type=body_type, rounds=rounds)
         self._sending.add(producer)
         return producer
 

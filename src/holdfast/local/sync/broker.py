@@ -61,10 +61,10 @@ class LocalBrokerPort(LocalBroker):
 
     def producer(self, name: str | None, body_type: Any, changes: Mapping[str, Any], *, resume: bool) -> Producer:
         """A producer; it is closed with the port."""
-        settings, port = producer_settings(self.engine.settings.producer, changes), LocalProducerPort(self.engine)
+        settings = producer_settings(self.engine.settings.producer, changes)
         rounds = partial(ThreadRounds, thread=self.with_threads)
-        more = {"name": name, "resume": resume, "body_type": body_type}
-        producer = Producer(port, settings, rounds=rounds, **more)
+        port = LocalProducerPort(self.engine)
+        producer = Producer(port, settings, name=name, resume=resume, body_type=body_type, rounds=rounds)
         self._sending.add(producer)
         return producer
 
