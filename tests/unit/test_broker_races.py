@@ -1,4 +1,4 @@
-"""What a look with fresh eyes found in the broker: races between threads, topics that go while somebody uses them."""
+"""The broker where threads meet: races, and topics that go while somebody uses them."""
 
 from __future__ import annotations
 
