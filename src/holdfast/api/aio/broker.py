@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn
 
 from holdfast.api.aio.broker_port import AsyncBrokerPort
 from holdfast.api.aio.consumer import AsyncConsumer
@@ -330,7 +330,7 @@ class AsyncBroker:
     def _body_type(self, given: Any) -> Any:
         return self._port.body_type if given is None else given
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> AsyncBroker:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

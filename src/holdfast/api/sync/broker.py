@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Literal, NoReturn
 
 from holdfast.api.arguments import check_id, switch
 from holdfast.api.bodies import Bodies, kind_of
@@ -328,7 +328,7 @@ class Broker:
     def _body_type(self, given: Any) -> Any:
         return self._port.body_type if given is None else given
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Broker:
         return self
 
     def __exit__(self, *exc: object) -> None:
