@@ -150,9 +150,11 @@ def test_a_contestant_below_the_pace_is_too_slow_and_did_not_fail(tmp_path):
 def test_a_contestant_that_dies_or_hangs_is_out(tmp_path):
     dies = case("dies", lambda folder: os._exit(3))
     hangs = case("hangs", lambda folder: time.sleep(60))
-    found = run([dies, hangs], tmp_path, rounds=1, timeout_s=0.3)
-    assert [outcome.status for outcome in found] == ["failed", "failed"]
-    assert [outcome.problem for outcome in found] == ["died without a word", "no answer within 0 s"]
+    # A busy machine may take a while to begin a process, and to notice that it is gone.
+    (gone,) = run([dies], tmp_path / "dies", rounds=1, timeout_s=30)
+    assert (gone.status, gone.problem) == ("failed", "died without a word")
+    (silent,) = run([hangs], tmp_path / "hangs", rounds=1, timeout_s=0.3)
+    assert (silent.status, silent.problem) == ("failed", "no answer within 0 s")
 
 
 def test_a_summary_is_the_median_with_its_spread_and_its_ratio_to_ours():
