@@ -86,15 +86,15 @@ class _Summing:
     def __init__(self, value: LargeValue) -> None:
         self._value = value
         self._left = len(value)
-        self._sum = crc32c(value._checked[: value._start])
+        self._sum = crc32c(value._checked[: value._start])  # noqa: SLF001  a half of the value
 
     def add(self, piece: bytes | memoryview) -> None:
         value = self._value
         self._sum = crc32c(piece, self._sum)
         self._left -= len(piece)
         if not self._left:
-            whole = crc32c(value._behind, crc32c(value._checked[value._end :], self._sum))
-            if whole != value._crc:
+            whole = crc32c(value._behind, crc32c(value._checked[value._end :], self._sum))  # noqa: SLF001
+            if whole != value._crc:  # noqa: SLF001
                 raise ChecksumMismatch(
                     f"a value of {len(value):,} bytes does not match its checksum: it is damaged on disk, and the part "
                     "read so far cannot be trusted; run `holdfast check` on the folder"

@@ -332,7 +332,7 @@ def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch
     append(group, 0, "x:1")
     append(group, 1, "x:2")
     first, second = group.deliveries[0], group.deliveries[1]
-    load, others = first._load, []
+    load, others = first.load, []
 
     def meanwhile() -> None:
         others.extend(second.receive(1, lease_ms=1_000, holder="bob"))
@@ -345,7 +345,7 @@ def test_two_partitions_never_both_give_the_last_that_a_limit_allows(monkeypatch
         thread.join(0.1)
         return load(*what)
 
-    monkeypatch.setattr(first, "_load", load_slowly)
+    monkeypatch.setattr(first, "load", load_slowly)
     taken = first.receive(1, lease_ms=1_000, holder="ann")
     thread.join()
     assert (len(taken), others) == (1, [])
@@ -455,7 +455,7 @@ def test_an_interrupted_call_leaves_no_key_busy(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.q._port.deliveries[0]._supply.keyed, "note", interrupted)
+        patch.setattr(place.q._port.deliveries[0].supply.keyed, "note", interrupted)
         with pytest.raises(KeyboardInterrupt):
             message.ack()
     assert list(take(place.q)) == ["a2"]

@@ -300,8 +300,8 @@ def look_ahead(delivery: Delivery, now: Moment) -> bool:
     Answers whether the end of it is in sight; otherwise it is time to give others a turn.
     """
     for step in _STEPS:
-        offsets = delivery._supply.coming(step, now)
-        if not offsets or delivery._load(offsets, now):
+        offsets = delivery.supply.coming(step, now)
+        if not offsets or delivery.load(offsets, now):
             return True
     return False
 
@@ -329,14 +329,14 @@ def peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record]
 
 def _peek(delivery: Delivery, count: int, most_bytes: int | None) -> list[Record] | None:
     """The same under the lock; None where something was passed over, so that others are the next by now."""
-    now = delivery._moment()
+    now = delivery.moment()
     records: list[Record] = []
     size = 0
     whole = True
-    for offsets in _parts(delivery._supply.choose(count, now, look=True).offsets):
+    for offsets in _parts(delivery.supply.choose(count, now, look=True).offsets):
         if not whole:  # what was passed over may have taken some of these with it
             offsets = [offset for offset in offsets if delivery.group.phase(offset) is Phase.READY]
-        loaded = delivery._load(offsets, now)
+        loaded = delivery.load(offsets, now)
         if len(loaded) < len(offsets):
             whole = False
             if not loaded and not look_ahead(delivery, now):

@@ -116,7 +116,7 @@ class Delivery:
         self.waiters = Waiters()
         self.holder = ""  # who takes messages without saying who it is
         self.on_attention: Callable[[], None] = lambda: None
-        self._supply = Supply(log, group, settings, name)
+        self.supply = Supply(log, group, settings, name)
         self._dropped = Dropped(log.folder)
         self.renewals = Renewals()
         self._due_mono_ms = 0  # by then somebody will call `tick`
@@ -174,7 +174,7 @@ class Delivery:
         with self.lock:
             self.settings = settings
             self.unhurried = settings.ack_durability in _UNHURRIED
-            self._supply.change(settings)
+            self.supply.change(settings)
         self.follow_keys(keyed)
         self._is_plain = is_plain(settings)
 
@@ -182,13 +182,13 @@ class Delivery:
         """Let keys decide who is next, or no longer."""
         with self.lock:
             if keyed is not self._keyed_group:
-                self._supply.keyed = None if keyed is None else Keyed(keyed, self._log, self.group)
+                self.supply.keyed = None if keyed is None else Keyed(keyed, self._log, self.group)
                 self._keyed_group = keyed
         self.waiters.wake_all()
 
     def scan(self, unread: Sequence[tuple[int, int]] = ()) -> None:
         """Learn what the log says of messages that the group has not seen yet. The caller holds the lock."""
-        self._pass_over(self._supply.scan(unread))
+        self._pass_over(self.supply.scan(unread))
 
     def pass_over(self, offsets: Sequence[int]) -> None:
         """These are for another group only: they count no more here, long before it is their turn."""
@@ -225,7 +225,7 @@ class Delivery:
             return None
         offset = group.cursor
         try:
-            record = self._supply.record(offset)
+            record = self.supply.record(offset)
         except (DamagedRange, OffsetOutOfRange):
             return None
         if record.expires_at_ms or record.flags & MOVED:
@@ -262,7 +262,7 @@ class Delivery:
             if one is not None:
                 return [one]
             self._take_back_dropped()
-            keyed = self._supply.keyed
+            keyed = self.supply.keyed
             if keyed is None:
                 return self._receive(count, lease_ms, holder, session)
             with keyed.lock:
@@ -275,11 +275,11 @@ class Delivery:
     def _receive(self, count: int, lease_ms: int, holder: str, session: int) -> list[Delivered] | None:
         out: list[Delivered] = []
         while len(out) < count:
-            now = self._moment()
-            chosen = self._supply.choose(count - len(out), now)
+            now = self.moment()
+            chosen = self.supply.choose(count - len(out), now)
             if not chosen.offsets:
                 break
-            records = self._load(chosen.offsets, now)
+            records = self.load(chosen.offsets, now)
             if not records:  # all of them were expired or lost, and are passed over by now
                 if not look_ahead(self, now):
                     return out or None
@@ -300,9 +300,9 @@ class Delivery:
     def take(self, offsets: Sequence[int], *, lease_ms: int, holder: str, moving_to: int) -> list[Delivered]:
         """Lease just these messages, as far as they are ready: for a move into another log."""
         with self.lock:
-            now = self._moment()
+            now = self.moment()
             ready = [offset for offset in offsets if self.group.phase(offset) is Phase.READY]
-            records = self._load(ready, now)
+            records = self.load(ready, now)
             if not records:
                 return []
             taken = [record.offset for record in records]
@@ -310,14 +310,14 @@ class Delivery:
             self._expect_tick(now.mono_ms + lease_ms)
             return [Delivered(record, self.group.leases[record.offset], 1, self) for record in records]
 
-    def _load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
+    def load(self, offsets: Sequence[int], now: Moment) -> list[Record]:
         """The messages, without those that are expired or lost; these are passed over."""
-        loaded = self._supply.load(offsets, now.wall_ms)
+        loaded = self.supply.load(offsets, now.wall_ms)
         if loaded.lost:
             self.metrics.damaged.add(len(loaded.lost))
             self.commit_events([Lost(runs_of(loaded.lost))])
         if loaded.passed:
-            behind = self._supply.removed_from(max(loaded.passed) + 1)
+            behind = self.supply.removed_from(max(loaded.passed) + 1)
             self.commit_events([Cancelled(runs_of([*loaded.passed, *behind]))])
         if loaded.expired:
             self._pass_expired(loaded.expired, now)
@@ -326,7 +326,7 @@ class Delivery:
         return loaded.records
 
     def _pass_expired(self, offsets: Sequence[int], now: Moment) -> None:
-        behind = self._supply.expired_from(max(offsets) + 1, now.wall_ms)
+        behind = self.supply.expired_from(max(offsets) + 1, now.wall_ms)
         runs = runs_of([*offsets, *behind])
         if self.settings.expired_to_dead:
             self._commit(Bury(runs, EXPIRED), now=now)
@@ -399,7 +399,7 @@ class Delivery:
         """How many messages are ready now, as far as `most`; one that has expired since is counted."""
         with self.lock:
             self._take_back_dropped()
-            return len(self._supply.choose(most, self._moment(), look=True).offsets)
+            return len(self.supply.choose(most, self.moment(), look=True).offsets)
 
     def settle(self, command: Command, durability: Durability | None = None) -> Pending:
         """Carry out a command of a holder or an operator, or raise LeaseLost. Then `wait`."""
@@ -414,7 +414,7 @@ class Delivery:
         events: list[Event] = []
         refused: LeaseLost | None = None
         with self.lock:
-            now = self._moment()
+            now = self.moment()
             for command in commands:
                 try:
                     events += decide(self.group, command, self.settings, now)
@@ -451,7 +451,7 @@ class Delivery:
 
     def read(self, offsets: Sequence[int]) -> list[Record]:
         """The same for a caller that holds the lock."""
-        return self._supply.load(offsets, now_ms=0).records
+        return self.supply.load(offsets, now_ms=0).records
 
     def holds(self, receipt: Receipt) -> bool:
         """Whether the receipt is still good."""
@@ -490,7 +490,7 @@ class Delivery:
         self.waiters.wake_all()
 
     def _seek(self, to: int) -> None:
-        unread = self._supply.unread_priorities()
+        unread = self.supply.unread_priorities()
         self.journal.past.sought(to)
         self._commit(Seek(to), durability="interval")
         self.scan(unread)
@@ -523,8 +523,8 @@ class Delivery:
         """Do what is due by now; answers in how many ms more will be due."""
         ended: tuple[int | None, Snapshot | None] | None = None
         with self.lock:
-            if self._supply.keyed is not None:
-                self._look_at_keys(self._supply.keyed)
+            if self.supply.keyed is not None:
+                self._look_at_keys(self.supply.keyed)
         while ended is None:
             with self.lock:
                 now = self._end_leases()
@@ -540,7 +540,7 @@ class Delivery:
     def _end_leases(self) -> Moment | None:
         """Take back what was dropped, renew, end leases and delays; answers up to when, or None if more are due."""
         self._take_back_dropped()
-        now = self._moment()
+        now = self.moment()
         for receipt, lease_ms in self.renewals.due(self.group, now.mono_ms):
             self._commit(Extend([receipt], lease_ms), now=now)
         events = decide(self.group, Tick(_END_MOST), self.settings, now)
@@ -567,7 +567,7 @@ class Delivery:
     def due_ms(self) -> int | None:
         """In how many ms a lease or a delay ends."""
         with self.lock:
-            return self._next_due_ms(self._moment())
+            return self._next_due_ms(self.moment())
 
     def pin(self) -> None:
         """Let the log go up to the floor, as far as the events that raised it are on disk."""
@@ -616,7 +616,7 @@ class Delivery:
 
     def _next_due_ms(self, now: Moment) -> int | None:
         deadline, timer = self.group.deadlines.next_ms(), self.group.timers.next_ms()
-        keyed = self._supply.keyed
+        keyed = self.supply.keyed
         return soonest(
             self.renewals.next_ms(),
             None if deadline is None else max(deadline - now.mono_ms, 0),
@@ -626,17 +626,17 @@ class Delivery:
 
     def _take_back_dropped(self) -> None:
         for receipt in self._dropped.take(self.group):
-            now = self._moment()
+            now = self.moment()
             command = Nack(receipt, self.settings.dropped_delay_ms, why=DROPPED)
             events = decide(self.group, command, self.settings, now)
             self.commit_events(events)
             self._after(events, now)
 
-    def _moment(self) -> Moment:
+    def moment(self) -> Moment:
         return Moment(self._now_ns() // 1_000_000, self._mono_ns() // 1_000_000, self.dead.end())
 
     def _commit(self, command: Command, *, now: Moment | None = None, durability: Durability | None = None) -> Appended:
-        events = decide(self.group, command, self.settings, now or self._moment())
+        events = decide(self.group, command, self.settings, now or self.moment())
         return self.commit_events(events, durability)
 
     def commit_events(self, events: Sequence[Event], durability: Durability | None = None) -> Appended:
@@ -647,7 +647,7 @@ class Delivery:
             appended = self.journal.append(events, durability)
             for event in events:
                 self.group.apply(event)
-            keyed = self._supply.keyed
+            keyed = self.supply.keyed
             if keyed is not None:
                 keyed.note(events)
                 self._look_at_keys(keyed)
@@ -661,11 +661,11 @@ class Delivery:
     def _mend(self, error: BaseException) -> None:
         """See to it that journal and state agree: a signal, such as Ctrl-C, may have come between the two."""
         if not isinstance(error, HoldfastError):
-            unread = self._supply.unread_priorities()
+            unread = self.supply.unread_priorities()
             self.journal.restore(self.group)
-            self._supply.scan(unread)
-            if self._supply.keyed is not None:
-                self._supply.keyed.begin()
+            self.supply.scan(unread)
+            if self.supply.keyed is not None:
+                self.supply.keyed.begin()
 
     def _after(self, events: Sequence[Event], now: Moment) -> None:
         """Whoever must know: waiting consumers, and the one who ticks."""

@@ -14,7 +14,7 @@ with the letter's place in a header. So a chain can be followed from any of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from holdfast.broker.dead_letters import DeadLetter, note_of
 from holdfast.broker.delivery import Delivery
@@ -120,7 +120,7 @@ class _Life:
     def read(self, events: Iterable[Happened]) -> None:
         """Go through a journal from its beginning."""
         for at_ns, event in events:
-            tell = _TOLD.get(type(event))
+            tell = self._TOLD.get(type(event))
             if tell is not None and self._is_meant(event):
                 tell(self, at_ns, event)
 
@@ -180,21 +180,20 @@ class _Life:
     def _taken(self, at_ns: int, step: str, **more: Any) -> None:
         self.add(at_ns, step, group=self._group, holder=self._holder, attempt=self._attempts + 1, **more)
 
-
-# All others are no steps of a message's life: a lease renewed, a document saved, the second half of a burial.
-_TOLD: Final[dict[type, Callable[[_Life, int, Any], None]]] = {
-    Leased: _Life._leased,
-    Released: _Life._released,
-    Returned: _Life._returned,
-    Buried: _Life._buried,
-    Acked: _Life._acked,
-    Expired: _Life._ended,
-    Cancelled: _Life._ended,
-    Lost: _Life._ended,
-    Skipped: _Life._skipped,
-    Replayed: _Life._replayed,
-    Opened: _Life._opened,
-}
+    # All others are no steps of a message's life: a lease renewed, a document saved, the second half of a burial.
+    _TOLD: ClassVar[dict[type, Callable[[Any, int, Any], None]]] = {
+        Leased: _leased,
+        Released: _released,
+        Returned: _returned,
+        Buried: _buried,
+        Acked: _acked,
+        Expired: _ended,
+        Cancelled: _ended,
+        Lost: _ended,
+        Skipped: _skipped,
+        Replayed: _replayed,
+        Opened: _opened,
+    }
 
 
 def _life(delivery: Delivery, offset: int) -> _Life:

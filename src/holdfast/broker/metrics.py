@@ -95,16 +95,16 @@ class MetricsSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Counter:
     """A number that only grows."""
 
-    __slots__ = ("_relay", "name", "value")
+    __slots__ = ("name", "relay", "value")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.value = 0
-        self._relay: _Relay | None = None
+        self.relay: _Relay | None = None
 
     def add(self, n: int = 1) -> None:
         self.value += n
-        relay = self._relay
+        relay = self.relay
         if relay is not None:
             relay.count(self.name, n)
 
@@ -112,7 +112,7 @@ class Counter:
 class Histogram:
     """How long something took: counts in slots of about equal relative width, in constant memory."""
 
-    __slots__ = ("_relay", "_slots", "max_ns", "min_ns", "name", "sum_ns")
+    __slots__ = ("_slots", "max_ns", "min_ns", "name", "relay", "sum_ns")
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -120,7 +120,7 @@ class Histogram:
         self.max_ns = -1  # below every time, as min_ns is above: no test for the first one
         self.min_ns = _NEVER_NS
         self._slots = [0] * _SLOTS
-        self._relay: _Relay | None = None
+        self.relay: _Relay | None = None
 
     def observe_since(self, now_ns: int, moments: Sequence[int], *, unit_ns: int = 1) -> None:
         """From each of these moments until now; those of one batch are mostly the same."""
@@ -148,7 +148,7 @@ class Histogram:
             self.max_ns = ns
         if ns < self.min_ns:
             self.min_ns = ns
-        relay = self._relay
+        relay = self.relay
         if relay is not None:
             relay.observe(self.name, ns / 1e9)
 
@@ -259,7 +259,7 @@ class Metrics:
         """From now on tell this one, and no other, of every change; None: nobody."""
         relay = None if observer is None else _Relay(observer, self._drop)
         for instrument in self._instruments:
-            instrument._relay = relay
+            instrument.relay = relay
 
     def gauge(self, name: str, read: Callable[[], float]) -> None:
         """A value that is read when a snapshot is taken, and costs nothing until then."""
@@ -290,8 +290,8 @@ class Metrics:
 
     def _drop(self, relay: _Relay) -> None:
         for instrument in self._instruments:
-            if instrument._relay is relay:
-                instrument._relay = None
+            if instrument.relay is relay:
+                instrument.relay = None
 
 
 class _Relay:

@@ -115,7 +115,7 @@ class _Serving:
         if self._server is None:
             return []
         connections = list(self._server.http.connections)
-        return [connection._transport.get_extra_info("socket") for connection in connections]
+        return [connection.socket() for connection in connections]
 
     def run(self, engine: BrokerEngine, listening: Any) -> None:
         """Serve until it is asked to end."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from pyroaring import BitMap64
@@ -248,7 +248,7 @@ class Group:
 
     def apply(self, event: Event) -> None:
         """Let one event happen. It fits, or IllegalMove is raised and nothing has changed."""
-        _APPLY[type(event)](self, event)
+        self._APPLY[type(event)](self, event)
 
     def arrive(self, first: int, levels: bytes | list[int]) -> None:
         """Note the priorities of messages in the log from `first` on. They are no events: the log has them."""
@@ -522,6 +522,24 @@ class Group:
             failures = (failures[0], *failures[2:])
         return History(before.attempts + (failure is not None), before.first_ms or lease.at_ms, lease.at_ms, failures)
 
+    _APPLY: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        Leased: _leased,
+        Acked: _over_runs,
+        Released: _over_runs,
+        Interred: _over_runs,
+        Expired: _over_runs,
+        Cancelled: _over_runs,
+        Lost: _over_runs,
+        Extended: _extended,
+        Returned: _returned,
+        Saved: _saved,
+        Buried: _buried,
+        BuriedReady: _buried_ready,
+        Skipped: _skipped,
+        Replayed: _replayed,
+        Opened: _opened,
+    }
+
 
 def _is_apart(table: dict[int, Any], span: range) -> bool:
     """Whether none of them is in the table; the shorter way round."""
@@ -541,22 +559,3 @@ def _drop(table: dict[int, Any], start: int, stop: int) -> None:
         gone: Iterable[int] = [offset for offset in table if start <= offset < stop]
         for offset in gone:
             del table[offset]
-
-
-_APPLY: Final[dict[type, Callable[[Group, Any], None]]] = {
-    Leased: Group._leased,
-    Acked: Group._over_runs,
-    Released: Group._over_runs,
-    Interred: Group._over_runs,
-    Expired: Group._over_runs,
-    Cancelled: Group._over_runs,
-    Lost: Group._over_runs,
-    Extended: Group._extended,
-    Returned: Group._returned,
-    Saved: Group._saved,
-    Buried: Group._buried,
-    BuriedReady: Group._buried_ready,
-    Skipped: Group._skipped,
-    Replayed: Group._replayed,
-    Opened: Group._opened,
-}

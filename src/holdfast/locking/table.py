@@ -6,7 +6,7 @@ State changes by `apply` only, live and at replay alike, so the two cannot diffe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -84,7 +84,7 @@ class Table:
 
     def apply(self, event: Event) -> None:
         """Let one event happen. It fits, or IllegalMove is raised and nothing has changed."""
-        _APPLY[type(event)](self, event)
+        self._APPLY[type(event)](self, event)
 
     def due(self, mono_ms: int) -> list[str]:
         """The locks whose time is over, the first one first."""
@@ -109,7 +109,7 @@ class Table:
         self.session, self.boot_id = event.session, event.boot_id
         self.fence = max(self.fence, event.session << SESSION_BITS)
         self.version += event.lost_events
-        self._renew_deadlines()
+        self.renew_deadlines()
 
     def _acquired(self, event: Acquired) -> None:
         if event.name in self.held or event.fence <= self.fence:
@@ -152,9 +152,9 @@ class Table:
         self.names[held.fence] = name
         self.deadlines.add(held.until_ms, held.fence, held.fence + 1)
         if len(self.deadlines) > 2 * len(self.held) + _STALE_DEADLINES:
-            self._renew_deadlines()
+            self.renew_deadlines()
 
-    def _renew_deadlines(self) -> None:
+    def renew_deadlines(self) -> None:
         self.names = {held.fence: name for name, held in self.held.items()}
         self.deadlines.renew([(held.until_ms, held.fence, held.fence + 1) for held in self.held.values()])
 
@@ -164,15 +164,14 @@ class Table:
             raise IllegalMove(f"{event!r} does not fit: nobody holds it")
         return held
 
-
-_APPLY: Final[dict[type, Callable[[Table, Any], None]]] = {
-    Begun: Table._begun,
-    Acquired: Table._acquired,
-    Renewed: Table._renewed,
-    Ended: Table._ended,
-    Written: Table._written,
-    Removed: Table._removed,
-}
+    _APPLY: ClassVar[dict[type, Callable[[Any, Any], None]]] = {
+        Begun: _begun,
+        Acquired: _acquired,
+        Renewed: _renewed,
+        Ended: _ended,
+        Written: _written,
+        Removed: _removed,
+    }
 
 
 def image_of(table: Table) -> Image:
@@ -194,7 +193,7 @@ def table_of(image: Image) -> Table:
     table.session, table.boot_id, table.fence, table.version = image.session, image.boot_id, image.fence, image.version
     table.held, table.endings, table.documents = image.held, image.endings, image.documents
     table.document_bytes = sum(len(document.content) for document in table.documents.values())
-    table._renew_deadlines()
+    table.renew_deadlines()
     return table
 
 

@@ -406,7 +406,7 @@ class ActiveSegment(Segment):
         """The same file as a segment that only gets read; its index goes beside it."""
         self.save_index()
         segment = Segment(self._disk, self.folder, self.base_offset, log_id=self.log_id, index_bytes=self._index_bytes)
-        segment._file, segment._index = self._file, self._index
+        segment._file, segment._index = self._file, self._index  # noqa: SLF001  one of its own kind
         return segment
 
     def forget(self, position: int) -> None:

@@ -63,7 +63,7 @@ def _past_trims(
             try:
                 return method(view, *args, **options)
             except FileNotFoundError as error:
-                view._expect_trimmed_file(error)
+                view.expect_trimmed_file(error)
 
     return patient
 
@@ -339,7 +339,7 @@ class LogView:
         if any(s.base_offset == segment.base_offset for s in self._segments()):
             raise Unavailable(f"{segment.path} is gone, and it was not trimmed; run `holdfast check` on the folder")
 
-    def _expect_trimmed_file(self, error: FileNotFoundError) -> None:
+    def expect_trimmed_file(self, error: FileNotFoundError) -> None:
         """The same where it is not known which segment it was."""
         before = [segment.base_offset for segment in self._segments()]
         self._look_again()

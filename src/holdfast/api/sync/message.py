@@ -188,4 +188,4 @@ taken_of: Callable[[Message[Any]], Any] = attrgetter("_taken")
 def settle(messages: list[Message[Any]]) -> None:
     """Their handles are through with them."""
     for message in messages:
-        message._settled = True
+        message._settled = True  # noqa: SLF001  users are not to set it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from pyroaring import BitMap64
 
@@ -84,7 +84,7 @@ class GroupTracer:
         steps: list[TraceStep] = []
         try:
             for event in events:
-                meant = _STEPS.get(type(event))
+                meant = self._STEPS.get(type(event))
                 if meant is not None:
                     steps += meant(self, event)
             if len(events) > 1:
@@ -229,25 +229,24 @@ class GroupTracer:
             traced.span_id if held else traced.parent_id,
         )
 
+    # All others are no steps of a message's life: a document saved, the second half of a burial, an opening.
+    _STEPS: ClassVar[dict[type, Callable[[Any, Any], Iterator[TraceStep]]]] = {
+        Leased: _leased,
+        Acked: _acked,
+        Extended: _extended,
+        Returned: _returned,
+        Released: _released,
+        Buried: _buried,
+        BuriedReady: _buried_ready,
+        Expired: _expired,
+        Cancelled: _cancelled,
+        Lost: _lost,
+        Skipped: _skipped,
+        Replayed: _replayed,
+    }
+
 
 def _without_short_waits(steps: list[TraceStep]) -> list[TraceStep]:
     """Whatever comes back to be ready at once has not waited: its release is no step of its own."""
     back = {step.offset for step in steps if step.step in (NACKED_STEP, RETURNED)}
     return [step for step in steps if step.step != RELEASED or step.offset not in back]
-
-
-# All others are no steps of a message's life: a document saved, the second half of a burial, an opening.
-_STEPS: Final[dict[type, Callable[[GroupTracer, Any], Iterator[TraceStep]]]] = {
-    Leased: GroupTracer._leased,
-    Acked: GroupTracer._acked,
-    Extended: GroupTracer._extended,
-    Returned: GroupTracer._returned,
-    Released: GroupTracer._released,
-    Buried: GroupTracer._buried,
-    BuriedReady: GroupTracer._buried_ready,
-    Expired: GroupTracer._expired,
-    Cancelled: GroupTracer._cancelled,
-    Lost: GroupTracer._lost,
-    Skipped: GroupTracer._skipped,
-    Replayed: GroupTracer._replayed,
-}

@@ -231,7 +231,7 @@ class SimulatedDisk:
         chance = rng.random()
         fate = Fate.LOST if chance < 0.1 else Fate.KEPT if chance < 0.2 else Fate.MIXED
         successor = self._successor(self._tree.after_cut(rng, fate))
-        successor._mount_id = self._mount_id + 1
+        successor._mount_id = self._mount_id + 1  # noqa: SLF001  one of its own kind
         return successor
 
     def remount(self, rng: random.Random) -> SimulatedDisk:

@@ -119,6 +119,10 @@ class Connection(asyncio.Protocol):
             case _:
                 return self.deadline - _LINGER_S
 
+    def socket(self) -> Any:
+        """The socket below it."""
+        return self._transport.get_extra_info("socket")
+
     def shed(self) -> None:
         """End it, to make room for others."""
         self._hub.cut_off("no room")
@@ -204,7 +208,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(large_head(self._limits))
 
     def eof_received(self) -> None:
-        if self._unheard is not None and unacknowledged(self._transport.get_extra_info("socket")):
+        if self._unheard is not None and unacknowledged(self.socket()):
             self._not_heard()  # it had closed the connection before the answer came
 
     def _not_heard(self) -> None:

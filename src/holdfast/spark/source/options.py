@@ -118,7 +118,7 @@ def table_options(given: Mapping[str, str], now_ms: int, *, timed: bool) -> Tabl
     all_topics = not any(given.get(name) for name in _SUBSCRIPTIONS)
     return TableOptions(
         path=required_path(given),
-        subscription=Subscription(pattern=".*") if all_topics else options._subscription(),
+        subscription=Subscription(pattern=".*") if all_topics else options.subscription(),
         all_topics=all_topics,
         starting_ns=options.instant("startingTimestamp", "startingOffsets"),
         ending_ns=options.instant("endingTimestamp", "endingOffsets"),
@@ -182,7 +182,7 @@ class _Options:
             raise InvalidRequest(f'option "onCorrupt" is {corrupt!r}: say "fail" or "skip"')
         return ReadOptions(
             path=required_path(self._given),
-            subscription=self._subscription(),
+            subscription=self.subscription(),
             min_partitions=whole_number(self._given, "minPartitions", 0),
             include_headers=flag(self._given, "includeHeaders", default=False),
             include_redriven=flag(self._given, "includeRedriven", default=False),
@@ -239,7 +239,7 @@ class _Options:
             )
         return found
 
-    def _subscription(self) -> Subscription:
+    def subscription(self) -> Subscription:
         given = [name for name in _SUBSCRIPTIONS if self._given.get(name)]
         if len(given) != 1:
             said = f"{' and '.join(given)} are" if given else "none is"
