@@ -47,6 +47,10 @@ class Publishing:
     ) -> list[Stored]:
         """Store messages; those of one partition all or not at all."""
         if topic not in self._busy and not is_large(messages):
+            if len(messages) == 1 and codec is None and type(messages[0]) is bytes:
+                stored = await self._port.publish_plain(topic, messages[0], partition, durability)
+                if stored is not None:
+                    return [stored]
             return await self._port.publish(topic, messages, partition, durability, codec)
 
         async def store() -> list[Stored]:
