@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 import time
-import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 import holdfast
 from holdfast import NewMessage
 from holdfast.broker.delayed import DelaySettings, DelayStore
-from holdfast.broker.delayed.upkeep import in_due_order
 from holdfast.codec.frame import Frame
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -56,71 +54,6 @@ def test_messages_that_come_due_during_a_spill_do_not_wait_for_its_end():
     found = lateness_ms(partition)
     assert len(found) > 10
     assert max(found) <= 300
-
-
-def test_a_spill_pauses_while_it_lets_go_of_what_it_has_moved():
-    place = Place(durability="os")
-    partition = place.q._port.deliveries[0].partition
-    place.q.put_many([NewMessage(body=b"far", delay=HOUR_S) for _ in range(10_000)])
-    store = partition.delayed
-    assert store is not None
-    pauses: list[int] = []
-    partition.on_pause = lambda: pauses.append(len(store._state.runs))
-    store.spill(place.clock.now_ns() // 1_000_000)
-    assert pauses.count(0) > 40  # while it reads and writes
-    assert len(pauses) - pauses.count(0) >= 3  # while it drops ten thousand timers
-
-
-def test_a_spill_never_sorts_the_keys_of_all_its_messages():
-    """To sort some hundred thousand takes a second, in which no other thread runs."""
-    place = Store()
-    place.put(*[n * 7919 % 30_011 for n in range(30_000)])
-    log = place.store.intake
-    list(log.read(0))
-    tracemalloc.start()
-    count = sum(1 for _ in in_due_order(lambda: log.read(0), lambda _: True, memory_bytes=1 << 20))
-    most_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert count == 30_000
-    assert most_bytes < 3 << 20
-
-
-def test_what_comes_due_while_a_release_is_synced_need_not_wait_for_it():
-    place = Place()
-    partition = place.q._port.deliveries[0].partition
-    place.q.put_many([NewMessage(body=b"%d" % n, delay=n) for n in (1, 2)])
-    wait = partition.log.wait
-
-    def wait_long(appended: Any) -> None:
-        partition.log.wait = wait  # type: ignore[method-assign]
-        place.clock.advance(seconds=1)
-        assert partition._release_lock.acquire(timeout=0)
-        partition._release_lock.release()
-        assert partition.release() == 1  # by somebody else, meanwhile
-        wait(appended)
-
-    partition.log.wait = wait_long  # type: ignore[method-assign]
-    place.clock.advance(seconds=1)
-    assert partition.release() == 1
-    assert [message.body for message in place.q.get_many(10, timeout=0)] == [b"1", b"2"]
-
-
-def test_a_portion_is_small_until_releases_are_late():
-    place = Place(durability="os")
-    partition = place.q._port.deliveries[0].partition
-    write, portions = partition.log.write, []
-
-    def counted(batch: Batch, **options: Any) -> Any:
-        portions.append(len(batch.values))
-        return write(batch, **options)
-
-    partition.log.write = counted  # type: ignore[method-assign, assignment]
-    for late_ms, most in ((10, 1_000), (60, 5_000)):
-        portions.clear()
-        place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(5_500)])
-        place.clock.advance(ms=1_000 + late_ms)
-        assert partition.release() == 5_500
-        assert max(portions) == most
 
 
 def test_a_spill_of_one_topic_does_not_hold_up_the_messages_of_another():

@@ -269,7 +269,7 @@ def test_a_topic_that_is_not_traced_exports_nothing(place: Place, spans: Spans):
 
 def test_the_traces_of_a_queue_that_another_owns_are_its_owners_to_export(tmp_path):
     folder = tmp_path / "jobs"
-    refused = pytest.raises(holdfast.InvalidRequest, match="owner of the folder, export them")
+    refused = pytest.raises(holdfast.InvalidRequest, match="in the process that owns the folder")
     with holdfast.open(folder), holdfast.open(folder) as second, refused:
         holdfast.otel.export(second, exporter=InMemorySpanExporter())
 

@@ -53,10 +53,8 @@ if TYPE_CHECKING:
 __all__ = ["Draft", "Partition", "Place", "Publication", "Site"]
 
 
-_RELEASE_MOST: Final = 1_000  # in one write: some 15 ms, for which those that come due meanwhile wait
-# When the first message that waits is so late, syncs are what takes the time: then one is for more of them.
-_RELEASE_MORE_FROM_MS: Final = 50
-_RELEASE_MOST_LATE: Final = 5_000
+_RELEASE_MOST: Final = 1_000
+_RELEASE_MOST_LATE: Final = 5_000  # one sync for more of them, where they are late
 # When the first message that waits is so late, whoever puts others helps to release what is due.
 _HELP_FROM_MS: Final = 25
 STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
@@ -97,7 +95,6 @@ class Partition:
         self.sequences: Sequences | None = None
         self._lock = threading.Lock()  # around what is opened when first needed
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
-        self._released_end = 0  # the last of them that left is before this offset of the log
         # Around a write of messages with priorities, of which all groups must know.
         self._urgent_lock = threading.Lock()
         self.closed = False
@@ -248,20 +245,17 @@ class Partition:
             if late_ms is not None and self._late_ms() < late_ms:
                 return 0
             now_ns = self._world.clock.now_ns()
-            most = _RELEASE_MOST if self._late_ms() < _RELEASE_MORE_FROM_MS else _RELEASE_MOST_LATE
+            most = _RELEASE_MOST if self._late_ms() < _HELP_FROM_MS else _RELEASE_MOST_LATE
             due = store.due(now_ns // 1_000_000, most)
-            if not due:
-                if self.log.synced_end < self._released_end:  # somebody was cut off while waiting for it
-                    self.log.sync()
+            if due:
+                # Synced, whatever the policy: were this lost, it would be released again, settled or not.
+                appended = self._write(released_batch(due), "fsync", moved=True)
+                self.log.wait(appended)
+                store.released([message.id for message in due], appended.next_offset)
+                self._released(due, appended.offset, now_ns)
+            else:
                 store.settled(self.log.synced_end)
-                return 0
-            # Synced, whatever the policy: were this lost, it would be released again, settled or not.
-            appended = self._write(released_batch(due), "fsync", moved=True)
-            store.released([message.id for message in due], appended.next_offset)
-            self._released_end = appended.next_offset
-        self.log.wait(appended)  # while others release what comes next
-        self._released(due, appended.offset, now_ns)
-        return len(due)
+            return len(due)
 
     def _released(self, due: Sequence[Delayed], first: int, now_ns: int) -> None:
         """They are in the log, from `first` on. Those count that had to wait; some only came along with others."""

@@ -11,9 +11,6 @@ import contextlib
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from heapq import merge
-from itertools import pairwise
-from operator import attrgetter
 from threading import Lock
 from typing import Final, TypeVar
 
@@ -22,7 +19,7 @@ from pyroaring import BitMap64
 
 from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS
 from holdfast.broker.delayed.manifest import DelaySettings, save_manifest
-from holdfast.broker.delayed.run import NEVER_MS, TRAILER_CHECKED, TRAILER_MAGIC, Run
+from holdfast.broker.delayed.run import TRAILER_CHECKED, TRAILER_MAGIC, Run
 from holdfast.broker.delayed.state import State
 from holdfast.checksum import crc32c
 from holdfast.codec.encode import PLAIN, Body, Packing, Place, encode_batch, header_for
@@ -49,12 +46,6 @@ _FILE_BYTES: Final = 1 << 30  # positions in frames have 32 bits
 _UNCUT: Final = 1 << 62
 # What a decoded message takes in memory besides its own bytes, about.
 _MESSAGE_BYTES: Final = 400
-_DUE_ORDER: Final = attrgetter("due_at_ms", "offset")
-# What is sorted at once: a few milliseconds.
-_PIECE_MESSAGES: Final = 2_000
-_SAMPLE_MOST: Final = 8_000
-# So much of a run is synced at a time: a release that is synced meanwhile would have to wait for all of it.
-_SYNC_BYTES: Final = 4 << 20
 
 
 class SpillPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,51 +69,32 @@ def bucket_of(due_at_ms: int, now_ms: int) -> int:
 def in_due_order(
     frames: Callable[[], Iterator[Frame]], wanted: Callable[[int], bool], memory_bytes: int
 ) -> Iterator[Record]:
-    """The wanted messages, sorted by (due, id). `frames` is read several times rather than held in memory.
-
-    Nothing is sorted in one go that may be long: no other thread runs meanwhile, and no message is released.
-    """
-    for first, end in pairwise(_bounds(frames, wanted, memory_bytes)):
-        pieces: list[list[Record]] = [[]]
+    """The wanted messages, sorted by (due, id). `frames` is read several times rather than held in memory."""
+    keys, raw_bytes = [], 0
+    for frame in frames():
+        found = [(due, i) for i, due in enumerate(_dues_ms(frame), frame.base_offset) if wanted(i)]
+        keys += found
+        if not frame.is_large:  # what stays in its file takes no memory
+            raw_bytes += frame.header.raw_bytes * len(found) // frame.count
+    keys.sort()
+    if not keys:
+        return
+    step = max(1, memory_bytes // (raw_bytes // len(keys) + _MESSAGE_BYTES))
+    # No list of what is wanted is kept: bounds tell, and they are small.
+    bounds = [(keys[i], keys[min(i + step, len(keys)) - 1]) for i in range(0, len(keys), step)]
+    del keys
+    for first, last in bounds:
+        part = []
         for frame in frames():
             chosen = {
                 i
                 for i, due in enumerate(_dues_ms(frame), frame.base_offset)
-                if first[0] <= due <= end[0] and first <= (due, i) < end and wanted(i)
+                if first[0] <= due <= last[0] and first <= (due, i) <= last and wanted(i)
             }
             if chosen:
-                pieces[-1] += [record for record in frame.records() if record.offset in chosen]
-            if len(pieces[-1]) >= _PIECE_MESSAGES:
-                pieces[-1].sort(key=_DUE_ORDER)
-                pieces.append([])
-        pieces[-1].sort(key=_DUE_ORDER)
-        yield from merge(*pieces, key=_DUE_ORDER)
-
-
-def _bounds(
-    frames: Callable[[], Iterator[Frame]], wanted: Callable[[int], bool], memory_bytes: int
-) -> list[tuple[int, int]]:
-    """Places in the order of the wanted messages, from before the first to behind the last: what lies between two of
-    them fits into memory, about.
-
-    A sample tells where they are: to sort all keys would take a second once there are some hundred thousand.
-    """
-    sample: list[tuple[int, int]] = []
-    count, every, raw_bytes = 0, 1, 0
-    for frame in frames():
-        found = [(due, i) for i, due in enumerate(_dues_ms(frame), frame.base_offset) if wanted(i)]
-        sample += found[-count % every :: every]
-        count += len(found)
-        if not frame.is_large:  # what stays in its file takes no memory
-            raw_bytes += frame.header.raw_bytes * len(found) // frame.count
-        if len(sample) > _SAMPLE_MOST:
-            del sample[1::2]
-            every *= 2
-    if not count:
-        return []
-    sample.sort()
-    parts = min(-(-(raw_bytes + count * _MESSAGE_BYTES) // memory_bytes), len(sample))
-    return [(0, 0), *(sample[len(sample) * i // parts] for i in range(1, parts)), (NEVER_MS, 0)]
+                part += [record for record in frame.records() if record.offset in chosen]
+        part.sort(key=lambda record: (record.due_at_ms, record.offset))
+        yield from part
 
 
 def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[Run]:
@@ -167,7 +139,7 @@ class _RunWriter:
         self._name = f"{bucket_of(first_due_ms, plan.now_ms):020d}-{number:010d}.run"
         self._packing = plan.packing
         self._run_id = world.ids.random_u32()
-        self._offset = self._synced = 0
+        self._offset = 0
         self._block: list[Record] = []
         self._block_bytes = 0
         self._table = array("q")
@@ -214,9 +186,6 @@ class _RunWriter:
         write_fully(self.file, self.position, [header_for(body, place, batch_remaining=0), *body.parts])
         self.position += body.frame_bytes
         self._offset += body.count
-        if self.position >= self._synced + _SYNC_BYTES:
-            self.file.sync()
-            self._synced = self.position
 
 
 def _body(batch: Batch, kind: Kind, packing: Packing = PLAIN) -> Body:
@@ -310,7 +279,6 @@ class Upkeep:
                 if self._state.closed:
                     return
                 self._state.closed = True
-            self.on_pause = lambda: None  # nothing is released any more
             try:
                 self._save()
             except (OSError, HoldfastError) as error:
@@ -362,17 +330,10 @@ class Upkeep:
         )
         runs = write_runs(self._world, self._with_pauses(records, _PAUSE_MESSAGES), plan)
         with state.lock:
-            dropping = state.take_over(runs, cut)
-        while self._step(dropping):
-            self.on_pause()
+            state.take_over(runs, cut)
         log.roll()
         self._save()
         return sum(run.messages for run in runs)
-
-    def _step(self, steps: Iterator[None]) -> bool:
-        """Take one under the lock; answers whether there was one."""
-        with self._state.lock:
-            return next(steps, self) is None
 
     def _with_pauses(self, items: Iterator[_Item], every: int) -> Iterator[_Item]:
         """A spill is work for a second, and messages come due meanwhile: they must not wait for its end."""
@@ -400,15 +361,12 @@ class Upkeep:
         state.saved_position = manifest.accounted
         garbage, self._garbage = self._garbage, []
         for run in garbage:
-            self.on_pause()
             with contextlib.suppress(OSError):  # what stays is not in the manifest, and goes at the next opening
                 if run.keep_file:
                     self._world.disk.rename(run.path, run.path + ".damaged")
                 else:
                     self._world.disk.remove(run.path)
-        for segment in self._log.segments()[:-1]:
-            self.on_pause()  # a large file takes a while to remove
-            self._log.trim(min(segment.next_offset, needed))
+        self._log.trim(needed)
 
 
 @contextlib.contextmanager
