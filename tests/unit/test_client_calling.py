@@ -1,13 +1,15 @@
-"""The way of every call, without a server: which of several failed tries is told of."""
+"""The way of every call, without a server: which of several failed tries is told of, and how connections end."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
 from holdfast.client.address import parse_address
 from holdfast.client.calling import Caller, Cut, Unsent
 from holdfast.client.http import Answer, Ask
-from holdfast.client.ways import ThreadWays, run
+from holdfast.client.ways import TaskWays, ThreadWays, run
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Unavailable
@@ -30,3 +32,27 @@ def test_a_last_try_that_our_own_time_cuts_short_tells_less_than_the_one_before(
     with pytest.raises(Unavailable, match="it hung up"):
         run(caller.answered(Ask(method="GET", path="/healthz"), attempt))
     assert tries == 3
+
+
+def test_a_connection_can_be_closed_whose_other_end_hung_up_before_it_had_read_all():
+    ended = asyncio.Event()
+
+    async def answer_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"no")
+        writer.write_eof()
+        while await reader.read(1 << 20):
+            pass
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    async def hung_up_on() -> None:
+        async with await asyncio.start_server(answer_first, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            wire = await TaskWays(ManualClock()).connect(parse_address(f"http://127.0.0.1:{port}"), 60, None)
+            await wire.send(b"x" * 50_000_000, 60)  # more than the system takes at once: the rest waits here
+            assert [await wire.receive(60), await wire.receive(60)] == [b"no", b""]
+            wire.close()
+            await ended.wait()
+
+    asyncio.run(hung_up_on())

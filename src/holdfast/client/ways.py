@@ -190,10 +190,14 @@ class TaskWire(asyncio.Protocol):
 
     def close(self) -> None:
         if self._loop is _loop():
-            self._transport.abort()
+            self._abort()
         elif not self._loop.is_closed():  # called by a thread, or a finalizer in one
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._transport.abort)
+                self._loop.call_soon_threadsafe(self._abort)
+
+    def _abort(self) -> None:
+        if not self._over:  # a transport that has said so is let go of by its loop, and cannot be aborted any more
+            self._transport.abort()
 
     def forget(self) -> None:
         """Nothing: to take it from the loop would take it from the parent's, too."""
