@@ -17,6 +17,7 @@ from holdfast.broker.dead_letters import DeadLetter as StoredLetter
 from holdfast.broker.dead_letters import LetterPlace
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
+from holdfast.errors import InvalidRequest, NotFound
 from holdfast.local.listing import listed
 from holdfast.local.publisher import Publisher
 
@@ -46,7 +47,13 @@ class LocalLetters:
         return (found for found in listed(self._group, "dead", where, limit) if isinstance(found, DeadLetter))
 
     def show(self, letter_id: str) -> DeadLetter[Any]:
-        """One of them."""
+        """One of them; NotFound where there is none."""
+        try:
+            return self._by_id(letter_id)
+        except InvalidRequest as error:
+            raise NotFound(str(error)) from None
+
+    def _by_id(self, letter_id: str) -> DeadLetter[Any]:
         place = parse_message_id(letter_id, self._group.topic + DEAD_SUFFIX)
         delivery = self._group.queue_group.delivery(place.partition)
         letter = None if place.offset is None else delivery.dead.letter(place.offset)
@@ -85,7 +92,7 @@ class LocalLetters:
         if ids is None:
             return list(map(choose, self._each(where, limit)))
         check_limit(limit)
-        return [choose(self.show(letter_id)) for letter_id in ids][:limit]
+        return [choose(self._by_id(letter_id)) for letter_id in ids][:limit]
 
     def _paced(self, letters: list[ChosenLetter], rate: float | None) -> Iterator[list[ChosenLetter]]:
         size = at_once(rate)

@@ -26,7 +26,7 @@ class AsyncDeadLetters(Generic[Body]):
         return [letter async for letter in found]  # sync: return list(found)
 
     async def show(self, letter_id: str) -> DeadLetter[Body]:
-        """One of them."""
+        """One of them; NotFound where there is none."""
         if not isinstance(letter_id, str):
             raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
         return await self._port.letter(letter_id)

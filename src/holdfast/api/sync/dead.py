@@ -27,7 +27,7 @@ class DeadLetters(Generic[Body]):
         return list(found)
 
     def show(self, letter_id: str) -> DeadLetter[Body]:
-        """One of them."""
+        """One of them; NotFound where there is none."""
         if not isinstance(letter_id, str):
             raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
         return self._port.letter(letter_id)

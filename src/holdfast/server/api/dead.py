@@ -155,10 +155,7 @@ async def show_dead(call: Call) -> Letter:
     """One dead letter: every error, the reason, its original place, its state document."""
     query: InGroup = call.query
     group = await existing_group(call, query.group)
-    try:
-        letter = await group.port.letter(call.path["id"])
-    except InvalidRequest as error:
-        raise NotFound(str(error)) from None
+    letter = await group.port.letter(call.path["id"])
     return await asyncio.to_thread(_letter, letter)
 
 
