@@ -119,6 +119,12 @@ def check_changes(given: Mapping[str, Any]) -> dict[str, Any]:
     return changes_of(given)
 
 
+def check_partitions(count: object) -> None:
+    """Refuse what is no number of partitions for a new topic, as for any setting."""
+    if count is not None:
+        check_settings(None, {"partitions": count})
+
+
 def check_added(count: object) -> None:
     """Refuse what is no number of partitions to add."""
     if type(count) is not int or count < 1:

@@ -12,7 +12,7 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.streams import Stream
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, TopicInfo, changes_to
+from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions
 from holdfast.api.traces import Question
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.streams.positions import Reset, To
@@ -99,6 +99,7 @@ class RemoteBrokerPort(RemoteBroker):
     def _make_queue(self, name: str, info: TopicInfo | None, changes: Mapping[str, Any]) -> TopicInfo:
         given = plain(changes)
         partitions = given.pop("partitions", None)
+        check_partitions(partitions)
         body = CreateQueue(partitions=partitions, settings=given)
         try:
             made: TopicInfo = self._ask("PUT", path_of("queues", name), TopicInfo, body)
@@ -150,6 +151,7 @@ class RemoteBrokerPort(RemoteBroker):
         self, name: str, partitions: int | None, changes: Mapping[str, Any], *, exist_ok: bool
     ) -> TopicInfo:
         """Make a topic."""
+        check_partitions(partitions)
         body = wire.CreateTopic(name=name, partitions=partitions, settings=plain(changes), exist_ok=exist_ok)
         info: TopicInfo = self._ask("POST", path_of("topics"), TopicInfo, body, again=exist_ok)
         return info
