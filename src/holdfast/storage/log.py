@@ -491,7 +491,7 @@ class Log:
         if asked is None:
             return self.settings.durability
         if not isinstance(asked, str) or asked not in _DURABILITIES:
-            raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(sorted(_DURABILITIES))}")
+            raise InvalidRequest(f"durability={asked!r} is not known; use one of {', '.join(get_args(Durability))}")
         return cast("Durability", asked)
 
     def _call_attention(self) -> None:
