@@ -12,11 +12,11 @@ from tools.figures import FIGURES, Package, figure
 CEILINGS = {
     "modules": 456,  # goal: 280
     "face_classes": 26,  # goal: 28, half of them generated
-    "priority": 21,  # goal: 12
+    "priority": 20,  # goal: 12
     "equal_face_pairs": 24,  # goal: 0
     "private_names": 0,
     "private_exceptions": 7,  # goal: at most 24, each of which says why
-    "class_names": 90,  # goal: 25
+    "class_names": 89,  # goal: 25
     "short_modules": 84,  # goal: fewer than 30
     "one_sibling": 53,
     "unnamed_modules": 2,  # goal: 0
