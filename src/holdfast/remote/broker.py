@@ -13,9 +13,7 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.times import instant_ns, to_datetime
 from holdfast.api.traces import Question, moment_ns
 from holdfast.broker.streams.positions import Reset, To
-from holdfast.client.calling import packed
 from holdfast.client.client import Client
-from holdfast.client.http import Ask
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
 from holdfast.settings import BrokerSettings, TopicSettings
@@ -64,11 +62,6 @@ class RemoteBroker:
                 instant_ns(value, name)
                 asked[name] = value.isoformat()
         return asked
-
-
-def request(method: str, path: str, answers: Any, body: Any = None, *, again: bool = True) -> Ask:
-    """A call whose body is one of the wire's values."""
-    return Ask(method=method, path=path, body=b"" if body is None else packed(body), answers=answers, again=again)
 
 
 def reset_of(topic: str, to: To, partition: int | None, *, dry_run: bool) -> wire.ResetOffsets:

@@ -11,7 +11,6 @@ from holdfast.api.arguments import Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.listed import Listed, Where, warn_of_damage
 from holdfast.broker.metrics import Observer
-from holdfast.client.calling import packed
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.client.payloads import Payload
@@ -22,6 +21,7 @@ from holdfast.model import BodyKind, Durability, Record
 from holdfast.protocol import queues as wire
 from holdfast.protocol.dead import Letters
 from holdfast.protocol.messages import Delivery, Take
+from holdfast.remote.calls import ask_of
 from holdfast.remote.records import ToldPlace, listed_told, path_by_id, record_told
 from holdfast.settings import TopicSettings
 
@@ -125,9 +125,8 @@ class RemoteGroup:
         """A call about this queue."""
         self.check_open()
         wait_s, again = query.pop("wait_s", 0.0), query.pop("again", True)
-        content = b"" if body is None else packed(body)
         path = path_of("queues", self.topic, *verb.split("/"), **query)
-        return Ask(method=method, path=path, body=content, answers=answers, wait_s=wait_s, again=again)
+        return ask_of(method, path, answers, body, wait_s=wait_s, again=again)
 
     # Receiving
 

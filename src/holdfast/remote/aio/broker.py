@@ -29,8 +29,8 @@ from holdfast.protocol.traces import Steps
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
 from holdfast.remote.aio.locks import AsyncRemoteLocksPort
-from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, request, reset_of, resets_told, topic_settings
-from holdfast.remote.client_calls import AsyncClientCalls
+from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told, topic_settings
+from holdfast.remote.calls import AsyncCalls
 from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.records import contents_told
 from holdfast.settings import ProducerSettings, QueueSettings, TopicSettings
@@ -43,10 +43,10 @@ class AsyncRemoteBrokerPort(RemoteBroker):
 
     def __init__(self, client: Client, body_type: Any = None, durability: Durability | None = None) -> None:
         super().__init__(client, body_type, durability)
-        self._calls = AsyncClientCalls(client)
+        self._calls = AsyncCalls(client)
 
     async def _ask(self, method: str, path: str, answers: Any, body: Any = None, *, again: bool = True) -> Any:
-        return await self._calls.call(request(method, path, answers, body, again=again))
+        return await self._calls.ask(method, path, answers, body, again=again)
 
     async def queue(
         self,

@@ -45,7 +45,7 @@ class AsyncRemoteConsumerPort:
         self.member_id: str | None = None
         self.left = False
         self._client = client
-        self._calls = AsyncCalls(client.caller)
+        self._calls = AsyncCalls(client)
         self._clock = client.world.clock
         self._heartbeats = Heartbeats(client.beside)
         self._number = 0

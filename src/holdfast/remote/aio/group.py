@@ -23,7 +23,7 @@ from holdfast.errors import Conflict, InvalidRequest, LeaseLost
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import dead, queues
 from holdfast.protocol import messages as wire
-from holdfast.remote.client_calls import AsyncClientCalls
+from holdfast.remote.calls import AsyncCalls
 from holdfast.remote.group import (
     MOST_WAIT_S,
     UNLIMITED_S,
@@ -48,7 +48,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         self, client: Client, topic: str, group: str, bodies: Bodies, settings: TopicSettings, **options: Any
     ) -> None:
         super().__init__(client, topic, group, bodies, settings, **options)
-        self._calls = AsyncClientCalls(client)
+        self._calls = AsyncCalls(client)
 
     async def _ask(self, method: str, verb: str, answers: Any, body: Any = None, **query: Any) -> Any:
         return await self._calls.call(self._request(method, verb, answers, body, **query))

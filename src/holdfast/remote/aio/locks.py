@@ -25,7 +25,7 @@ class AsyncRemoteLocksPort:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._calls = AsyncCalls(client.caller)
+        self._calls = AsyncCalls(client)
 
     @property
     def holder(self) -> str:

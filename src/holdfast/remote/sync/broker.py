@@ -27,8 +27,8 @@ from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
 from holdfast.protocol.queues import CreateQueue
 from holdfast.protocol.traces import Steps
-from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, request, reset_of, resets_told, topic_settings
-from holdfast.remote.client_calls import ClientCalls
+from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told, topic_settings
+from holdfast.remote.calls import Calls
 from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.records import contents_told
 from holdfast.remote.sync.consumer import RemoteConsumerPort
@@ -44,10 +44,10 @@ class RemoteBrokerPort(RemoteBroker):
 
     def __init__(self, client: Client, body_type: Any = None, durability: Durability | None = None) -> None:
         super().__init__(client, body_type, durability)
-        self._calls = ClientCalls(client)
+        self._calls = Calls(client)
 
     def _ask(self, method: str, path: str, answers: Any, body: Any = None, *, again: bool = True) -> Any:
-        return self._calls.call(request(method, path, answers, body, again=again))
+        return self._calls.ask(method, path, answers, body, again=again)
 
     def queue(
         self,

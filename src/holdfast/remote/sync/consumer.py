@@ -46,7 +46,7 @@ class RemoteConsumerPort:
         self.member_id: str | None = None
         self.left = False
         self._client = client
-        self._calls = Calls(client.caller)
+        self._calls = Calls(client)
         self._clock = client.world.clock
         self._heartbeats = Heartbeats(client.beside)
         self._number = 0

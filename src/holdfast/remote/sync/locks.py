@@ -26,7 +26,7 @@ class RemoteLocksPort:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._calls = Calls(client.caller)
+        self._calls = Calls(client)
 
     @property
     def holder(self) -> str:
