@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from holdfast.env import World, real_world
-from holdfast.local.opening import async_open_broker
+from holdfast.local.aio.opening import async_open_broker
 from holdfast.server.app import Auditor
 from holdfast.server.process import make_server
 from holdfast.server.routing import Routes

@@ -17,7 +17,7 @@ from holdfast.api.aio.group import AsyncGroup
 from holdfast.broker.waiters import ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.local.opening import async_group_here
+from holdfast.local.aio.group import AsyncLocalGroupPort
 
 counts = st.sampled_from([1, 1, 1, 2, 5])
 picks = st.integers(0, 20)
@@ -74,7 +74,8 @@ class Story:
         self.broker = holdfast.open_broker("/data", world=world, durability="os")
         self.broker.create_topic("jobs", partitions=partitions, min_free_bytes=0)
         self.q = self.broker.group("jobs", "workers", lease_ms=3_600_000, **settings)
-        self.tasks_view: AsyncGroup[Any] = async_group_here(self.q._port.engine, self.q._port.queue_group, None)
+        port = self.q._port
+        self.tasks_view: AsyncGroup[Any] = AsyncGroup(AsyncLocalGroupPort(port.engine, port.queue_group, port.bodies))
         self.asked: list[Asked] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.held: list[Any] = []

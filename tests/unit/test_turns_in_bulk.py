@@ -13,7 +13,7 @@ from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
 from holdfast.errors import LeaseLost
-from holdfast.local.opening import async_open_broker
+from holdfast.local.aio.opening import async_open_broker
 from holdfast.server.served import CLAIMS_AT_ONCE, MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from holdfast.server.waiting import Windows
 from tests.unit.queues import Place

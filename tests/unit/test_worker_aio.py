@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Reject, Worker
-from holdfast.local.opening import async_queue_here
+from holdfast.local.aio.opening import async_queue_here
 from tests.unit.workers import PATIENCE_S, Place, ended, eventually
 
 

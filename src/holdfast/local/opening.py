@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.api.aio.broker import AsyncBroker
-from holdfast.api.aio.group import AsyncGroup
-from holdfast.api.aio.opening import AsyncOpening
-from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.arguments import switch
 from holdfast.api.bodies import Bodies
 from holdfast.api.sync.broker import Broker
-from holdfast.api.sync.group import Group
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import DEFAULT_GROUP
@@ -26,9 +20,6 @@ from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.local.aio.broker import AsyncLocalBrokerPort
-from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.aside import opened_aside
 from holdfast.local.broker import LocalBroker, keep_bodies
 from holdfast.local.group import LocalGroup
 from holdfast.local.sync.broker import LocalBrokerPort
@@ -40,26 +31,9 @@ from holdfast.storage.opening import TRUST
 _Port = TypeVar("_Port")
 
 
-def group_here(engine: BrokerEngine, group: QueueGroup, body_type: Any) -> Group[Any]:
-    """A group for threads on an engine in this process."""
-    return Group(LocalGroupPort(engine, group, Bodies(body_type)))
-
-
 def queue_here(engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False) -> Queue[Any]:
     """A queue for threads on an engine in this process, which is closed with it where it is `alone` there."""
     return Queue(LocalGroupPort(engine, group, Bodies(body_type), alone=alone))
-
-
-def async_group_here(engine: BrokerEngine, group: QueueGroup, body_type: Any) -> AsyncGroup[Any]:
-    """A group for tasks on an engine in this process."""
-    return AsyncGroup(AsyncLocalGroupPort(engine, group, Bodies(body_type)))
-
-
-def async_queue_here(
-    engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False
-) -> AsyncQueue[Any]:
-    """A queue for tasks on an engine in this process, which is closed with it where it is `alone` there."""
-    return AsyncQueue(AsyncLocalGroupPort(engine, group, Bodies(body_type), alone=alone))
 
 
 def open_queue(
@@ -217,16 +191,6 @@ def open_broker(
             trust_folder=trust_folder,
         )
     )
-
-
-def async_open_broker(folder: str | PathLike[str] | None = None, **options: Any) -> AsyncOpening[AsyncBroker]:
-    """The same for tasks."""
-    return AsyncOpening(_open_broker_aside, folder, options)
-
-
-async def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> AsyncBroker:
-    port = await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)
-    return AsyncBroker(port)
 
 
 def close_engine(port: LocalBroker | LocalGroup) -> None:

@@ -14,7 +14,7 @@ from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.local.opening import async_open_broker
+from holdfast.local.aio.opening import async_open_broker
 from holdfast.server.access.callers import check_listening
 from holdfast.server.access.tls import tls_context
 from holdfast.server.api.admin import audit_routes, metrics_routes

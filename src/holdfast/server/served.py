@@ -418,9 +418,3 @@ def _said(contents: Contents[Any], record: Record) -> dict[str, Any]:
     if record.flags & MOVED and (original := original_of(record)) is not None:
         facts["original_id"] = original.id
     return facts
-
-
-def check_one(values: Sequence[object], names: str) -> None:
-    """Refuse more than one of what excludes each other."""
-    if sum(value is not None for value in values) > 1:
-        raise InvalidRequest(f"only one of {names} may be given")

@@ -15,7 +15,8 @@ from holdfast.api.sync.queue import Queue
 from holdfast.env import SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Empty
-from holdfast.local.opening import async_queue_here, open_queue
+from holdfast.local.aio.opening import async_queue_here
+from holdfast.local.opening import open_queue
 from holdfast.testing.clock import VirtualClock
 
 _FOLDER: Final = "/queue"

@@ -1,0 +1,37 @@
+# async only: a call for threads returns what it opened
+"""What is in a folder, opened here for tasks; programs that have none do not load this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from os import PathLike
+from typing import Any
+
+from holdfast.api.aio.broker import AsyncBroker
+from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api.aio.queue import AsyncQueue
+from holdfast.api.bodies import Bodies
+from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.group import QueueGroup
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
+from holdfast.local.aio.group import AsyncLocalGroupPort
+from holdfast.local.aside import opened_aside
+from holdfast.local.opening import close_engine, open_broker_port
+
+
+def async_queue_here(
+    engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False
+) -> AsyncQueue[Any]:
+    """A queue for tasks on an engine in this process, which is closed with it where it is `alone` there."""
+    return AsyncQueue(AsyncLocalGroupPort(engine, group, Bodies(body_type), alone=alone))
+
+
+def async_open_broker(folder: str | PathLike[str] | None = None, **options: Any) -> AsyncOpening[AsyncBroker]:
+    """Own the topics in a data folder; `local.opening.open_broker` says what the arguments mean."""
+    return AsyncOpening(_open_broker_aside, folder, options)
+
+
+async def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> AsyncBroker:
+    port = await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)
+    return AsyncBroker(port)
