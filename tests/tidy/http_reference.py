@@ -17,7 +17,7 @@ from holdfast.server.api.admin import audit_routes, metrics_routes
 from holdfast.server.api.description import description_routes
 from holdfast.server.routing import Route
 from holdfast.server.server import API
-from tests.tidy.repo import ROOT
+from tests.tidy.repo import ROOT, with_part
 
 PAGE = ROOT / "docs" / "reference" / "http.md"
 VALUES = ROOT / "docs" / "reference" / "http-values.md"
@@ -57,12 +57,7 @@ def with_values(page: str) -> str:
 
 
 def _renewed(page: str, name: str, made: str) -> str:
-    begin, end = BEGIN.format(name=name), END.format(name=name)
-    before, found, rest = page.partition(begin)
-    _old, ended, after = rest.partition(end)
-    if not found or not ended:
-        raise ValueError(f"the page has no part between {begin!r} and {end!r}")
-    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
+    return with_part(page, BEGIN.format(name=name), END.format(name=name), made)
 
 
 def table(tag: str) -> str:

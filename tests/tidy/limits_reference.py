@@ -24,7 +24,7 @@ from holdfast.server.http import messages as unpack
 from holdfast.server.http.admission import Limits
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from holdfast.storage import segment
-from tests.tidy.repo import ROOT
+from tests.tidy.repo import ROOT, with_part
 
 PAGE = ROOT / "docs" / "reference" / "limits.md"
 BEGIN = "<!-- {name}: made by `python -m tests.tidy.limits_reference --write` from the code -->"
@@ -48,13 +48,9 @@ def rendered() -> dict[str, list[Limit]]:
 def with_limits(page: str) -> str:
     """The page, with every part between two marks made anew."""
     for name, rows_of in rendered().items():
-        begin, end = BEGIN.format(name=name), END.format(name=name)
-        before, found, rest = page.partition(begin)
-        _old, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"the page has no part between {begin!r} and {end!r}")
         rows = "\n".join(f"| {each.what} | {each.value} | {each.change} |" for each in rows_of)
-        page = f"{before}{begin}\n\n| | limit | can be changed |\n|---|---|---|\n{rows}\n\n{end}{after}"
+        made = f"| | limit | can be changed |\n|---|---|---|\n{rows}"
+        page = with_part(page, BEGIN.format(name=name), END.format(name=name), made)
     return page
 
 

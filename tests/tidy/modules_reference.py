@@ -9,7 +9,7 @@ import ast
 import sys
 from pathlib import Path
 
-from tests.tidy.repo import PACKAGE, ROOT, modules, tree_of
+from tests.tidy.repo import PACKAGE, ROOT, modules, tree_of, with_part
 
 PAGE = ROOT / "docs" / "internals" / "README.md"
 BEGIN = "<!-- modules: made by `python -m tests.tidy.modules_reference --write` from the docstrings -->"
@@ -47,11 +47,7 @@ def _first_sentence(module: Path) -> str:
 
 def with_modules(page: str) -> str:
     """The page, with the part between the two marks made anew."""
-    before, found, rest = page.partition(BEGIN)
-    _old, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise ValueError(f"the page has no part between {BEGIN!r} and {END!r}")
-    return f"{before}{BEGIN}\n\n{rendered()}\n\n{END}{after}"
+    return with_part(page, BEGIN, END, rendered())
 
 
 if __name__ == "__main__":

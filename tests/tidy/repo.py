@@ -65,3 +65,12 @@ def assert_none(faults: list[str], advice: str) -> None:
     """Fail with one fault a line, then what to do about them."""
     if faults:
         pytest.fail("\n".join([*faults, "", advice]), pytrace=False)
+
+
+def with_part(page: str, begin: str, end: str, made: str) -> str:
+    """The page, with what stands between the two marks made anew."""
+    before, found, rest = page.partition(begin)
+    _old, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"the page has no part between {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
