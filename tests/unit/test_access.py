@@ -19,7 +19,7 @@ from holdfast.errors import BadSettings, Forbidden, Unauthenticated
 from holdfast.server.access import tokens as tokens_module
 from holdfast.server.access.callers import Access, check_listening
 from holdfast.server.access.principals import Principal, principal_of
-from holdfast.server.access.tokens import ACTIONS, ROLES, Entry, digest_of, with_entry
+from holdfast.server.access.tokens import ACTIONS, ROLES, Entry, Patterns, digest_of, with_entry
 from holdfast.settings import ServerSettings
 
 SHOP = Entry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders", "orders.*"))
@@ -34,10 +34,7 @@ class Asked:
     def __init__(self, peer: str = "127.0.0.1", certificate: Any = None, **headers: str) -> None:
         self.peer = peer
         self.certificate = certificate
-        self._headers = {"host": "127.0.0.1:7700"} | headers
-
-    def header(self, name: str) -> str:
-        return self._headers.get(name, "")
+        self.headers = {"host": "127.0.0.1:7700"} | headers
 
 
 class Place:
@@ -448,3 +445,19 @@ def test_tls_begins_with_a_certificate(name: str):
 def test_a_tokens_file_that_is_not_there_stops_the_server(tmp_path: Path):
     with pytest.raises(BadSettings, match="there is no tokens file"):
         Access(ServerSettings(tokens_file=f"{tmp_path}/none"), real_world())
+
+
+def test_a_host_that_was_let_in_before_lets_in_no_other_and_one_refused_stays_so(place: Place):
+    access = Access(ServerSettings(), place.world)
+    for _ in range(3):
+        assert access.principal(Asked(host="localhost:7700")).name == "local"
+        with pytest.raises(Forbidden):
+            access.principal(Asked(host="localhost.evil.example:7700"))
+        with pytest.raises(Forbidden):
+            access.principal(Asked(host="localhost:7700", origin="http://evil.example:7700"))
+
+
+def test_rights_on_everything_are_those_of_the_entry_and_none_of_a_read_only_server():
+    assert Principal(name="local").everywhere == frozenset(ACTIONS)
+    assert Principal(name="local", read_only=True).everywhere == {"read"}
+    assert Principal(name="x", topics=Patterns(["a*"])).everywhere == {"lock"}

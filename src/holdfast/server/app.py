@@ -167,10 +167,10 @@ class App:
             call.request.ask_room = None  # which keeps the call
             if call.room:
                 self.service.room.give_back(call.principal.name, call.room)
-        ended = call.why_ended()
-        if ended is not None:  # what it was cancelled in went on all the same
+        if call.ended is not None:  # what it was cancelled in went on all the same
+            call.why_ended()
             await _withdrawn(answer)
-            raise ended
+            raise call.ended
         return answer
 
     async def _in_room(self, call: Call, answer: Response) -> Response:
@@ -206,7 +206,7 @@ class App:
         route, request = call.route, call.request
         if "sec-fetch-site" in request.headers:
             check_fetch(request, page=route.hidden)
-        if route.action != "open":
+        if route.action != "open" and (route.also is not None or route.action not in call.principal.everywhere):
             _check_right(call)
         if "traceparent" in request.headers:
             call.trace = parse_traceparent(request.headers["traceparent"])
@@ -274,8 +274,11 @@ class App:
 
 
 async def _handled(call: Call) -> Any:
+    path = call.path
+    name = path.get("queue") or path.get("topic")
     try:
-        await _open_topic(call)
+        if name is not None and not call.service.engine.is_open(name):
+            await _open_topic(call, name)
         return await call.route.handler(call)
     except Closed as error:
         raise await _why_closed(call, error) from error
@@ -295,12 +298,11 @@ def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
     return type(error)(error.brief)
 
 
-async def _open_topic(call: Call) -> None:
+async def _open_topic(call: Call, name: str) -> None:
     """Open what the path names, on the topic's own thread: handlers use the loop's few threads, or none."""
-    name = call.path.get("queue") or call.path.get("topic")
-    port = call.service.port
-    if name is None or call.request.method == "DELETE" or port.engine.is_open(name):
+    if call.request.method == "DELETE":
         return
+    port = call.service.port
     with suppress(HoldfastError):  # the handler says what that means
         await port.at(name).aside(_open_if_there, port.engine, name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
@@ -29,6 +30,9 @@ _Found = TypeVar("_Found")
 _Value = TypeVar("_Value")
 
 _VALUES: Final = frozenset({JSON, MSGPACK, *UNSAID})
+# A client asks the same of call after call: what follows the '?' is read once. Nobody changes what it was read as.
+_KEPT_QUERIES: Final = 256
+_KEPT_QUERY_CHARS: Final = 200
 
 
 class Call:
@@ -122,7 +126,7 @@ class Call:
 
     def answer(self, value: object, *, status: int | None = None, **more: Any) -> Response:
         """A value as an answer."""
-        media = self.media
+        media = MSGPACK if MSGPACK in self.request.headers.get("accept", "") else JSON
         return Response(status or self.route.status, encode(value, media), media, **more)
 
     def encoded(self, value: _Value) -> _Value:
@@ -136,7 +140,8 @@ class Call:
         """Hold query and body to what the route says of them."""
         route, request = self.route, self.request
         if route.query is not None:
-            self.query = _query(request.query, route.query)
+            read = _query if len(request.query) > _KEPT_QUERY_CHARS else _known_query
+            self.query = read(request.query, route.query)
         elif request.query:
             raise InvalidRequest(f"{route.pattern} takes nothing behind the '?'")
         if route.body is not None:
@@ -209,3 +214,6 @@ def _query(text: str, kind: Any) -> Any:
         if getattr(given, name, ...) is None:  # the word "null" was taken for nothing
             raise InvalidRequest(f"{name} cannot be null behind the '?'; leave it out instead")
     return given
+
+
+_known_query: Final = lru_cache(maxsize=_KEPT_QUERIES)(_query)

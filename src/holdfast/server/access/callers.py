@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any, Final, Protocol
 
 from holdfast.env import World
 from holdfast.errors import BadSettings, Unauthenticated
-from holdfast.server.access.origins import check_host, check_origin, is_loopback, plain_name
+from holdfast.server.access.origins import KEPT_HOSTS, check_host, check_origin, is_loopback, plain_name
 from holdfast.server.access.principals import LOCAL, Principal, principal_of
 from holdfast.server.access.tls import Reloaded, names_in
 from holdfast.server.access.tokens import Entry, Tokens, read_tokens
@@ -29,8 +30,7 @@ class Asking(Protocol):
 
     peer: str
     certificate: Any
-
-    def header(self, name: str) -> str: ...
+    headers: dict[str, str]
 
 
 def check_listening(settings: ServerSettings) -> list[str]:
@@ -81,27 +81,29 @@ class Access:
         self._confirmed_by: Tokens | None = None
         self._confirmed: frozenset[Entry] = frozenset()
         self._local = Principal(name=LOCAL, read_only=settings.read_only)
+        self.is_open: Final = self._tokens is None and settings.tls_client_ca_file is None  # nobody is asked for a name
         self._checks_host = self.is_open or bool(settings.allowed_hosts)
-        self._names = frozenset(
+        names = frozenset(
             found
             for found in map(_host_name, (settings.host, *settings.allowed_hosts))
             if found is not None and found not in _EVERY_ADDRESS
         )
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nobody is asked who they are."""
-        return self._tokens is None and self._settings.tls_client_ca_file is None
+        # The names are those of the settings for good, so what was let in once need not be looked at again.
+        self._check_host = lru_cache(maxsize=KEPT_HOSTS)(partial(check_host, names=names))
 
     def principal(self, request: Asking) -> Principal:
         """Who sent a request."""
-        host = request.header("host")
-        check_origin(request.header("origin"), host)
+        headers = request.headers
+        host = headers.get("host", "")
+        if headers.get("origin"):
+            check_origin(headers["origin"], host)
         if request.peer == LOCAL:
             return self._local
         if self._checks_host:
-            check_host(host, self._names)
-        return self.identify(request.header("authorization"), names_in(request.certificate))
+            self._check_host(host)
+        if self.is_open:
+            return self._local
+        return self.identify(headers.get("authorization", ""), names_in(request.certificate))
 
     def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
         """Who has this token, or else this certificate."""

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from holdfast.errors import Forbidden
 from holdfast.server.http.head import parse_host
 
-_KEPT: Final = 64  # a server goes by few names, and every call says one
+KEPT_HOSTS: Final = 64  # a server goes by few names, and every call says one
 _SCHEMES: Final = ("http://", "https://")
 _OWN_SITE: Final = frozenset({"same-origin", "none"})  # none: the user asked for it, by hand or by a bookmark
 
@@ -27,7 +27,7 @@ class Fetched(Protocol):
     def header(self, name: str) -> str: ...
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT_HOSTS)
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach the address."""
     name = plain_name(host)
@@ -83,7 +83,7 @@ def check_fetch(request: Fetched, *, page: bool) -> None:
     raise Forbidden("a page of another site asked for this: only pages of this server may")
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=KEPT_HOSTS)
 def _origin_place(origin: str) -> tuple[str, int | None] | None:
     scheme = next((each for each in _SCHEMES if origin.lower().startswith(each)), None)
     return None if scheme is None else _host_place(origin[len(scheme) :])

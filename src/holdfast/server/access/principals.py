@@ -36,10 +36,14 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     creates_groups: bool = True
     read_only: bool = False
     entry: Entry | None = None
+    everywhere: frozenset[Action] = frozenset()  # what they may do to every topic, or every lock; made of the others
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "everywhere", frozenset(filter(self.may, ACTIONS)))
 
     def check(self, action: RouteAction, name: str | None = None) -> None:
         """Forbidden, unless they may do this to the topic (or the lock) of this name; without one, to all of them."""
-        if not self.may(action, name):
+        if action not in self.everywhere and not self.may(action, name):
             raise Forbidden(self._refusal(action, name))
 
     def check_any(self, action: RouteAction) -> None:

@@ -111,11 +111,13 @@ async def group_of(call: Call, name: str | None) -> ServedGroup:
 async def existing_group(call: Call, name: str | None) -> ServedGroup:
     """The same for those who only look: they make nothing."""
     queue, group = call.path["queue"], name or DEFAULT_GROUP
-    if call.service.known_group(queue, group) is None:
-        info = await call.service.broker.describe_topic(queue)
-        if group not in info.groups:
-            there = ", ".join(told_topic(call, info).groups) or "none"
-            raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
+    known = call.service.known_group(queue, group)
+    if known is not None:
+        return known
+    info = await call.service.broker.describe_topic(queue)
+    if group not in info.groups:
+        there = ", ".join(told_topic(call, info).groups) or "none"
+        raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
     return await call.service.group(queue, group)
 
 

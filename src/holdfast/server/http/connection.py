@@ -25,9 +25,10 @@ from holdfast.server.http.head import (
     head,
     large_head,
     no_room,
+    parse_host,
     unquoted,
 )
-from holdfast.server.http.messages import Request, Response, StreamResponse, Undelivered
+from holdfast.server.http.messages import HIGH_BYTES, Request, Response, StreamResponse, Undelivered
 
 logger = logging.getLogger(__name__)
 
@@ -176,17 +177,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._paused:  # some of it was on its way already
             self._held += data
-        elif len(data) <= _AT_ONCE_BYTES:
-            self._take(data)
-        else:
-            at = 0
-            while at < len(data) and not self.full:
-                self._take(data[at : at + _AT_ONCE_BYTES])
-                at += _AT_ONCE_BYTES
-            self._held = data[at:]
-
-    def _take(self, data: bytes) -> None:
-        """Look at what has come."""
+            return
+        if len(data) > _AT_ONCE_BYTES:
+            self._look_at_parts(data)
+            return
         if self._discarding:
             return
         self._mixed = self._incoming is not None and not self._in_headers  # there is more in it than the next head
@@ -206,6 +200,13 @@ class Connection(asyncio.Protocol):
             self._header_bytes += len(data)
             if self._header_bytes > self._limits.header_bytes:
                 self._refuse(large_head(self._limits))
+
+    def _look_at_parts(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and not self.full:
+            self.data_received(data[at : at + _AT_ONCE_BYTES])
+            at += _AT_ONCE_BYTES
+        self._held = data[at:]
 
     def eof_received(self) -> None:
         if self._unheard is not None and unacknowledged(self.socket()):
@@ -243,7 +244,10 @@ class Connection(asyncio.Protocol):
         self._incoming = Request(self, self._peer, self._certificate)
         self._incoming.in_reserve = self.admitted is Admitted.IN_RESERVE
         if self._current is None:
-            self._expect("header", self._limits.header_s)
+            if self._writable is None:  # as `_expect`, which every request would call three times
+                self.why, self.deadline = "header", self._loop.time() + self._limits.header_s
+            else:
+                self._expect("header", self._limits.header_s)
 
     def on_url(self, url: bytes) -> None:
         assert self._incoming is not None
@@ -279,19 +283,26 @@ class Connection(asyncio.Protocol):
         request.path, request.query = path, query.partition("#")[0]
         if "%" in path:
             request.path = unquoted(path)
-        check_head(request.headers, self._parser.get_http_version())
-        length = request.headers.get("content-length")
+        headers = request.headers
+        host = headers.get("host")
+        if host is None or parse_host(host) is None or "transfer-encoding" in headers:
+            check_head(headers, self._parser.get_http_version())
+        length = headers.get("content-length")
         size = int(length) if length is not None and length.isdigit() else 0
         if size > self._limits.body_bytes:
             raise TooLarge(
                 f"the request's body would have {size} bytes, the limit is {self._limits.body_bytes}; nothing was done",
                 status=413,
             )
-        self._expects = request.header("expect").lower() == "100-continue"
-        self._body_began = self._loop.time()
-        if size or "transfer-encoding" in request.headers:
-            self._expect("body", self._limits.body_grace_s)
-        if size > _WAIT_FOR_BYTES or self._expects or "transfer-encoding" in request.headers:
+        self._expects = "expect" in headers and headers["expect"].lower() == "100-continue"
+        self._body_began = began = self._loop.time()
+        chunked = "transfer-encoding" in headers
+        if size or chunked:
+            if self._writable is None:
+                self.why, self.deadline = "body", began + self._limits.body_grace_s
+            else:
+                self._expect("body", self._limits.body_grace_s)
+        if size > _WAIT_FOR_BYTES or self._expects or chunked:
             self._begun = True
             self._begin(request)
 
@@ -309,7 +320,7 @@ class Connection(asyncio.Protocol):
                 "average; nothing was done. Send larger ones",
                 status=400,
             )
-        if request.is_full:
+        if request.buffered >= HIGH_BYTES:
             self._pause()
         elif self.why == "body":
             # Whoever sends steadily has the time that it takes.
@@ -458,11 +469,14 @@ class Connection(asyncio.Protocol):
         else:
             if self._waiting:
                 self._begin(self._waiting.popleft())
-            self.go_on()  # the end of a body may have come together with more of it than was wanted
-            if not self.busy and self._incoming is None:
-                self._expect("idle", self._limits.idle_s)
-            else:
+            if self._paused:
+                self.go_on()  # the end of a body may have come together with more of it than was wanted
+            if self._current is not None or self._incoming is not None:  # type: ignore[redundant-expr]  # by `_begin`
                 self._expect_the_rest()
+            elif self._writable is None:
+                self.why, self.deadline = "idle", self._loop.time() + self._limits.idle_s
+            else:
+                self._expect("idle", self._limits.idle_s)
 
     def _refuse(self, refused: Refused) -> None:
         """Say why, once, and end the connection."""

@@ -6,6 +6,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import zstandard
@@ -92,7 +93,12 @@ def too_large(most_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(f"the request's body has more than {most_bytes} bytes, which is the limit; nothing was done")
 
 
-_HIGH_BYTES: Final = 256 * 1024  # received and not taken: then the client waits
+@lru_cache(maxsize=64)
+def _media_type(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+HIGH_BYTES: Final = 256 * 1024  # received and not taken: then the client waits
 _TURN_BYTES: Final = 1024 * 1024
 _SMALL_BYTES: Final = 64 * 1024  # a body up to this size is held in memory without asking for room
 
@@ -162,29 +168,27 @@ class Request:
     @property
     def media(self) -> str:
         """The media type of the body, without its parameters."""
-        return self.header("content-type").partition(";")[0].strip().lower()
+        return _media_type(self.headers.get("content-type", ""))
 
     @property
     def packed(self) -> bool:
         """Whether the body comes compressed."""
-        return self.header("content-encoding").strip().lower() not in ("", "identity")
-
-    @property
-    def is_full(self) -> bool:
-        """Whether so much of the body waits here that the client had better wait, too."""
-        return self.buffered >= _HIGH_BYTES
+        encoding = self.headers.get("content-encoding")
+        return encoding is not None and encoding.strip().lower() not in ("", "identity")
 
     def feed(self, chunk: bytes) -> None:
         """A part of the body has come."""
         self.received += len(chunk)
         self.buffered += len(chunk)
         self._chunks.append(chunk)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def end(self) -> None:
         """The body is whole."""
         self.complete = True
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def fail(self, error: Refused) -> None:
         """The rest of the body is not wanted any more."""
@@ -208,7 +212,7 @@ class Request:
                 if self.error is not None:
                     raise self.error
                 chunk = self._taken()
-                if not self.complete and not self.is_full:
+                if not self.complete and self.buffered < HIGH_BYTES:
                     self.source.go_on()
                 yield chunk
             if self.complete:
@@ -252,6 +256,12 @@ class Request:
 
     async def read(self, most_bytes: int, most_ratio: int) -> bytes:
         """The whole body."""
+        if self.complete and "content-encoding" not in self.headers and self.on_end is None:  # the usual case
+            if self.buffered > most_bytes:
+                raise too_large(most_bytes)
+            chunks, self._chunks = self._chunks, deque()
+            self.buffered = 0
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if not self.packed:
             return await self.read_raw(most_bytes)
         length = self.length
@@ -260,7 +270,7 @@ class Request:
 
     async def read_raw(self, most_bytes: int) -> bytes:
         """The whole body as it was sent."""
-        if self.complete:  # the usual case, without detours
+        if self.complete:
             if self.buffered > most_bytes:
                 raise too_large(most_bytes)
             if self.on_end is not None:
