@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 
 from holdfast.api.aio.broker_port import AsyncBrokerPort
 from holdfast.api.aio.group_port import AsyncGroupPort
-from holdfast.api.arguments import Wanted, error_text
+from holdfast.api.arguments import ACK, Settlement, Wanted, error_text
 from holdfast.api.contents import Contents
 from holdfast.api.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, NotAQueue
@@ -49,14 +49,13 @@ class TextFace:
             case ["GET", name, *seconds]:
                 return await self.get(name, seconds[0] if seconds else "0", client)
             case ["ACK", name, receipt]:
-                queue = await self.queue(name)
-                await queue.ack([await queue.resume(receipt)], None)
+                await (await self.queue(name)).settle([receipt], ACK, None)
                 return "OK"
             case ["NACK", name, given]:
                 receipt, _, reason = given.partition(" ")
                 queue = await self.queue(name)
                 error = error_text(reason, queue.settings.max_error_chars)
-                await queue.nack([await queue.resume(receipt)], None, error)
+                await queue.settle([receipt], Settlement("nack", why=error), None)
                 return "OK"
             case ["STATS", name]:
                 stats = await (await self.queue(name)).stats()

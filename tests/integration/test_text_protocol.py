@@ -330,5 +330,5 @@ def test_it_uses_no_private_name():
             else []
         )
     }
-    assert {"take", "resume", "AsyncGroupPort", "opening"} <= used
+    assert {"take", "settle", "AsyncGroupPort", "opening"} <= used
     assert not {name for name in used if name.startswith("_")}

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.api.arguments import ACK
 from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
 from holdfast.errors import LeaseLost
+from holdfast.local.aio import group as group_module
 from holdfast.local.aio.opening import async_open_broker
-from holdfast.server.served import CLAIMS_AT_ONCE, MOST_AT_ONCE, ServedGroup, Taken, receipts_of
+from holdfast.local.receipts import CLAIMS_AT_ONCE
+from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from holdfast.server.waiting import Windows
 from tests.unit.queues import Place
 
@@ -69,7 +72,7 @@ def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
             assert turns.count >= 3
             receipts = texts_of(found)
             turns.count = 0
-            await group.ack(receipts, None)
+            await group.port.settle(receipts, ACK, None)
             assert turns.count >= 6  # while they are read, and while they are settled
             turns.stop()
             stats = await group.port.stats()
@@ -78,16 +81,18 @@ def test_a_large_take_and_its_ack_give_other_tasks_their_turn(tmp_path):
     asyncio.run(story())
 
 
-def test_an_ack_of_made_up_receipts_gives_other_tasks_their_turn_every_few_of_them(tmp_path):
+def test_an_ack_of_made_up_receipts_gives_other_tasks_their_turn_every_few_of_them(tmp_path, monkeypatch):
     async def story() -> None:
         async with many_messages(tmp_path) as group:
             read: list[int] = []
-            claims = group.claims
-            group.claims = lambda receipts: read.append(len(receipts)) or claims(receipts)
+            claims = group_module.claims_of
+            monkeypatch.setattr(
+                group_module, "claims_of", lambda own, texts: read.append(len(texts)) or claims(own, texts)
+            )
             turns = Turns()
             made_up = [f"jobs-0-{i}@10000000001" for i in range(MANY)]
             with pytest.raises(LeaseLost) as caught:
-                await group.ack(made_up, None)
+                await group.port.settle(made_up, ACK, None)
             assert len(caught.value.receipts) == MANY
             assert read == [CLAIMS_AT_ONCE] * (MANY // CLAIMS_AT_ONCE)
             assert turns.count >= len(read)

@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
@@ -34,6 +34,18 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 ONE: Final = Wanted(1)  # the next message, for as long as it takes
+
+
+class Settlement(msgspec.Struct, frozen=True, gc=False):
+    """What became of messages in flight. What is None is as the group's settings say."""
+
+    verb: Literal["ack", "nack", "defer", "drop", "reject", "extend"]
+    delay_ms: int | None = None  # nack, defer, drop: until they are ready again; defer: None is at once
+    why: str = ""  # nack: the error; reject: the reason
+    lease_ms: int | None = None  # extend
+
+
+ACK: Final = Settlement("ack")
 
 
 def wanted_of(

@@ -11,7 +11,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final
 
-from holdfast.api.arguments import Wanted
+from holdfast.api.arguments import Settlement, Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.times import instant_ns
@@ -21,11 +21,12 @@ from holdfast.broker.group import Compacted, QueueGroup, QueueStats
 from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import Waiter
-from holdfast.delivery.commands import DEFERRED, NO_SESSION, Command, Extend, Nack, Reject, Save
+from holdfast.delivery.commands import DEFERRED, NO_SESSION, Command, Extend, Nack, Receipt, Reject, Save
 from holdfast.delivery.group import Document
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.listing import until_ms
 from holdfast.local.publisher import Publisher
+from holdfast.local.receipts import command_for
 from holdfast.model import BodyKind, Durability, Retained
 from holdfast.settings import TopicSettings
 from holdfast.storage.log import Log
@@ -149,6 +150,43 @@ class LocalGroup:
         if refused is not None:
             raise refused
         return True
+
+    def ack_receipt_now(self, text: str) -> bool:
+        """The same by a receipt; False also where it proves nothing."""
+        delivery, receipt = self.queue_group.proof(text)
+        if receipt is None or not delivery.unhurried:
+            return False
+        refused = delivery.ack_one(receipt.offset, receipt.fence)
+        if refused is not None:
+            refused.receipts = (text,)
+            raise refused
+        return True
+
+    def claim(self, text: str) -> tuple[Delivery, Receipt]:
+        """The delivery that a receipt proves; LeaseLost if it is no longer held."""
+        self.check_open()
+        delivery, receipt = self.queue_group.claim(text)
+        if not delivery.holds(receipt):
+            raise delivery.refusal(receipt)
+        return delivery, receipt
+
+    def _settle_part(
+        self, delivery: Delivery, receipts: list[Receipt], settlement: Settlement, durability: Durability | None
+    ) -> Pending:
+        if settlement.verb == "ack":
+            return delivery.ack(receipts, durability)
+        return delivery.settle_all(list(map(command_for(settlement, self.settings), receipts)), durability)
+
+    def _count_settled(self, verb: str, count: int) -> None:
+        """Acks are counted where they are written; dropped and extended messages are not counted."""
+        metrics = self.queue_group.metrics
+        match verb:
+            case "nack":
+                metrics.nacked.add(count)
+            case "defer":
+                metrics.deferred.add(count)
+            case "reject":
+                metrics.rejected.add(count)
 
     def receipt(self, taken: Delivered) -> str:
         """The proof of a delivery as text."""

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.api.arguments import Wanted
+from holdfast.api.arguments import Settlement, Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.listed import Listed, Where, warn_of_damage
 from holdfast.broker.metrics import Observer
@@ -20,7 +20,7 @@ from holdfast.errors import Closed, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, Durability, Record
 from holdfast.protocol import queues as wire
 from holdfast.protocol.dead import Letters
-from holdfast.protocol.messages import Delivery, Take
+from holdfast.protocol.messages import Ack, Delivery, Extend, Nack, Reject, Take
 from holdfast.remote.calls import ask_of
 from holdfast.remote.records import ToldPlace, listed_told, path_by_id, record_told
 from holdfast.settings import TopicSettings
@@ -172,6 +172,24 @@ class RemoteGroup:
         return path
 
     # Messages in flight
+
+    def _settling(self, receipts: list[str], settlement: Settlement, durability: Durability | None) -> tuple[str, Any]:
+        """What the server is asked to settle messages, by their receipts."""
+        verb, why = settlement.verb, settlement.why or None
+        facts: dict[str, Any] = {"receipts": receipts, "group": self.group, "durability": durability}
+        delay_s = None if settlement.delay_ms is None else settlement.delay_ms / 1000
+        match verb:
+            case "ack":
+                return "ack", Ack(**facts)
+            case "reject":
+                return "reject", Reject(**facts, reason=why)
+            case "extend":
+                lease_s = None if settlement.lease_ms is None else settlement.lease_ms / 1000
+                return "extend", Extend(**facts, lease=lease_s)
+            case "nack":
+                return "nack", Nack(**facts, delay=delay_s, error=why)
+            case _:
+                return "nack", Nack(**facts, intent=verb, delay=delay_s)
 
     def receipt(self, taken: RemoteTaken) -> str:
         """The proof of a delivery as text."""

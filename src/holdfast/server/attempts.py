@@ -16,6 +16,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
+from holdfast.api.times import lease_of
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.leases import Delivered
 from holdfast.delivery.commands import Extend, Receipt
@@ -108,7 +109,7 @@ async def _resumed(group: ServedGroup, delivery: Delivery, some: list[_Held], le
         if (lease := leases.get(each.receipt.offset)) is not None
         and (lease.fence, lease.at_ms) == (each.receipt.fence, each.leased_at_ms)
     ]
-    lease_ms = group.lease_ms(lease_s)
+    lease_ms = group.settings.lease_ms if lease_s is None else lease_of(lease_s)
     if receipts:
         with suppress(LeaseLost):  # of some of them, a moment ago
             await delivery.wait_async(delivery.settle_all([Extend([receipt], lease_ms) for receipt in receipts]))

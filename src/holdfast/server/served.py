@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.api.arguments import Wanted, check_state, error_text, gives_back, wanted_of
+from holdfast.api.arguments import Wanted, check_state, wanted_of
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Home
-from holdfast.api.times import duration_ms, lease_of
 from holdfast.broker.delivery import Delivery as PartitionDelivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import message_id
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.leases import Delivered, Pending
+from holdfast.broker.leases import Delivered
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
-from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
-from holdfast.delivery.commands import Extend as ExtendLease
+from holdfast.delivery.commands import DEFERRED, Nack, Receipt, Save
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Durability, Record, extra_bytes
@@ -34,26 +30,24 @@ Taken: TypeAlias = list[tuple[PartitionDelivery, list[Delivered]]]
 Leased: TypeAlias = list[tuple[PartitionDelivery, list[Receipt]]]
 
 MOST_AT_ONCE: Final = 100  # messages that are handled before other tasks have their turn
-CLAIMS_AT_ONCE: Final = 50  # receipts that are read before that: each is a text to take apart and a MAC to compute
 _MOST_BYTES: Final = 2 * ANSWER_BYTES  # of what was taken at once, its size unseen; the rest goes back
 _NO_STATE: Final = State()
 
 _giving: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep them alive
 
 
-class Claims(NamedTuple):
-    """The deliveries that receipts prove, by partition and with the text of each; and those that prove none."""
+class ServedGroupPort(AsyncLocalGroupPort):
+    """A group's port that gives the other calls of one caller their turn, as well as those of others."""
 
-    good: dict[PartitionDelivery, dict[Receipt, str]]
-    bad: list[str]
-    refused: LeaseLost | None
+    async def pause(self) -> None:
+        await other_turns()
 
 
 class ServedGroup:
     """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
 
     def __init__(self, engine: BrokerEngine, group: QueueGroup, bodies: Bodies) -> None:
-        self.port = AsyncLocalGroupPort(engine, group, bodies)
+        self.port = ServedGroupPort(engine, group, bodies)
         self.queue_group = group
         self.deliveries = group.deliveries
         self.topic = group.topic.name
@@ -122,129 +116,9 @@ class ServedGroup:
                     await delivery.wait_async(delivery.settle_all(commands))
                 await other_turns()
 
-    async def all_claims(self, receipts: Sequence[str]) -> Claims:
-        """What receipts prove, with turns for other tasks where they are many."""
-        if len(receipts) <= CLAIMS_AT_ONCE:
-            return self.claims(receipts)
-        good: dict[PartitionDelivery, dict[Receipt, str]] = {}
-        bad: list[str] = []
-        refused: LeaseLost | None = None
-        for i in range(0, len(receipts), CLAIMS_AT_ONCE):
-            some = self.claims(receipts[i : i + CLAIMS_AT_ONCE])
-            for delivery, texts in some.good.items():
-                first = good.setdefault(delivery, {})
-                first.update({receipt: text for receipt, text in texts.items() if receipt not in first})
-            bad += some.bad
-            refused = some.refused or refused
-            await other_turns()
-        return Claims(good, bad, refused)
-
-    def claims(self, receipts: Iterable[str]) -> Claims:
-        """What receipts prove, each message once; InvalidRequest for a text that is no receipt of this topic."""
-        good: dict[PartitionDelivery, dict[Receipt, str]] = {}
-        bad: list[str] = []
-        refused: LeaseLost | None = None
-        for text in receipts:
-            delivery, receipt = self.queue_group.proof(text)
-            if receipt is None:
-                bad.append(text)
-            else:
-                good.setdefault(delivery, {}).setdefault(receipt, text)
-        if bad:  # one error for all of them: whoever makes up thousands should not have thousands made
-            refused = self.queue_group.unproven(bad[-1])
-        return Claims(good, bad, refused)
-
-    async def ack(self, receipts: Sequence[str], durability: Durability | None) -> None:
-        self.port.check_open()
-        if len(receipts) == 1 and durability is None and self._ack_now(receipts[0]):
-            return
-        await self._settle_all(await self.all_claims(receipts), lambda delivery, own: delivery.ack(own, durability))
-
-    def _ack_now(self, text: str) -> bool:
-        """Ack one message by the short way; False where its receipt proves nothing, or an ack has to be waited for."""
-        delivery, receipt = self.queue_group.proof(text)
-        if receipt is None or not delivery.unhurried:
-            return False
-        refused = delivery.ack_one(receipt.offset, receipt.fence)
-        if refused is not None:
-            refused.receipts = (text,)
-            raise refused
-        return True
-
-    async def nack(
-        self,
-        receipts: Sequence[str],
-        delay_s: float | None,
-        error: str | None,
-        durability: Durability | None = None,
-    ) -> None:
-        delay_ms = None if delay_s is None else duration_ms(delay_s, "delay")
-        text = error_text(error, self.settings.max_error_chars)
-        count = await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, text), durability)
-        self.queue_group.metrics.nacked.add(count)
-
-    async def defer(self, receipts: Sequence[str], delay_s: float | None, durability: Durability | None = None) -> None:
-        delay_ms = duration_ms(delay_s or 0, "delay")
-        count = await self._settle(
-            receipts, lambda receipt: Nack(receipt, delay_ms, why=DEFERRED, counted=False), durability
-        )
-        self.queue_group.metrics.deferred.add(count)
-
-    async def drop(self, receipts: Sequence[str], delay_s: float | None, durability: Durability | None = None) -> None:
-        """Whoever had them let go of them without a word: as in this process, that is a failed attempt."""
-        delay_ms = self.settings.dropped_delay_ms if delay_s is None else duration_ms(delay_s, "delay")
-        await self._settle(receipts, lambda receipt: Nack(receipt, delay_ms, why=DROPPED), durability)
-
-    async def reject(self, receipts: Sequence[str], reason: str | None, durability: Durability | None = None) -> None:
-        text = error_text(reason, self.settings.max_error_chars)
-        count = await self._settle(receipts, lambda receipt: Reject(receipt, text), durability)
-        self.queue_group.metrics.rejected.add(count)
-
-    async def extend(
-        self, receipts: Sequence[str], lease_s: float | None, durability: Durability | None = None
-    ) -> None:
-        if gives_back(lease_s):
-            await self.defer(receipts, 0, durability)
-            return
-        lease_ms = self.lease_ms(lease_s)
-        await self._settle(receipts, lambda receipt: ExtendLease([receipt], lease_ms), durability)
-
-    def lease_ms(self, lease_s: float | None) -> int:
-        """How long a lease is, where a call says so or not."""
-        return self.settings.lease_ms if lease_s is None else lease_of(lease_s)
-
-    async def _settle(
-        self, receipts: Sequence[str], command: Callable[[Receipt], Command], durability: Durability | None
-    ) -> int:
-        self.port.check_open()
-        claims = await self.all_claims(receipts)
-        await self._settle_all(claims, lambda delivery, own: delivery.settle_all(list(map(command, own)), durability))
-        return sum(map(len, claims.good.values()))
-
-    async def _settle_all(self, claims: Claims, settle: Callable[[PartitionDelivery, list[Receipt]], Pending]) -> None:
-        """Settle each partition's messages, then wait for all; the error names every receipt that was not good."""
-        settled: list[tuple[PartitionDelivery, dict[Receipt, str], Pending]] = []
-        for delivery, texts in claims.good.items():
-            for part in _parts(texts):
-                if settled:
-                    await other_turns()
-                settled.append((delivery, part, settle(delivery, list(part))))
-        refused, lost = claims.refused, list(claims.bad)
-        self.queue_group.metrics.lost_leases.add(len(lost))
-        for delivery, texts, pending in settled:
-            try:
-                await delivery.wait_async(pending)
-            except LeaseLost as error:
-                refused = error
-                gone = set(error.offsets) or {receipt.offset for receipt in texts}
-                lost += [text for receipt, text in texts.items() if receipt.offset in gone]
-        if refused is not None:
-            refused.receipts = tuple(lost)
-            raise refused
-
     def state(self, receipt: str) -> State:
         """The document that goes with a message in hand."""
-        delivery, parsed = self._held(receipt)
+        delivery, parsed = self.port.claim(receipt)
         return self.state_at(delivery, parsed.offset)
 
     def state_at(self, delivery: PartitionDelivery, offset: int) -> State:
@@ -261,17 +135,10 @@ class ServedGroup:
 
         `content` is the value as it is stored, where somebody has made that already.
         """
-        delivery, parsed = self._held(receipt)
+        delivery, parsed = self.port.claim(receipt)
         content = None if value is None else document_content(value) if content is None else content
         await delivery.wait_async(delivery.settle(Save(parsed, version, content), durability))
         return State(value=value, version=0 if content is None else version + 1)
-
-    def _held(self, receipt: str) -> tuple[PartitionDelivery, Receipt]:
-        self.port.check_open()
-        delivery, parsed = self.queue_group.claim(receipt)
-        if not delivery.holds(parsed):
-            raise delivery.refusal(parsed)
-        return delivery, parsed
 
     def holds(self, delivery: PartitionDelivery, receipt: Receipt) -> bool:
         return not self.port.ended and delivery.holds(receipt)
@@ -329,13 +196,6 @@ def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owne
 def receipts_of(taken: Taken) -> Leased:
     """What proves that messages are held, without the messages."""
     return [(delivery, [each.receipt for each in delivered]) for delivery, delivered in taken]
-
-
-def _parts(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
-    """Receipts of one partition, as many at a time as are settled in one go."""
-    pairs = iter(texts.items())
-    while part := dict(islice(pairs, MOST_AT_ONCE)):
-        yield part
 
 
 def _extent(taken: Taken) -> tuple[int, int]:

@@ -151,7 +151,7 @@ class Windows:
         place = group.topic, group.group
         if place not in self._open:
             return
-        claims = await group.all_claims(receipts)
+        claims = await group.port.claims(receipts)
         for delivery, claimed in claims.good.items():
             for i, receipt in enumerate(claimed, 1):
                 any(window.settled(delivery.number, receipt) for window in self._open.get(place, ()))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.api.arguments import Wanted
+from holdfast.api.arguments import Settlement, Wanted
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.letters import DeadGroup, Redriven
@@ -22,11 +22,13 @@ from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
+from holdfast.delivery.commands import Receipt
 from holdfast.errors import LeaseLost
 from holdfast.local.dead import LocalLetters
 from holdfast.local.group import LocalGroup
 from holdfast.local.listing import listed
 from holdfast.local.lookup import message_history
+from holdfast.local.receipts import CLAIMS_AT_ONCE, Claims, claims_of, lost_texts, parts_of
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 
@@ -52,7 +54,7 @@ class AsyncLocalGroupPort(LocalGroup):
         """What is ready now, where a first look has not come to its end: others have their turn in between."""
         found = None
         while found is None:
-            await asyncio.sleep(0)  # sync: give_way()
+            await self.pause()
             found = self.take_ready(wanted, waiter)
         return found
 
@@ -102,6 +104,47 @@ class AsyncLocalGroupPort(LocalGroup):
     async def extend(self, taken: Delivered, lease_ms: int | None) -> None:
         """Let the lease begin anew."""
         await taken.home.wait_async(self._extend(taken, lease_ms))
+
+    async def settle(self, receipts: Sequence[str], settlement: Settlement, durability: Durability | None) -> None:
+        """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
+
+        Each partition's messages are settled first, then all are waited for.
+        """
+        self.check_open()
+        verb = settlement.verb
+        if verb == "ack" and len(receipts) == 1 and durability is None and self.ack_receipt_now(receipts[0]):
+            return
+        claims = await self.claims(receipts)
+        settled: list[tuple[Delivery, dict[Receipt, str], Pending]] = []
+        for delivery, texts in claims.good.items():
+            for part in parts_of(texts):
+                if settled:
+                    await self.pause()
+                settled.append((delivery, part, self._settle_part(delivery, list(part), settlement, durability)))
+        refused, lost = claims.refused, list(claims.bad)
+        self.queue_group.metrics.lost_leases.add(len(lost))
+        for delivery, texts, pending in settled:
+            try:
+                await delivery.wait_async(pending)
+            except LeaseLost as error:
+                refused = error
+                lost += lost_texts(texts, error)
+        if refused is not None:
+            refused.receipts = tuple(lost)
+            raise refused
+        self._count_settled(verb, sum(map(len, claims.good.values())))
+
+    async def claims(self, receipts: Sequence[str]) -> Claims:
+        """What receipts prove; where they are many, others have their turn in between."""
+        claims = claims_of(self.queue_group, receipts[:CLAIMS_AT_ONCE])
+        for i in range(CLAIMS_AT_ONCE, len(receipts), CLAIMS_AT_ONCE):
+            await self.pause()
+            claims = claims.add(claims_of(self.queue_group, receipts[i : i + CLAIMS_AT_ONCE]))
+        return claims
+
+    async def pause(self) -> None:
+        """Let others have their turn."""
+        await asyncio.sleep(0)  # sync: give_way()
 
     async def load_state(self, taken: Delivered) -> tuple[Any, int]:
         """The state of a message and its version."""

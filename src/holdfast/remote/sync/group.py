@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.arguments import Wanted, check_durability
+from holdfast.api.arguments import ACK, Settlement, Wanted, check_durability
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
@@ -90,76 +90,15 @@ class RemoteGroupPort(RemoteGroup):
 
     def ack(self, taken: Sequence[RemoteTaken], durability: Durability | None) -> None:
         """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
-        self._check_own(taken)
-        check_durability(durability)
-        lost: LeaseLost | None = None
-        for some in parts(taken):
-            receipts = [each.held.receipt for each in some]
-            try:
-                self._ack(receipts, durability)
-            except LeaseLost as error:
-                lost = both(lost, self._ack_again(error, receipts, durability) if is_repeated(error) else error)
-            end(some)
-        if lost is not None:
-            raise lost
-
-    def _ack(self, receipts: list[str], durability: Durability | None) -> None:
-        body = wire.Ack(receipts=receipts, group=self.group, durability=durability or self.ack_durability)
-        self._ask("POST", "ack", wire.Settled, body)
-
-    def _ack_again(self, error: LeaseLost, receipts: list[str], durability: Durability | None) -> LeaseLost | None:
-        """The answer to an ack was lost, and the repeated one was refused.
-
-        Where the message is done it stays so, by our own ack or another's: that is what an ack is for. Any other
-        reason is answered with.
-        """
-        if len(receipts) == 1:
-            return None if is_done(error) else error
-        lost: LeaseLost | None = None
-        for receipt in error.receipts:
-            try:
-                self._ack([receipt], durability)
-            except LeaseLost as each:
-                if not is_done(each):
-                    lost = both(lost, each)
-        return lost
+        self._settle_taken(taken, ACK, durability)
 
     def nack(self, taken: Sequence[RemoteTaken], delay_ms: int | None, error: str) -> None:
         """Give messages back after a failure."""
-        self._check_own(taken)
-        delay_s = None if delay_ms is None else delay_ms / 1000
-        for some in parts(taken):
-            body = wire.Nack(
-                receipts=receipts_of(some),
-                group=self.group,
-                delay=delay_s,
-                error=error or None,
-                durability=self.ack_durability,
-            )
-            self._give_up(some, "nack", body)
-
-    def _give_up(self, taken: Sequence[RemoteTaken], verb: str, body: Any) -> None:
-        """The last thing done with messages; after a call that was refused for another reason they are in flight."""
-        try:
-            self._ask("POST", verb, wire.Settled, body)
-        except LeaseLost as error:
-            end(taken)
-            # After an attempt whose answer was lost: given back is given back, whoever did it.
-            if not is_repeated(error) or (verb == "reject" and not is_done(error)):
-                raise
-        else:
-            end(taken)
+        self._settle_taken(taken, Settlement("nack", delay_ms, error))
 
     def defer(self, taken: RemoteTaken, delay_ms: int) -> None:
         """Give a message back untouched."""
-        body = wire.Nack(
-            receipts=[taken.held.receipt],
-            group=self.group,
-            intent="defer",
-            delay=delay_ms / 1000,
-            durability=self.ack_durability,
-        )
-        self._give_up([taken], "nack", body)
+        self._settle_taken([taken], Settlement("defer", delay_ms))
 
     def release(self, taken: RemoteTaken) -> None:
         """Give back a message whose handler was interrupted: by the thread beside, for one that is being cancelled."""
@@ -167,21 +106,67 @@ class RemoteGroupPort(RemoteGroup):
 
     def reject(self, taken: RemoteTaken, reason: str) -> None:
         """To the dead letters."""
-        receipts = [taken.held.receipt]
-        body = wire.Reject(receipts=receipts, group=self.group, reason=reason or None, durability=self.ack_durability)
-        self._give_up([taken], "reject", body)
+        self._settle_taken([taken], Settlement("reject", why=reason))
+
+    def _settle_taken(
+        self, taken: Sequence[RemoteTaken], settlement: Settlement, durability: Durability | None = None
+    ) -> None:
+        """The last thing done with messages; after a call that was refused for another reason they are in flight."""
+        self._check_own(taken)
+        lost: LeaseLost | None = None
+        for some in parts(taken):
+            try:
+                self.settle(receipts_of(some), settlement, durability)
+            except LeaseLost as error:
+                lost = both(lost, error)
+            end(some)
+        if lost is not None:
+            raise lost
+
+    def settle(self, receipts: Sequence[str], settlement: Settlement, durability: Durability | None) -> None:
+        """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
+
+        Where the answer to a call was lost, and the repeated one was refused, the first one may have done it.
+        """
+        check_durability(durability)
+        lost: LeaseLost | None = None
+        for some in parts(receipts):
+            verb, body = self._settling(list(some), settlement, durability or self.ack_durability)
+            try:
+                self._ask("POST", verb, wire.Settled, body)
+            except LeaseLost as error:
+                lost = both(lost, self._settle_again(error, some, settlement, durability))
+        if lost is not None:
+            raise lost
+
+    def _settle_again(
+        self, error: LeaseLost, receipts: Sequence[str], settlement: Settlement, durability: Durability | None
+    ) -> LeaseLost | None:
+        """What of a refusal is told.
+
+        An ack or a reject of a message that is done has come to its end, by this call or another's. A message that was
+        given back is given back, whoever did it. Any other reason is answered with.
+        """
+        if not is_repeated(error) or settlement.verb == "extend":
+            return error
+        if settlement.verb not in ("ack", "reject"):
+            return None
+        if len(receipts) == 1:
+            return None if is_done(error) else error
+        lost: LeaseLost | None = None
+        for receipt in error.receipts:
+            try:
+                self.settle([receipt], settlement, durability)
+            except LeaseLost as each:
+                if not is_done(each):
+                    lost = both(lost, each)
+        return lost
 
     def extend(self, taken: RemoteTaken, lease_ms: int | None) -> None:
         """Let the lease begin anew; it is counted from before the call."""
         now_ns = self.client.world.clock.monotonic_ns()
-        body = wire.Extend(
-            receipts=[taken.held.receipt],
-            group=self.group,
-            lease=None if lease_ms is None else lease_ms / 1000,
-            durability=self.ack_durability,
-        )
         try:
-            self._ask("POST", "extend", wire.Settled, body)
+            self.settle([taken.held.receipt], Settlement("extend", lease_ms=lease_ms), None)
         except LeaseLost:
             taken.held.lost = True
             raise

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
-from holdfast.api.arguments import check_seek
+from holdfast.api.arguments import ACK, Settlement, check_seek, error_text, gives_back
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.listed import Listed as Found
 from holdfast.api.listed import until_ms_of
+from holdfast.api.times import duration_ms, lease_of
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueStats
@@ -74,6 +75,7 @@ from holdfast.server.served import (
     said,
     within,
 )
+from holdfast.settings import TopicSettings
 
 routes = Routes("queues")
 
@@ -274,59 +276,70 @@ async def dequeue_with_state(call: Call) -> Response | StreamResponse:
     return await take(call, state=True)
 
 
-async def _settled(call: Call, group: ServedGroup, settling: Awaitable[None]) -> Settled:
+async def _settled(call: Call, settlement: Callable[[TopicSettings], Settlement]) -> Settled:
     """Settle messages; streams that sent them have room again, also for those that were lost before."""
-    settled: Receipts = call.body
+    given: Receipts = call.body
+    group = await existing_group(call, given.group)
+    settling = settlement(group.settings)
     try:
-        await settling
+        await group.port.settle(given.receipts, settling, given.durability)
     except LeaseLost:
-        await call.service.windows.settled(group, settled.receipts)
+        if settling.verb != "extend":
+            await call.service.windows.settled(group, given.receipts)
         raise
-    await call.service.windows.settled(group, settled.receipts)
-    return Settled(settled=len(set(settled.receipts)))
+    if settling.verb != "extend":
+        await call.service.windows.settled(group, given.receipts)
+    return Settled(settled=len(set(given.receipts)))
 
 
 @routes.add("POST", "/v1/queues/{queue}/ack", action="consume", body=Ack, answers=Settled, errors=("lease_lost",))
 async def ack(call: Call) -> Settled:
     """The work is done. Where some receipts are not good any more, the answer names them; the others count."""
-    given: Ack = call.body
-    group = await existing_group(call, given.group)
-    return await _settled(call, group, group.ack(given.receipts, given.durability))
+    return await _settled(call, _acked)
+
+
+def _acked(_: TopicSettings) -> Settlement:
+    return ACK
 
 
 @routes.add("POST", "/v1/queues/{queue}/nack", action="consume", body=Nack, answers=Settled, errors=("lease_lost",))
 async def nack(call: Call) -> Settled:
     """The work failed or was dropped unhandled (the attempt counts), or was put off (`intent` "defer": it does not)."""
     given: Nack = call.body
-    group = await existing_group(call, given.group)
-    if given.intent != "failure" and given.error is not None:
-        raise InvalidRequest(f"a message with intent={given.intent} has no error; leave it out, or say intent=failure")
-    if given.intent == "defer":
-        return await _settled(call, group, group.defer(given.receipts, given.delay, given.durability))
-    if given.intent == "drop":
-        return await _settled(call, group, group.drop(given.receipts, given.delay, given.durability))
-    nacked = group.nack(given.receipts, given.delay, given.error, given.durability)
-    return await _settled(call, group, nacked)
+
+    def nacked(settings: TopicSettings) -> Settlement:
+        if given.intent != "failure" and given.error is not None:
+            raise InvalidRequest(
+                f"a message with intent={given.intent} has no error; leave it out, or say intent=failure"
+            )
+        delay_ms = None if given.delay is None else duration_ms(given.delay, "delay")
+        if given.intent != "failure":
+            return Settlement(given.intent, delay_ms)
+        return Settlement("nack", delay_ms, error_text(given.error, settings.max_error_chars))
+
+    return await _settled(call, nacked)
 
 
 @routes.add("POST", "/v1/queues/{queue}/reject", action="consume", body=Reject, answers=Settled, errors=("lease_lost",))
 async def reject(call: Call) -> Settled:
     """The work can never be done: straight to the dead letters."""
     given: Reject = call.body
-    group = await existing_group(call, given.group)
-    return await _settled(call, group, group.reject(given.receipts, given.reason, given.durability))
+    return await _settled(
+        call, lambda settings: Settlement("reject", why=error_text(given.reason, settings.max_error_chars))
+    )
 
 
 @routes.add("POST", "/v1/queues/{queue}/extend", action="consume", body=Extend, answers=Settled, errors=("lease_lost",))
 async def extend(call: Call) -> Settled:
     """The work takes longer: the lease begins anew; with a lease of 0 it ends now."""
     given: Extend = call.body
-    group = await existing_group(call, given.group)
-    extending = group.extend(given.receipts, given.lease, given.durability)
-    if given.lease == 0:
-        return await _settled(call, group, extending)
-    await extending
-    return Settled(settled=len(set(given.receipts)))
+
+    def extended(_: TopicSettings) -> Settlement:
+        if gives_back(given.lease):
+            return Settlement("defer")
+        return Settlement("extend", lease_ms=None if given.lease is None else lease_of(given.lease))
+
+    return await _settled(call, extended)
 
 
 @routes.add(
