@@ -127,9 +127,9 @@ def serving(
             if world is not None:
                 opened._port.engine.keep()
             if whole:
-                server = make_server(world or real_world(), opened, chosen)
+                server = make_server(world or real_world(), opened._port, chosen)
             else:
-                server = Server(world or real_world(), opened, chosen, meter=meter, auditor=auditor, more=more())
+                server = Server(world or real_world(), opened._port, chosen, meter=meter, auditor=auditor, more=more())
             addresses = await server.listen(tls)
             loop = asyncio.get_running_loop()
             made = Serving(server, loop, addresses[0])

@@ -33,7 +33,7 @@ from holdfast.settings import ServerSettings
 
 async def main():
     broker = await aio.open_broker(sys.argv[1], share=False)
-    server = Server(real_world(), broker, ServerSettings(port=int(sys.argv[2])))
+    server = Server(real_world(), broker._port, ServerSettings(port=int(sys.argv[2])))
     print((await server.listen())[0], flush=True)
     await asyncio.Event().wait()
 

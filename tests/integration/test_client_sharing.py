@@ -210,7 +210,7 @@ def test_tasks_share_a_folder_too(folder):
 def test_a_server_shares_its_folder_with_processes_beside_it(folder):
     with serving(folder) as server:
         server.request("PUT", "/v1/queues/jobs", {})
-        share(server.server.broker._port.engine)
+        share(server.server.port.engine)
         with holdfast.open(folder) as queue:
             assert isinstance(queue._port, RemoteGroupPort)
             assert queue.put(b"x").offset == 0

@@ -327,7 +327,7 @@ def moved(tmp_path: Path, clock: MovedClock) -> Iterator[Serving]:
 
 def look(server: Serving) -> None:
     """What the server does once a minute: look at everything, for the clock may have been set."""
-    server.server.broker._port.engine.tick()
+    server.server.port.engine.tick()
 
 
 def test_a_clock_set_forward_releases_what_is_delayed_and_ends_no_lease(moved: Serving, clock: MovedClock):

@@ -244,7 +244,7 @@ def test_a_group_that_somebody_waits_for_stays_open_however_many_others_are_used
         for number in range(6):
             assert server.request("PUT", f"/v1/queues/other{number}").status == 200
         assert len(server.server.service.groups()) <= 3
-        assert len(server.server.broker._port.engine.open_topics()) <= 4
+        assert len(server.server.port.engine.open_topics()) <= 4
         server.post(f"{QUEUE}/enqueue", b"x")
         assert status_of(connection) == 200
 
@@ -384,10 +384,10 @@ def test_a_watch_ends_when_its_token_is_taken_back_also_where_no_stats_are_asked
         connection.request("GET", f"{QUEUE}/watch?stats=0", headers={"authorization": "Bearer secret"})
         stream = connection.getresponse()
         assert stream.readline() == b"event: stats\n"
-        broker = server.server.broker
+        port = server.server.port
         tokens.write_text('{"tokens": []}')
         until(lambda: server.get(QUEUE + "/stats", token="secret").status == 401, "the token is taken back")
-        server.run(broker.publish("orders", b"x"))
+        server.run(port.publish("orders", [b"x"], None, None, None))
         rest = stream.read()
         connection.close()
     assert b"event: error\n" in rest

@@ -68,7 +68,7 @@ class Client:
 @asynccontextmanager
 async def serving(folder: Path, **settings: Any) -> AsyncIterator[Client]:
     async with aio.open_broker(folder) as broker:
-        server = make_server(real_world(), broker, ServerSettings(port=0, drain_ms=0, **settings))
+        server = make_server(real_world(), broker._port, ServerSettings(port=0, drain_ms=0, **settings))
         addresses = await server.listen(None)
         try:
             yield Client(addresses[0])

@@ -130,7 +130,6 @@ class _Serving:
     async def _serve(self, engine: BrokerEngine, listening: Any) -> None:
         import asyncio
 
-        from holdfast.api.aio.broker import AsyncBroker
         from holdfast.client.staged import routes
         from holdfast.env.process import descriptor_limit
         from holdfast.local.aio.broker import AsyncLocalBrokerPort
@@ -152,7 +151,7 @@ class _Serving:
         auditor = None if self._audit is None else CallAuditor(self._audit)
         pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner
         self._server = server = Server(
-            engine.world, AsyncBroker(AsyncLocalBrokerPort(engine)), settings, auditor=auditor, more=[routes, *pages]
+            engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages]
         )
         server.service.tokens_problem = self._tokens_problem
         server.app.error_page = error_page

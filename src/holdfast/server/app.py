@@ -326,7 +326,7 @@ def _check_reserve(call: Call) -> None:
 async def _why_closed(call: Call, error: Closed) -> HoldfastError:
     """A topic that was deleted under a call is one that is not there; to one that came back a call goes again."""
     name = call.path.get("queue") or call.path.get("topic")
-    if type(error) is not Closed or name is None or call.service.broker.closed or call.service.leaving:
+    if type(error) is not Closed or name is None or call.service.port.closed or call.service.leaving:
         return error
     try:
         await call.service.port.at(name).aside(call.service.engine.topic, name)  # behind whoever deletes it

@@ -7,14 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
-from holdfast.api.aio.broker import AsyncBroker
-from holdfast.api.ports import port_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.local.aio.opening import async_open_broker
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
+from holdfast.local.aio.opening import async_open_broker_port
 from holdfast.server.access.callers import check_listening
 from holdfast.server.access.tls import tls_context
 from holdfast.server.api.admin import audit_routes, metrics_routes
@@ -47,16 +46,16 @@ async def serve(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     tls = tls_context(settings, world.clock)
-    broker = await async_open_broker(folder, settings=broker_settings)
+    port = await async_open_broker_port(folder, settings=broker_settings)
     try:
-        audit = open_audit(world, broker.folder, settings)
-        server = make_server(world, broker, settings, audit=audit)
+        audit = open_audit(world, port.place, settings)
+        server = make_server(world, port, settings, audit=audit)
         server.service.effective = effective
         addresses = await server.listen(tls)
         if opened is not None:
             opened(server.service.engine, audit, server.access.tokens_problem)
     except BaseException:
-        await broker.close()
+        await port.close()
         raise
     ready(addresses)
     try:
@@ -66,25 +65,27 @@ async def serve(
         )
         finished = await server.drain()
     finally:
-        await broker.close()
+        await port.close()
         audit.close()
     if not finished:
         logger.warning("calls were cut off", extra={"drain_ms": settings.drain_ms})
     return finished
 
 
-def make_server(world: World, broker: AsyncBroker, settings: ServerSettings, *, audit: Audit | None = None) -> Server:
+def make_server(
+    world: World, port: AsyncLocalBrokerPort, settings: ServerSettings, *, audit: Audit | None = None
+) -> Server:
     """A server with everything: the API, the metrics, the pages."""
-    engine: BrokerEngine = port_of(broker).engine
+    engine = port.engine
     metrics = ServerMetrics(engine, most_groups=settings.metrics_groups)
     metrics.trace_export = start_export(engine, settings.otlp_endpoint, environment())
-    audit = audit or open_audit(world, broker.folder, settings)
+    audit = audit or open_audit(world, port.place, settings)
     more = [metrics_routes(metrics.render, asks=settings.metrics_auth), audit_routes(audit)]
     if settings.console:
         more += console_routes(engine, audit)
     server = Server(
         world,
-        broker,
+        port,
         settings,
         meter=metrics,
         auditor=CallAuditor(audit),

@@ -9,11 +9,11 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol
 
-from holdfast.api.aio.broker import AsyncBroker
 from holdfast.env import World
 from holdfast.env.file_facts import replaceable
 from holdfast.env.sockets import listen_unix
 from holdfast.errors import BadSettings, HoldfastError, Unavailable
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.server.access.callers import Access
 from holdfast.server.api import (
     admin,
@@ -85,12 +85,12 @@ class MeterAndCounts(Meter, Counts, Protocol):
 
 
 class Server:
-    """Serves one broker. `start` and `close` it from the loop that it runs on."""
+    """Serves one data folder. `start` and `close` it from the loop that it runs on."""
 
     def __init__(
         self,
         world: World,
-        broker: AsyncBroker,
+        port: AsyncLocalBrokerPort,
         settings: ServerSettings,
         *,
         meter: MeterAndCounts | None = None,
@@ -98,8 +98,8 @@ class Server:
         more: Sequence[Routes] = (),
     ) -> None:
         self.settings = settings
-        self.broker = broker
-        self.service = Service(world, broker, settings)
+        self.port = port
+        self.service = Service(world, port, settings)
         self.access = Access(settings, world)
         self.service.tokens_problem = self.access.tokens_problem
         self._meter = meter or NoMeter()
@@ -135,7 +135,7 @@ class Server:
         """Drain, then sync and let go of the folder."""
         finished = await self.drain()
         await self.service.scans.close()
-        await self.broker.close()
+        await self.port.close()
         return finished
 
 

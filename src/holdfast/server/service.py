@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.api.aio.broker import AsyncBroker
-from holdfast.api.ports import port_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.topic import Topic
@@ -36,11 +34,10 @@ _Found = TypeVar("_Found")
 class Service:
     """One data folder, served."""
 
-    def __init__(self, world: World, broker: AsyncBroker, settings: ServerSettings) -> None:
+    def __init__(self, world: World, port: AsyncLocalBrokerPort, settings: ServerSettings) -> None:
         self.world = world
-        self.broker = broker
-        self.port: AsyncLocalBrokerPort = port_of(broker)
-        self.engine: BrokerEngine = self.port.engine
+        self.port = port
+        self.engine: BrokerEngine = port.engine
         self.settings = settings
         self.waits = WaitLimit(settings.max_waiters, settings.max_waiters_per_principal)
         self.windows = Windows()
@@ -63,7 +60,7 @@ class Service:
 
     @property
     def folder(self) -> str:
-        return self.broker.folder
+        return self.port.place
 
     def known_group(self, topic: str, name: str) -> ServedGroup | None:
         """The group, if it is open."""
@@ -100,7 +97,7 @@ class Service:
     async def _let_go(self) -> None:
         """Close the groups that were not used for longest, so that their topics can be; none that is waited for."""
         parts = {place: len(group.deliveries) for place, group in self._groups.items()}
-        extra = sum(parts.values()) - self.broker.settings.open_partitions
+        extra = sum(parts.values()) - self.port.settings.open_partitions
         for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
             if extra <= 0:
                 return

@@ -33,5 +33,9 @@ def async_open_broker(folder: str | PathLike[str] | None = None, **options: Any)
 
 
 async def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> AsyncBroker:
-    port = await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)
-    return AsyncBroker(port)
+    return AsyncBroker(await async_open_broker_port(folder, **options))
+
+
+async def async_open_broker_port(folder: str | PathLike[str] | None, **options: Any) -> AsyncLocalBrokerPort:
+    """The port of a data folder, for a server or a protocol of its own."""
+    return await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 import holdfast
+from holdfast.api.topics import check_changes
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder
 from holdfast.broker.folder.policy import kept_settings
@@ -20,7 +21,6 @@ from holdfast.errors import Unavailable
 from holdfast.protocol.admin import LimitQuery, Status, WaitersAt, WaitersTold
 from holdfast.protocol.messages import Told, Wire
 from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
-from holdfast.server.api.topics import changes_of
 from holdfast.server.audit import Act, Audit
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
@@ -54,7 +54,7 @@ async def readyz(call: Call) -> Health:
     """The server takes calls: its folder is open, no disk has failed, and it is not about to go."""
     if call.service.leaving:
         raise Unavailable("the server is about to go; call another one, or try again when it is back")
-    if call.service.broker.closed:
+    if call.service.port.closed:
         raise Unavailable("the data folder is closed; see the server's log")
     stopped = _stopped(call.service.engine)
     if stopped is not None:
@@ -100,7 +100,7 @@ routes = Routes("admin")
 async def status(call: Call) -> Status:
     """How the server does: since when, on which folder, with how many callers."""
     service = call.service
-    topics = await service.broker.topics()
+    topics = await service.port.topics()
     free = await asyncio.to_thread(service.world.disk.free_bytes, service.folder)
     clock = service.world.clock
     return Status(
@@ -126,7 +126,7 @@ async def status(call: Call) -> Status:
 @routes.add("POST", "/v1/admin/sync", action="admin", status=204, act=True, errors=("disk_full",))
 async def sync(call: Call) -> None:
     """Return when everything said so far, acks included, is on disk."""
-    await call.service.broker.sync()
+    await call.service.port.sync()
 
 
 @routes.add("GET", "/v1/admin/waiters", action="read", query=LimitQuery, answers=WaitersTold)
@@ -157,7 +157,7 @@ settings_routes = Routes("settings")
 def effective_of(service: Service) -> Effective:
     """What the server follows, with where each comes from, as far as it was told."""
     return service.effective or Effective(
-        broker=service.broker.settings, server=service.settings, data_dir=service.folder
+        broker=service.port.settings, server=service.settings, data_dir=service.folder
     )
 
 
@@ -193,7 +193,7 @@ async def topic_settings(call: Call) -> SettingsTold:
 async def alter_settings(call: Call) -> SettingsTold:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
-    await call.service.broker.alter_topic(call.path["topic"], **changes_of(given.settings))
+    await call.service.port.alter_topic(call.path["topic"], check_changes(given.settings))
     return _told(await asyncio.to_thread(_topic_settings, call, every=True))
 
 

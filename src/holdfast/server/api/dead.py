@@ -178,8 +178,7 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     group = await existing_group(call, wanted.group)
     if wanted.to is not None:
         call.principal.check("publish", wanted.to)
-        check_topic_name(wanted.to)
-        await call.service.broker.describe_topic(wanted.to)  # or unknown_topic, before anything is done
+        await call.service.port.describe_topic(check_topic_name(wanted.to))  # or unknown_topic, before anything is done
     letters = await asyncio.to_thread(in_order, await _chosen(call, group))
     call.count = len(letters) if wanted.dry_run else 0
     if wanted.dry_run:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from holdfast.api.drafts import NewMessage as Draft
 from holdfast.api.drafts import Stored as Written
+from holdfast.api.streams import stream_options
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW
@@ -115,8 +116,8 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
     await call.request.need_room(LARGE_BYTES if hint is None else min(hint, LARGE_BYTES))
 
     async def store() -> Written:
-        return await call.service.broker.publish_stream(
-            call.path["queue"], content, hint, partition=query.partition, durability=query.durability, **options
+        return await call.service.port.upload(
+            call.path["queue"], content, stream_options(options), hint, query.partition, query.durability
         )
 
     return await _made(call, call.path["queue"], query, store)
@@ -132,7 +133,7 @@ async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awai
             raise
     call.principal.check("admin", topic)
     await call.begin_act()
-    await call.service.broker.create_topic(topic, exist_ok=True)
+    await call.service.port.create_topic(topic, None, {}, exist_ok=True)
     await call.service.group(topic)
     return await store()
 

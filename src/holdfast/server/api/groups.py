@@ -8,7 +8,8 @@ from datetime import datetime
 
 from holdfast.api.consumer_values import StreamMessage
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.topics import GroupInfo
+from holdfast.api.topics import GroupInfo, to_of
+from holdfast.broker.folder.layout import check_name, check_topic_name
 from holdfast.broker.streams.positions import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.protocol.groups import (
@@ -54,7 +55,8 @@ async def list_groups(call: Call) -> Groups:
     query: GroupsQuery = call.query
     if query.topic is not None:
         call.principal.check("read", query.topic)
-    found = [info for info in await call.service.broker.groups(query.topic) if is_shown(call, info)]
+        check_topic_name(query.topic)
+    found = [info for info in await call.service.port.groups(query.topic) if is_shown(call, info)]
     return Groups(groups=found[: query.limit])
 
 
@@ -67,7 +69,7 @@ def is_shown(call: Call, info: GroupInfo) -> bool:
 async def describe_group(call: Call) -> GroupTold:
     """A group: on which topics it is, how far behind, and in stream mode its members."""
     name = call.path["group"]
-    topics = [info for info in await call.service.broker.groups() if info.name == name and is_shown(call, info)]
+    topics = [info for info in await call.service.port.groups(None) if info.name == name and is_shown(call, info)]
     stream = await asyncio.to_thread(_facts, call)
     if not topics and stream is None:
         call.principal.check_group(name)
@@ -117,7 +119,7 @@ async def _check_stream_group(call: Call) -> None:
 async def delete_group(call: Call) -> None:
     """Forget a group and all that it knows: on one topic in queue mode, or one in stream mode as a whole."""
     query: OnTopic = call.query
-    await call.service.broker.delete_group(call.path["group"], query.topic)
+    await call.service.port.delete_group(check_name(call.path["group"], "group"), query.topic)
 
 
 def _topics(call: Call) -> set[str]:
@@ -145,6 +147,7 @@ async def offsets(call: Call) -> GroupOffsets:
     query: OnTopic = call.query
     if query.topic is not None:
         call.principal.check("read", query.topic)
+        check_topic_name(query.topic)
     found = await asyncio.to_thread(_offsets, call, query.topic)
     return GroupOffsets(offsets=[lag for lag in found if call.principal.sees(lag.topic)])
 
@@ -206,8 +209,9 @@ async def reset(call: Call) -> ResetDone:
     to: list[str | int | datetime] = [each for each in (given.to, given.offset, given.time) if each is not None]
     if len(to) != 1:
         raise InvalidRequest("say where to go on with one of to, offset and time")
-    found = await call.service.broker.reset_offsets(
-        call.path["group"], given.topic, to=to[0], partition=given.partition, dry_run=given.dry_run
+    where, group = to_of(to[0]), check_name(call.path["group"], "group")
+    found = await call.service.port.reset_offsets(
+        group, check_topic_name(given.topic), where, given.partition, dry_run=given.dry_run
     )
     call.count = len(found)
     partitions = [

@@ -16,8 +16,8 @@ from holdfast.api.contents import home_of, record_of
 from holdfast.api.listed import Listed as Found
 from holdfast.api.listed import until_ms_of
 from holdfast.api.times import duration_ms, lease_of
-from holdfast.api.topics import TopicInfo
-from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.api.topics import TopicInfo, changes_of
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.group import QueueStats
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.local.listing import listed, mark_of, parse_mark
@@ -56,7 +56,7 @@ from holdfast.protocol.queues import (
     Sought,
     Whole,
 )
-from holdfast.server.api.topics import altered, changes_of, told_topic
+from holdfast.server.api.topics import altered, described, told_topic
 from holdfast.server.attempts import Attempt
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response, StreamResponse, Undelivered
@@ -104,7 +104,7 @@ async def group_of(call: Call, name: str | None) -> ServedGroup:
     if known is not None:
         return known
     if name not in (None, DEFAULT_GROUP) and not call.principal.creates_groups:
-        info = await call.service.broker.describe_topic(queue)
+        info = await call.service.port.describe_topic(check_readable_name(queue))
         if name not in info.groups:
             call.principal.check_creates_group(name, queue)
     return await call.service.group(queue, name)
@@ -116,7 +116,7 @@ async def existing_group(call: Call, name: str | None) -> ServedGroup:
     known = call.service.known_group(queue, group)
     if known is not None:
         return known
-    info = await call.service.broker.describe_topic(queue)
+    info = await call.service.port.describe_topic(check_readable_name(queue))
     if group not in info.groups:
         there = ", ".join(told_topic(call, info).groups) or "none"
         raise UnknownGroup(f"{queue} has no group {group} in queue mode; there are: {there}")
@@ -127,18 +127,18 @@ async def existing_group(call: Call, name: str | None) -> ServedGroup:
 async def create_queue(call: Call) -> TopicInfo:
     """Make a queue, or change the settings of one that is there; the same call twice is fine."""
     wanted: CreateQueue = call.body
-    broker, name = call.service.broker, call.path["queue"]
+    port, name = call.service.port, call.path["queue"]
     changes = changes_of(wanted.settings)
     if wanted.partitions is not None:
         changes["partitions"] = wanted.partitions
-    if name in await broker.topics():
+    if name in await port.topics():
         if changes:
             await altered(call, name, changes)
     else:
         check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
-        await broker.create_topic(name, exist_ok=True, **changes)
+        await port.create_topic(name, None, changes, exist_ok=True)
     await call.service.group(name)
-    return told_topic(call, await broker.describe_topic(name))
+    return await described(call, name)
 
 
 async def take(call: Call, *, state: bool) -> Response | StreamResponse:

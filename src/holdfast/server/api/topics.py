@@ -11,15 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.contents import Contents, home_of, record_of
-from holdfast.api.topics import TopicInfo, check_read
-from holdfast.broker.folder.layout import partition_folder
+from holdfast.api.topics import TopicInfo, changes_of, check_changes, check_read
+from holdfast.broker.folder.layout import check_readable_name, check_topic_name, partition_folder
 from holdfast.broker.folder.policy import differing_settings
 from holdfast.broker.inspect.delayed import count_beside
 from holdfast.broker.inspect.standing import Standing, TopicStanding
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic_locks import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
-from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
+from holdfast.errors import InvalidRequest, UnknownTopic
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
 from holdfast.protocol.media import JSON, LINES, MSGPACK
@@ -53,22 +53,26 @@ from holdfast.storage.log import Log
 routes = Routes("topics")
 
 _FEW: Final = 100  # messages that are told at once, and not on a thread
-_NO_SETTINGS: Final = frozenset({"self", "name", "topic", "exist_ok", "start", "body_type", "group"})
 
 
 @routes.add("GET", "/v1/topics", action="read", scope="any", query=TopicsQuery, answers=Topics)
 async def list_topics(call: Call) -> Topics:
     """The topics that the caller may see, by name."""
     query: TopicsQuery = call.query
-    broker, after = call.service.broker, query.after or ""
-    names = [name for name in sorted(await broker.topics()) if name > after and call.principal.sees(name)]
+    port, after = call.service.port, query.after or ""
+    names = [name for name in sorted(await port.topics()) if name > after and call.principal.sees(name)]
     found = []
     for name in names[: query.limit]:
         try:
-            found.append(told_topic(call, await broker.describe_topic(name)))
+            found.append(told_topic(call, await port.describe_topic(name)))
         except UnknownTopic:
             continue  # deleted meanwhile
     return Topics(topics=found, more=len(names) > query.limit)
+
+
+async def described(call: Call, topic: str) -> TopicInfo:
+    """What a topic, or its dead letters, is and holds, as the caller may see it."""
+    return told_topic(call, await call.service.port.describe_topic(check_readable_name(topic)))
 
 
 def told_topic(call: Call, info: TopicInfo) -> TopicInfo:
@@ -106,13 +110,14 @@ async def create_topic(call: Call) -> TopicInfo:
     if wanted.partitions is not None:
         changes["partitions"] = wanted.partitions
     check_partitions(changes.get("partitions"), 0, call.service.settings.max_partitions)
-    return told_topic(call, await call.service.broker.create_topic(wanted.name, exist_ok=wanted.exist_ok, **changes))
+    info = await call.service.port.create_topic(wanted.name, None, changes, exist_ok=wanted.exist_ok)
+    return told_topic(call, info)
 
 
 @routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo, errors=("unknown_topic",))
 async def describe_topic(call: Call) -> TopicInfo:
     """What a topic is and holds."""
-    return told_topic(call, await call.service.broker.describe_topic(call.path["topic"]))
+    return await described(call, call.path["topic"])
 
 
 @routes.add(
@@ -127,22 +132,21 @@ async def describe_topic(call: Call) -> TopicInfo:
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
     given: AlterTopic = call.body
-    return told_topic(call, await altered(call, call.path["topic"], changes_of(given.settings)))
+    return told_topic(call, await altered(call, call.path["topic"], given.settings))
 
 
 async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicInfo:
     """The topic, after it was changed as far as callers may."""
-    broker = call.service.broker
     if "partitions" in changes:
-        known = len((await broker.describe_topic(topic)).partitions)
+        known = len((await described(call, topic)).partitions)
         check_partitions(changes["partitions"], known, call.service.settings.max_partitions)
-    return await broker.alter_topic(topic, **changes)
+    return await call.service.port.alter_topic(topic, check_changes(changes))
 
 
 @routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True, errors=("unknown_topic",))
 async def delete_topic(call: Call) -> None:
     """Take a topic away, with all its messages, groups and dead letters."""
-    await call.service.broker.delete_topic(call.path["topic"])
+    await call.service.port.delete_topic(call.path["topic"])
 
 
 @routes.add(
@@ -157,10 +161,10 @@ async def delete_topic(call: Call) -> None:
 async def add_partitions(call: Call) -> TopicInfo:
     """Give a topic more partitions. From now on keys may go to other partitions than before."""
     given: AddPartitions = call.body
-    broker, topic = call.service.broker, call.path["topic"]
-    known = len((await broker.describe_topic(topic)).partitions)
+    topic = call.path["topic"]
+    known = len((await described(call, topic)).partitions)
     check_partitions(known + given.count, known, call.service.settings.max_partitions)
-    return told_topic(call, await broker.add_partitions(topic, given.count))
+    return told_topic(call, await call.service.port.add_partitions(topic, given.count))
 
 
 @routes.add(
@@ -168,7 +172,7 @@ async def add_partitions(call: Call) -> TopicInfo:
 )
 async def compact_topic(call: Call) -> KeysCompacted:
     """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
-    return await call.service.broker.compact_topic(call.path["topic"])
+    return await call.service.port.compact_topic(check_topic_name(call.path["topic"]))
 
 
 @routes.add(
@@ -176,7 +180,7 @@ async def compact_topic(call: Call) -> KeysCompacted:
 )
 async def apply_retention(call: Call) -> Retained:
     """Drop now what the retention settings of the topic let go, as upkeep does in time."""
-    return await call.service.broker.apply_retention(call.path["topic"])
+    return await call.service.port.apply_retention(check_topic_name(call.path["topic"]))
 
 
 async def _may_create_group(call: Call) -> None:
@@ -197,7 +201,7 @@ async def create_group(call: Call) -> GroupSettings:
     """Make a group in queue mode, or change the settings of one that is there."""
     wanted: CreateGroup = call.body
     topic, name = call.path["topic"], call.path["group"]
-    changes = changes_of(wanted.settings)
+    changes = wanted.settings
     group = await call.service.port.served_group(
         AsyncLocalGroupPort, topic, name, check=call.service.check_group, start=wanted.start, changes=changes
     )
@@ -322,13 +326,6 @@ def partition_of(call: Call) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise InvalidRequest(f"{text!r} is no number of a partition")
     return int(text)
-
-
-def changes_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as arguments, among which nothing is that means another argument."""
-    for name in _NO_SETTINGS & settings.keys():
-        raise BadSettings(f"there is no setting {name}")
-    return dict(settings)
 
 
 # How topics and all their groups stand, partition by partition: what `holdfast topic`, `group` and `top` show.

@@ -35,7 +35,7 @@ async def groups(call: Call) -> Response:
     wanted = query.name.lower()
     found = [
         info
-        for info in await call.service.broker.groups()
+        for info in await call.service.port.groups(None)
         if is_shown(call, info) and (wanted in info.name.lower() or wanted in info.topic.lower())
     ]
     found.sort(key=lambda info: (info.topic, info.name))
@@ -55,7 +55,7 @@ async def group(call: Call) -> Response:
     """One group: its place in each partition, and in stream mode its members."""
     name = call.path["group"]
     infos: list[GroupInfo] = [
-        info for info in await call.service.broker.groups() if info.name == name and is_shown(call, info)
+        info for info in await call.service.port.groups(None) if info.name == name and is_shown(call, info)
     ]
     facts: GroupFacts | None = await asyncio.to_thread(_facts, call)
     offsets = [lag for lag in await asyncio.to_thread(_offsets, call, None) if call.principal.sees(lag.topic)]

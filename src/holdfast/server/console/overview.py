@@ -185,7 +185,7 @@ def overview_routes(rates: Rates) -> Routes:
         """All queues at a glance."""
         query: OverviewQuery = call.query
         rates.begin()
-        known = [name for name in await call.service.broker.topics() if call.principal.sees(name)]
+        known = [name for name in await call.service.port.topics() if call.principal.sees(name)]
         wanted = [name for name in known if query.name.lower() in name.lower()]
         some = wanted[query.start : query.start + query.limit]
         rows = await asyncio.to_thread(_rows, call, rates, some)

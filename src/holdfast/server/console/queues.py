@@ -14,7 +14,7 @@ from holdfast.broker.folder.policy import differing_settings
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.messages import Name
 from holdfast.protocol.queues import InGroup
-from holdfast.server.api.topics import told_topic
+from holdfast.server.api.topics import described
 from holdfast.server.calls import Call
 from holdfast.server.console.overview import OLD_S, QueueRow, Rates, row_of, spark_of
 from holdfast.server.console.rendering import render
@@ -57,7 +57,7 @@ class SendQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 async def head_of(call: Call, rates: Rates, group: ServedGroup | None) -> dict[str, Any]:
     """What stands above every page of a queue."""
     rates.begin()
-    info = told_topic(call, await call.service.broker.describe_topic(call.path["queue"]))
+    info = await described(call, call.path["queue"])
     name = call.path["queue"]
     if group is None:
         messages = info.messages

@@ -19,7 +19,7 @@ from holdfast.errors import InvalidRequest, NotFound
 from holdfast.local.dead import LocalLetters
 from holdfast.local.listing import listed, parse_mark, seen, until_ms
 from holdfast.model import Record
-from holdfast.server.api.topics import told_topic
+from holdfast.server.api.topics import described
 from holdfast.server.calls import Call
 from holdfast.server.console.formatting import plain, preview
 from holdfast.server.scans import Full, Scan
@@ -66,7 +66,7 @@ async def group_for(call: Call, name: str | None) -> ServedGroup | None:
     """
     topic = call.path["queue"]
     if name is None or call.service.known_group(topic, name) is None:
-        groups = told_topic(call, await call.service.broker.describe_topic(topic)).groups
+        groups = (await described(call, topic)).groups
         if name is None:
             name = DEFAULT_GROUP if DEFAULT_GROUP in groups or not groups else groups[0]
             if not groups:
