@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 
 from holdfast.api.aio.broker_port import AsyncBrokerPort
 from holdfast.api.aio.group_port import AsyncGroupPort
-from holdfast.api.arguments import ACK, Settlement, Wanted, error_text
+from holdfast.api.arguments import ACK, MessageOutcome, Wanted, error_text
 from holdfast.api.contents import Contents
 from holdfast.api.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, NotAQueue
@@ -55,7 +55,7 @@ class TextFace:
                 receipt, _, reason = given.partition(" ")
                 queue = await self.queue(name)
                 error = error_text(reason, queue.settings.max_error_chars)
-                await queue.settle([receipt], Settlement("nack", why=error), None)
+                await queue.settle([receipt], MessageOutcome("nack", why=error), None)
                 return "OK"
             case ["STATS", name]:
                 stats = await (await self.queue(name)).stats()

@@ -18,7 +18,7 @@ import holdfast
 from holdfast import InvalidRequest, Unauthenticated, Unavailable, aio
 from holdfast.env import ManualClock
 from holdfast.server.access.tls import tls_context
-from holdfast.server.access.tokens import Entry, digest_of, with_entry
+from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 from tests.integration.http_gear import Serving, serving
 from tests.unit.certificates import Issuer
@@ -163,7 +163,7 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(place: Place, ask: Asked
 def test_a_token_is_asked_for_and_the_answer_says_what_is_wrong(place: Place, ask: Asked, monkeypatch: Any):
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     tokens = place.folder / "tokens.toml"
-    entry = Entry(name="shop", sha256=digest_of("hf_right"), role="reader")
+    entry = TokenEntry(name="shop", sha256=digest_of("hf_right"), role="reader")
     tokens.write_text(with_entry("", entry, "t"))
     tokens.chmod(0o600)
     with place.serving(tokens_file=str(tokens)) as server:

@@ -19,7 +19,7 @@ import pytest
 
 from holdfast.env import real_world
 from holdfast.server.access.tls import tls_context
-from holdfast.server.access.tokens import Entry, digest_of, with_entry
+from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from holdfast.server.audit import Audit, CallAuditor
 from holdfast.server.routing import Route
 from holdfast.settings import ServerSettings
@@ -644,7 +644,7 @@ def test_a_client_certificate_says_who_is_calling(tmp_path: Path):
     ca = issuer.write(tmp_path / "tls" / "ca.pem")
     tokens = tmp_path / "tokens.toml"
     tokens.touch(mode=0o600)
-    tokens.write_text(with_entry("", Entry(name="the-shop", certificate="shop", role="producer"), "t"))
+    tokens.write_text(with_entry("", TokenEntry(name="the-shop", certificate="shop", role="producer"), "t"))
     files = {
         "tls_cert_file": str(certificate),
         "tls_key_file": str(key),

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.errors import TooManyWaiters
 from holdfast.server.access.principals import LOCAL, Principal, principal_of
-from holdfast.server.access.tokens import Entry
+from holdfast.server.access.tokens import TokenEntry
 from holdfast.server.waiting import ADMIN_RESERVE, WaitLimit
 from holdfast.settings import ServerSettings
 from tests.integration.faults_gear import WAIT_S, head_of, request_of, status_of
@@ -97,11 +97,11 @@ def test_ten_thousand_may_wait_unless_it_is_said_otherwise():
 
 
 def test_a_share_is_half_and_who_needs_no_token_may_have_all_and_admins_have_a_reserve():
-    one = principal_of(Entry(name="one", sha256="0" * 64, role="consumer"))
-    ops = principal_of(Entry(name="ops", sha256="1" * 64, role="admin"))
+    one = principal_of(TokenEntry(name="one", sha256="0" * 64, role="consumer"))
+    ops = principal_of(TokenEntry(name="ops", sha256="1" * 64, role="admin"))
     limit = WaitLimit(10)
     assert [limit.share(each) for each in (one, ops, Principal(name=LOCAL))] == [5, 5, 10]
-    assert limit.share(principal_of(Entry(name=LOCAL, sha256="2" * 64, role="admin"))) == 5
+    assert limit.share(principal_of(TokenEntry(name=LOCAL, sha256="2" * 64, role="admin"))) == 5
     with ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(limit.one_more(Principal(name=LOCAL)))

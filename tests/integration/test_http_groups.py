@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.access.tokens import Entry, digest_of, with_entry
+from holdfast.server.access.tokens import TokenEntry, digest_of, with_entry
 from tests.integration.http_gear import Answer, Serving, serving
 
 
@@ -281,7 +281,7 @@ def test_members_are_gone_with_the_server_and_what_they_committed_is_not(tmp_pat
 def test_a_member_is_nothing_to_those_who_may_not_read_its_topics(tmp_path: Path) -> None:
     text = ""
     for name, topics in (("all", ("*",)), ("mail", ("mail",))):
-        entry = Entry(name=name, sha256=digest_of(f"secret-{name}"), role="admin", topics=topics)
+        entry = TokenEntry(name=name, sha256=digest_of(f"secret-{name}"), role="admin", topics=topics)
         text = with_entry(text, entry, "tokens")
     tokens = tmp_path / "tokens.toml"
     tokens.write_text(text)

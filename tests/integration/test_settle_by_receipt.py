@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import aio
-from holdfast.api.arguments import ACK, Settlement, Wanted
+from holdfast.api.arguments import ACK, MessageOutcome, Wanted
 from holdfast.api.ports import port_of
 from holdfast.errors import InvalidRequest, LeaseLost
 from tests.integration.http_gear import serving
@@ -41,23 +41,23 @@ def counts(queue: holdfast.Queue[bytes]) -> tuple[int, int, int, int]:
 
 
 @pytest.mark.parametrize(
-    ("settlement", "after"),
+    ("outcome", "after"),
     [
         (ACK, (0, 0, 0, 0)),
-        (Settlement("nack", 0, "ValueError: no"), (2, 0, 0, 0)),
-        (Settlement("nack", 60_000), (0, 0, 2, 0)),
-        (Settlement("defer"), (2, 0, 0, 0)),
-        (Settlement("drop", 0), (2, 0, 0, 0)),
-        (Settlement("reject", why="never"), (0, 0, 0, 2)),
-        (Settlement("extend", lease_ms=60_000), (0, 2, 0, 0)),
+        (MessageOutcome("nack", 0, "ValueError: no"), (2, 0, 0, 0)),
+        (MessageOutcome("nack", 60_000), (0, 0, 2, 0)),
+        (MessageOutcome("defer"), (2, 0, 0, 0)),
+        (MessageOutcome("drop", 0), (2, 0, 0, 0)),
+        (MessageOutcome("reject", why="never"), (0, 0, 0, 2)),
+        (MessageOutcome("extend", lease_ms=60_000), (0, 2, 0, 0)),
     ],
 )
-def test_messages_are_settled_by_their_receipts(place: str, settlement: Settlement, after: tuple[int, int, int, int]):
+def test_messages_are_settled_by_their_receipts(place: str, outcome: MessageOutcome, after: tuple[int, int, int, int]):
     with opened(place) as broker, broker.queue("jobs", min_free_bytes=0) as queue:
         queue.put_many([b"a", b"b"])
         port = port_of(queue)
         receipts = taken(port, 2)
-        port.settle([*receipts, receipts[0]], settlement, None)
+        port.settle([*receipts, receipts[0]], outcome, None)
         assert counts(queue) == after
 
 
@@ -73,7 +73,7 @@ def test_those_that_were_lost_are_named_and_the_others_settled(place: str):
         assert set(caught.value.receipts) == {second, made_up}
         assert counts(queue) == (0, 1, 0, 0)
         with pytest.raises(LeaseLost):
-            port.settle([first], Settlement("nack", why="late"), None)
+            port.settle([first], MessageOutcome("nack", why="late"), None)
         with pytest.raises(InvalidRequest):
             port.settle([third, "no receipt"], ACK, None)
         assert counts(queue) == (0, 1, 0, 0)

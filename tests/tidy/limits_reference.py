@@ -18,10 +18,10 @@ from holdfast.large import LARGE_BYTES
 from holdfast.protocol import media, messages, queues
 from holdfast.server import attempts, forms, limits, payload, scans, served, waiting
 from holdfast.server.access.principals import principal_of
-from holdfast.server.access.tokens import Entry
+from holdfast.server.access.tokens import TokenEntry
 from holdfast.server.http import connection
 from holdfast.server.http import messages as unpack
-from holdfast.server.http.admission import Limits
+from holdfast.server.http.admission import ConnectionLimits
 from holdfast.settings import LogSettings, QueueSettings, ServerSettings, TopicSettings
 from holdfast.storage import segment
 from tests.tidy.repo import ROOT, with_part
@@ -29,7 +29,7 @@ from tests.tidy.repo import ROOT, with_part
 PAGE = ROOT / "docs" / "reference" / "limits.md"
 BEGIN = "<!-- {name}: made by `python -m tests.tidy.limits_reference --write` from the code -->"
 END = "<!-- end of {name} -->"
-_TOKEN = principal_of(Entry(name="one", sha256="0" * 64, role="consumer"))
+_TOKEN = principal_of(TokenEntry(name="one", sha256="0" * 64, role="consumer"))
 
 
 class Limit(NamedTuple):
@@ -113,10 +113,10 @@ def _server() -> list[Limit]:
         _setting("connections", ServerSettings, "max_connections", "server"),
         Limit(
             "connections from one address",
-            f"{Limits().per_address:,}",
+            f"{ConnectionLimits().per_address:,}",
             _named("max_connections_per_address", "server"),
         ),
-        Limit("connections beyond that, for health checks and admins", f"{Limits().reserve}"),
+        Limit("connections beyond that, for health checks and admins", f"{ConnectionLimits().reserve}"),
         _setting("the request line and all headers", ServerSettings, "max_header_bytes", "server"),
         _setting("the body of a request, also unpacked", ServerSettings, "max_request_bytes", "server"),
         Limit(

@@ -19,12 +19,12 @@ from holdfast.errors import BadSettings, Forbidden, Unauthenticated
 from holdfast.server.access import tokens as tokens_module
 from holdfast.server.access.callers import Access, check_listening
 from holdfast.server.access.principals import Principal, principal_of
-from holdfast.server.access.tokens import ACTIONS, ROLES, Entry, Patterns, digest_of, with_entry
+from holdfast.server.access.tokens import ACTIONS, ROLES, Patterns, TokenEntry, digest_of, with_entry
 from holdfast.settings import ServerSettings
 
-SHOP = Entry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders", "orders.*"))
-OPS = Entry(name="ops", sha256=digest_of("t2"), certificate="ops.example", role="admin")
-BRIEF = Entry(name="brief", sha256=digest_of("t3"), role="reader", expires=datetime(2030, 1, 1, tzinfo=UTC))
+SHOP = TokenEntry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders", "orders.*"))
+OPS = TokenEntry(name="ops", sha256=digest_of("t2"), certificate="ops.example", role="admin")
+BRIEF = TokenEntry(name="brief", sha256=digest_of("t3"), role="reader", expires=datetime(2030, 1, 1, tzinfo=UTC))
 YEAR_2029_NS = 1_861_920_000_000_000_000
 
 
@@ -45,7 +45,7 @@ class Place:
         self.clock = ManualClock(YEAR_2029_NS)
         self.world = World(clock=self.clock, disk=RealDisk(), ids=SeededIds())
 
-    def write(self, *entries: Entry) -> None:
+    def write(self, *entries: TokenEntry) -> None:
         text = "tokens = []\n"
         for entry in entries:
             text = with_entry(text, entry, "tokens.toml")
@@ -77,7 +77,7 @@ def refusal(access: Access, authorization: str = "", names: tuple[str, ...] = ()
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_role_allows_its_actions_and_no_others(role: str, action: Any):
-    principal = principal_of(Entry(name="x", sha256="0" * 64, role=role))
+    principal = principal_of(TokenEntry(name="x", sha256="0" * 64, role=role))
     if action in ROLES[role]:
         principal.check(action, "orders")
         principal.check(action)
@@ -116,14 +116,14 @@ def test_a_call_about_everything_needs_a_token_for_everything():
 
 
 def test_dead_letters_belong_to_their_topic():
-    triage = principal_of(Entry(name="x", sha256="0" * 64, role="reader", topics=("payments",)))
+    triage = principal_of(TokenEntry(name="x", sha256="0" * 64, role="reader", topics=("payments",)))
     triage.check("read", "payments.dlq")
     with pytest.raises(Forbidden):
         triage.check("read", "payments.eu.dlq")
 
 
 def test_locks_have_patterns_of_their_own():
-    worker = principal_of(Entry(name="w", sha256="0" * 64, role=("consume", "lock"), topics=("a",), locks=("b",)))
+    worker = principal_of(TokenEntry(name="w", sha256="0" * 64, role=("consume", "lock"), topics=("a",), locks=("b",)))
     worker.check("consume", "a")
     worker.check("lock", "b")
     for action, name in (("consume", "b"), ("lock", "a")):
@@ -132,16 +132,16 @@ def test_locks_have_patterns_of_their_own():
 
 
 def test_without_locks_the_patterns_for_topics_count():
-    admin = principal_of(Entry(name="a", sha256="0" * 64, role="admin", topics=("a.*",)))
+    admin = principal_of(TokenEntry(name="a", sha256="0" * 64, role="admin", topics=("a.*",)))
     admin.check("lock", "a.deploy")
     for name in ("deploy", "b.deploy", None):
         with pytest.raises(Forbidden):
             admin.check("lock", name)
-    principal_of(Entry(name="a", sha256="0" * 64, role="admin")).check("lock")
+    principal_of(TokenEntry(name="a", sha256="0" * 64, role="admin")).check("lock")
 
 
 def test_groups_and_producers_are_those_of_the_topics_where_nothing_else_is_said():
-    team = principal_of(Entry(name="a", sha256="0" * 64, role="admin", topics=("a.*",)))
+    team = principal_of(TokenEntry(name="a", sha256="0" * 64, role="admin", topics=("a.*",)))
     team.check_group("a.readers")
     team.check_producer("a.writer")
     with pytest.raises(
@@ -154,7 +154,7 @@ def test_groups_and_producers_are_those_of_the_topics_where_nothing_else_is_said
 
 
 def test_listed_groups_and_producers_count_instead_of_the_topics():
-    entry = Entry(name="a", sha256="0" * 64, role="admin", topics=("a.*",), groups=("g",), producers=("p",))
+    entry = TokenEntry(name="a", sha256="0" * 64, role="admin", topics=("a.*",), groups=("g",), producers=("p",))
     team = principal_of(entry)
     team.check_group("g")
     team.check_producer("p")
@@ -171,7 +171,7 @@ def test_listed_groups_and_producers_count_instead_of_the_topics():
 
 
 def test_a_consumer_makes_groups_only_if_the_operator_says_so():
-    plain = principal_of(Entry(name="c", sha256="0" * 64, role="consumer"))
+    plain = principal_of(TokenEntry(name="c", sha256="0" * 64, role="consumer"))
     with pytest.raises(Forbidden) as refused:
         plain.check_creates_group("new", "orders")
     for words in (
@@ -181,7 +181,7 @@ def test_a_consumer_makes_groups_only_if_the_operator_says_so():
         "PUT /v1/topics",
     ):
         assert words in str(refused.value)
-    maker = principal_of(Entry(name="c", sha256="0" * 64, role="consumer", create_groups=True))
+    maker = principal_of(TokenEntry(name="c", sha256="0" * 64, role="consumer", create_groups=True))
     maker.check_creates_group("new", "orders")
     assert maker.allowed() == "consume, read on topics * and create groups"
     principal_of(OPS).check_creates_group("new")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.server.http.admission import Admission, Admitted, Limits
+from holdfast.server.http.admission import Admitted, ConnectionAdmission, ConnectionLimits
 
 
 class Client:
@@ -22,7 +22,7 @@ class Door:
     """Clients that come one after the other."""
 
     def __init__(self, **limits: int) -> None:
-        self.admission = Admission(Limits(**limits))
+        self.admission = ConnectionAdmission(ConnectionLimits(**limits))
         self.clients: list[Client] = []
 
     def come(self, address: str, rests_since: float | None = None) -> Client:
@@ -37,9 +37,9 @@ class Door:
 
 
 def test_one_address_has_three_quarters_of_all_unless_it_is_said_otherwise():
-    assert Limits(connections=10_000).per_address == 7_500
-    assert [Limits(connections=few).per_address for few in (1, 2, 3, 4)] == [1, 2, 3, 3]
-    assert Limits(connections=10, connections_per_address=10).per_address == 10
+    assert ConnectionLimits(connections=10_000).per_address == 7_500
+    assert [ConnectionLimits(connections=few).per_address for few in (1, 2, 3, 4)] == [1, 2, 3, 3]
+    assert ConnectionLimits(connections=10, connections_per_address=10).per_address == 10
 
 
 def test_the_address_with_the_most_that_rest_makes_room_oldest_first():

@@ -15,8 +15,8 @@ from holdfast.errors import BadSettings
 from holdfast.server.access import tokens as tokens_module
 from holdfast.server.access.tokens import (
     ROLES,
-    Entry,
     Patterns,
+    TokenEntry,
     Tokens,
     digest_of,
     parse_tokens,
@@ -26,9 +26,9 @@ from holdfast.server.access.tokens import (
 )
 from tests.unit.commands import Run, runner
 
-SHOP = Entry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders.*",))
-WORKER = Entry(name="worker", sha256=digest_of("t2"), role=("consume", "lock"), locks=("jobs/*",))
-CERTIFIED = Entry(name="ops", certificate="ops.example", role="admin", expires=datetime(2030, 1, 1, tzinfo=UTC))
+SHOP = TokenEntry(name="shop", sha256=digest_of("t1"), role="producer", topics=("orders.*",))
+WORKER = TokenEntry(name="worker", sha256=digest_of("t2"), role=("consume", "lock"), locks=("jobs/*",))
+CERTIFIED = TokenEntry(name="ops", certificate="ops.example", role="admin", expires=datetime(2030, 1, 1, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_every_entry_is_compared_in_constant_time_whichever_it_is(monkeypatch: p
 
 def test_an_entry_known_by_certificate_alone_has_no_token():
     assert Tokens([CERTIFIED]).of_token("") is None
-    assert Tokens([Entry(name="x", certificate="c", role="reader"), SHOP]).of_token("t1") is SHOP
+    assert Tokens([TokenEntry(name="x", certificate="c", role="reader"), SHOP]).of_token("t1") is SHOP
 
 
 def test_what_the_roles_allow():
@@ -182,7 +182,7 @@ def test_a_mistake_in_the_file_is_told(text: str, words: str):
 
 
 def test_two_names_for_one_token_are_a_mistake():
-    both = with_entry(with_entry("", SHOP, "t"), Entry(name="b", sha256="0" * 64, role="reader"), "t")
+    both = with_entry(with_entry("", SHOP, "t"), TokenEntry(name="b", sha256="0" * 64, role="reader"), "t")
     assert "two tokens have the sha256" in told(both.replace("0" * 64, SHOP.sha256))
 
 
@@ -286,7 +286,7 @@ def test_a_file_is_checked_as_a_server_would_read_it(run: Run, tmp_path: Path):
         ["shop", "ops"],
         [],
     )
-    old = Entry(name="old", sha256="1" * 64, role="reader", expires=datetime(2020, 1, 1, tzinfo=UTC))
+    old = TokenEntry(name="old", sha256="1" * 64, role="reader", expires=datetime(2020, 1, 1, tzinfo=UTC))
     file_with(tmp_path, with_entry(with_entry("", SHOP, "t"), old, "t"))
     assert "it has 2 tokens, of which 1 expired: old" in run("token", "check", "--file", path).err
     file_with(tmp_path, entry_with("role = 'root'"))

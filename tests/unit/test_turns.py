@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.turns import CALLER, FairThreads, Pool, Turns, other_turns
+from holdfast.server.turns import CALLER, CallTurns, FairThreads, Pool, other_turns
 
 _PATIENCE_S = 60
 
 
 def test_so_many_calls_of_one_caller_begin_in_a_round_and_others_need_not_wait_for_the_rest():
     async def story() -> list[str]:
-        turns, begun = Turns(at_once=3), []
+        turns, begun = CallTurns(at_once=3), []
 
         async def call(name: str, number: int) -> None:
             turn = turns.begin(name)
@@ -75,7 +75,7 @@ def test_of_the_long_calls_of_one_caller_one_slice_is_done_in_a_round():
 
 def test_who_gives_up_its_turn_takes_none_from_those_behind_it():
     async def story() -> None:
-        turns = Turns(at_once=1)
+        turns = CallTurns(at_once=1)
         assert turns.begin("a") is None
         gone, stays = turns.begin("a"), turns.begin("a")
         assert gone is not None

@@ -36,7 +36,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 ONE: Final = Wanted(1)  # the next message, for as long as it takes
 
 
-class Settlement(msgspec.Struct, frozen=True, gc=False):
+class MessageOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of messages in flight. What is None is as the group's settings say."""
 
     verb: Literal["ack", "nack", "defer", "drop", "reject", "extend"]
@@ -45,7 +45,7 @@ class Settlement(msgspec.Struct, frozen=True, gc=False):
     lease_ms: int | None = None  # extend
 
 
-ACK: Final = Settlement("ack")
+ACK: Final = MessageOutcome("ack")
 
 
 def wanted_of(

@@ -11,7 +11,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final
 
-from holdfast.api.arguments import Settlement, Wanted
+from holdfast.api.arguments import MessageOutcome, Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.times import instant_ns
@@ -171,11 +171,11 @@ class LocalGroup:
         return delivery, receipt
 
     def _settle_part(
-        self, delivery: Delivery, receipts: list[Receipt], settlement: Settlement, durability: Durability | None
+        self, delivery: Delivery, receipts: list[Receipt], outcome: MessageOutcome, durability: Durability | None
     ) -> Pending:
-        if settlement.verb == "ack":
+        if outcome.verb == "ack":
             return delivery.ack(receipts, durability)
-        return delivery.settle_all(list(map(command_for(settlement, self.settings), receipts)), durability)
+        return delivery.settle_all(list(map(command_for(outcome, self.settings), receipts)), durability)
 
     def _count_settled(self, verb: str, count: int) -> None:
         """Acks are counted where they are written; dropped and extended messages are not counted."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from holdfast.api.arguments import Settlement
+from holdfast.api.arguments import MessageOutcome
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import QueueGroup
 from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Extend, Nack, Receipt, Reject
@@ -53,10 +53,10 @@ def parts_of(texts: dict[Receipt, str]) -> Iterator[dict[Receipt, str]]:
         yield part
 
 
-def command_for(settlement: Settlement, settings: TopicSettings) -> Callable[[Receipt], Command]:
+def command_for(outcome: MessageOutcome, settings: TopicSettings) -> Callable[[Receipt], Command]:
     """What the group is told of each message; an ack has a way of its own."""
-    delay_ms, why = settlement.delay_ms, settlement.why
-    match settlement.verb:
+    delay_ms, why = outcome.delay_ms, outcome.why
+    match outcome.verb:
         case "nack":
             return lambda receipt: Nack(receipt, delay_ms, why)
         case "defer":
@@ -67,9 +67,9 @@ def command_for(settlement: Settlement, settings: TopicSettings) -> Callable[[Re
         case "reject":
             return lambda receipt: Reject(receipt, why)
         case "extend":
-            lease_ms = settings.lease_ms if settlement.lease_ms is None else settlement.lease_ms
+            lease_ms = settings.lease_ms if outcome.lease_ms is None else outcome.lease_ms
             return lambda receipt: Extend([receipt], lease_ms)
-    raise ValueError(f"an {settlement.verb} is no command")
+    raise ValueError(f"an {outcome.verb} is no command")
 
 
 def lost_texts(texts: dict[Receipt, str], error: LeaseLost) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.api.arguments import Settlement, Wanted
+from holdfast.api.arguments import MessageOutcome, Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.listed import Listed, Where, warn_of_damage
 from holdfast.broker.metrics import Observer
@@ -173,18 +173,18 @@ class RemoteGroup:
 
     # Messages in flight
 
-    def _settling(self, receipts: list[str], settlement: Settlement, durability: Durability | None) -> tuple[str, Any]:
+    def _settling(self, receipts: list[str], outcome: MessageOutcome, durability: Durability | None) -> tuple[str, Any]:
         """What the server is asked to settle messages, by their receipts."""
-        verb, why = settlement.verb, settlement.why or None
+        verb, why = outcome.verb, outcome.why or None
         facts: dict[str, Any] = {"receipts": receipts, "group": self.group, "durability": durability}
-        delay_s = None if settlement.delay_ms is None else settlement.delay_ms / 1000
+        delay_s = None if outcome.delay_ms is None else outcome.delay_ms / 1000
         match verb:
             case "ack":
                 return "ack", Ack(**facts)
             case "reject":
                 return "reject", Reject(**facts, reason=why)
             case "extend":
-                lease_s = None if settlement.lease_ms is None else settlement.lease_ms / 1000
+                lease_s = None if outcome.lease_ms is None else outcome.lease_ms / 1000
                 return "extend", Extend(**facts, lease=lease_s)
             case "nack":
                 return "nack", Nack(**facts, delay=delay_s, error=why)

@@ -31,9 +31,9 @@ from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.head import Refused, header_text, no_room
 from holdfast.server.http.messages import Request, Response, StreamResponse
-from holdfast.server.routing import Route, Router, Routes, retry_after_of, status_of
+from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
 from holdfast.server.service import Service
-from holdfast.server.turns import CALLER, Turns
+from holdfast.server.turns import CALLER, CallTurns
 from holdfast.storage.shortage import ran_out, shortage
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Auditor(Protocol):
         """It was done, or refused, or failed in a way that nobody foresaw."""
 
 
-class App:
+class ServerApp:
     """Answers requests."""
 
     def __init__(
@@ -76,7 +76,7 @@ class App:
     ) -> None:
         self.service = service
         self.access = access
-        self.router = Router()
+        self.router = RouteTable()
         for each in routes:
             self.router.include(each)
         self._meter = meter
@@ -85,7 +85,7 @@ class App:
         self._prefix = f"{service.world.ids.random_u32():08x}"
         self._numbers = count(1)
         self.revocation = Revocation(access.confirm)
-        self._turns = Turns()
+        self._turns = CallTurns()
 
     async def handle(self, request: Request) -> Answer:
         """The answer to a request, whatever happens."""

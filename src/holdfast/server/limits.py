@@ -11,7 +11,7 @@ import msgspec
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.topic import Topic
 from holdfast.errors import BadSettings, InvalidRequest, TooManyWaiters
-from holdfast.server.http.admission import Limits
+from holdfast.server.http.admission import ConnectionLimits
 from holdfast.storage.segment import DESCRIPTORS_EACH, USUAL_MOST
 
 BODIES_EACH: Final = 4  # of the largest size, of one caller at a time
@@ -152,7 +152,7 @@ def check_partitions(wanted: object, known: int, most: int) -> None:
 # Standard streams, the loop, listening sockets, the audit log, locks, traces, groups of streams; and what logs take for
 # a moment: a scan, a snapshot, a log that waits for its sync before it can close its files.
 OWN: Final = 128
-RESERVE: Final = Limits().reserve
+RESERVE: Final = ConnectionLimits().reserve
 REFUSED: Final = 64  # accepted, and closed in the same breath
 
 LEAST_CONNECTIONS: Final = 64

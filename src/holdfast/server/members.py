@@ -34,7 +34,7 @@ _NO_SETTINGS: Final = frozenset(
 )
 
 
-class Member:
+class ServedMember:
     """One of them. Its calls come one at a time; the same poll again is answered as before."""
 
     def __init__(self, port: AsyncLocalConsumerPort, heard_at: float) -> None:
@@ -200,18 +200,18 @@ class ServedMembers:
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
-        self._members: dict[tuple[str, str], Member] = {}
+        self._members: dict[tuple[str, str], ServedMember] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
         return len(self._members)
 
-    async def join(self, group: str, wanted: Join, owner: str) -> Member:
+    async def join(self, group: str, wanted: Join, owner: str) -> ServedMember:
         """A new member; Fenced is whoever has its instance id already."""
         for name in _NO_SETTINGS & wanted.settings.keys():
             raise BadSettings(f"{name} is no setting of a member that lives elsewhere: its client polls and commits")
         loop = asyncio.get_running_loop()
-        holding: list[Member] = []
+        holding: list[ServedMember] = []
 
         def changed(_: list[TopicPartition]) -> None:
             for member in holding:
@@ -232,7 +232,7 @@ class ServedMembers:
         except asyncio.CancelledError:
             self._keep(loop.create_task(_unwanted(joining)))
             raise
-        member = Member(port, loop.time())
+        member = ServedMember(port, loop.time())
         holding.append(member)
         self._members[group, member.id] = member
         self._expect(group, member)
@@ -243,7 +243,7 @@ class ServedMembers:
         await port.join()
         return port
 
-    def find(self, group: str, member_id: str) -> Member:
+    def find(self, group: str, member_id: str) -> ServedMember:
         """The member, which is heard of by that; Fenced where there is none."""
         member = self._members.get((group, member_id))
         if member is None:
@@ -255,7 +255,7 @@ class ServedMembers:
         member.heard_at = asyncio.get_running_loop().time()
         return member
 
-    def heard(self, member: Member) -> None:
+    def heard(self, member: ServedMember) -> None:
         """A call of the member has just ended."""
         member.heard_at = asyncio.get_running_loop().time()
 
@@ -266,7 +266,7 @@ class ServedMembers:
         # Whether or not the one who asked for it stays: nobody else would end it.
         await asyncio.shield(self._end(member))
 
-    def _expect(self, group: str, member: Member) -> None:
+    def _expect(self, group: str, member: ServedMember) -> None:
         """Look again when it should have been heard of."""
         loop = asyncio.get_running_loop()
         left_s = member.heard_at + member.session_s - loop.time()
@@ -279,7 +279,7 @@ class ServedMembers:
         logger.warning("a member was not heard of for too long", extra={"group": group, "member": member.id})
         self._end(member, session_over=True)
 
-    def _end(self, member: Member, *, session_over: bool = False) -> asyncio.Task[None]:
+    def _end(self, member: ServedMember, *, session_over: bool = False) -> asyncio.Task[None]:
         return self._keep(asyncio.get_running_loop().create_task(_ended(member, session_over=session_over)))
 
     def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
@@ -288,7 +288,7 @@ class ServedMembers:
         return task
 
 
-async def _ended(member: Member, *, session_over: bool) -> None:
+async def _ended(member: ServedMember, *, session_over: bool) -> None:
     port = member.port
     try:
         async with member.turn():

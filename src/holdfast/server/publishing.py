@@ -27,7 +27,7 @@ _HEADER_BYTES: Final = 64  # what a header costs
 _Result = TypeVar("_Result")
 
 
-class Publishing:
+class ServedPublishing:
     """Stores messages in the topics of one broker."""
 
     def __init__(self, port: AsyncLocalBrokerPort, pool: Pool) -> None:

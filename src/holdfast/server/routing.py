@@ -157,7 +157,7 @@ class _Node:
         self.methods: dict[str, Route] = {}
 
 
-class Router:
+class RouteTable:
     """Finds the route for a path."""
 
     def __init__(self) -> None:

@@ -29,9 +29,9 @@ from holdfast.server.api import (
     traces,
 )
 from holdfast.server.api.description import description_routes
-from holdfast.server.app import App, Auditor, Meter
-from holdfast.server.http.admission import Limits
-from holdfast.server.http.server import Counts, HttpServer
+from holdfast.server.app import Auditor, Meter, ServerApp
+from holdfast.server.http.admission import ConnectionLimits
+from holdfast.server.http.server import ConnectionCounter, HttpServer
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
 from holdfast.settings import ServerSettings
@@ -80,7 +80,7 @@ API: Final[Sequence[Routes]] = (
 logger = logging.getLogger(__name__)
 
 
-class MeterAndCounts(Meter, Counts, Protocol):
+class MeterAndCounts(Meter, ConnectionCounter, Protocol):
     """Who is told of answers and connections."""
 
 
@@ -104,7 +104,7 @@ class Server:
         self.service.tokens_problem = self.access.tokens_problem
         self._meter = meter or NoMeter()
         described = description_routes(lambda: self.app.router.routes)
-        self.app = App(self.service, self.access, [*API, *more, described], self._meter, auditor)
+        self.app = ServerApp(self.service, self.access, [*API, *more, described], self._meter, auditor)
         self.http = HttpServer(self.app.handle, self.app.refuse, limits_of(settings), self._meter)
         self.service.connections = lambda: len(self.http.connections)
 
@@ -165,9 +165,9 @@ def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
     return BadSettings(f"the server cannot listen at {place}: {error.strerror or error}. See whether host is right")
 
 
-def limits_of(settings: ServerSettings) -> Limits:
+def limits_of(settings: ServerSettings) -> ConnectionLimits:
     """What a connection is held to."""
-    return Limits(
+    return ConnectionLimits(
         header_bytes=settings.max_header_bytes,
         body_bytes=settings.max_request_bytes,
         header_s=settings.header_timeout_ms / 1000,

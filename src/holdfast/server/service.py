@@ -18,7 +18,7 @@ from holdfast.server.attempts import Attempts
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
 from holdfast.server.payload import ANSWER_BYTES
-from holdfast.server.publishing import Publishing
+from holdfast.server.publishing import ServedPublishing
 from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
 from holdfast.server.turns import Pool
@@ -48,7 +48,7 @@ class Service:
         self.pool = Pool()
         self.room = Room(BODIES_EACH * settings.max_request_bytes)
         self.answers = Room(ANSWERS_EACH * 2 * ANSWER_BYTES)
-        self.publishing = Publishing(self.port, self.pool)
+        self.publishing = ServedPublishing(self.port, self.pool)
         self.leaving = False
         self.began_ns = world.clock.now_ns()
         self.began_monotonic_ns = world.clock.monotonic_ns()

@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 _Work: TypeAlias = tuple[Future[Any], Callable[[], Any]]
 
 
-class Turns:
+class CallTurns:
     """Which calls begin in this round of the event loop."""
 
     def __init__(self, at_once: int = _AT_ONCE) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from holdfast.api.arguments import Settlement, Wanted
+from holdfast.api.arguments import MessageOutcome, Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Taken
 from holdfast.api.drafts import NewMessage, Stored
@@ -91,7 +91,7 @@ class AsyncGroupPort(Protocol):
     async def extend(self, taken: Any, lease_ms: int | None) -> None:
         """Let the lease begin anew; without a length, the group's own."""
 
-    async def settle(self, receipts: Sequence[str], settlement: Settlement, durability: Durability | None) -> None:
+    async def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
         """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
 
         For callers that have nothing but the receipt: the message is not read again for that.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from holdfast.api.arguments import Settlement, Wanted
+from holdfast.api.arguments import MessageOutcome, Wanted
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Taken
 from holdfast.api.drafts import NewMessage, Stored
@@ -92,7 +92,7 @@ class GroupPort(Protocol):
     def extend(self, taken: Any, lease_ms: int | None) -> None:
         """Let the lease begin anew; without a length, the group's own."""
 
-    def settle(self, receipts: Sequence[str], settlement: Settlement, durability: Durability | None) -> None:
+    def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
         """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
 
         For callers that have nothing but the receipt: the message is not read again for that.

@@ -28,7 +28,7 @@ from holdfast.server.access.principals import principal_of
 from holdfast.server.access.tokens import (
     ACTIONS,
     ROLES,
-    Entry,
+    TokenEntry,
     Tokens,
     digest_of,
     entry_of,
@@ -159,7 +159,7 @@ def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     return OK
 
 
-def _show(entries: Sequence[Entry]) -> None:
+def _show(entries: Sequence[TokenEntry]) -> None:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
     for title in ("name", "known by", "may", "expires"):
         table.add_column(title, overflow="fold")
@@ -228,11 +228,11 @@ def _moment(text: str | None) -> datetime | None:
     return found.replace(microsecond=0)
 
 
-def _allowed(entry: Entry) -> str:
+def _allowed(entry: TokenEntry) -> str:
     return principal_of(entry).allowed()
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def _document(entry: TokenEntry) -> dict[str, Any]:
     """An entry without what the token could be told by."""
     principal = principal_of(entry)
     return {

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.api.arguments import Settlement, Wanted
+from holdfast.api.arguments import MessageOutcome, Wanted
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.letters import DeadGroup, Redriven
@@ -104,13 +104,13 @@ class LocalGroupPort(LocalGroup):
         """Let the lease begin anew."""
         taken.home.wait(self._extend(taken, lease_ms))
 
-    def settle(self, receipts: Sequence[str], settlement: Settlement, durability: Durability | None) -> None:
+    def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
         """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
 
         Each partition's messages are settled first, then all are waited for.
         """
         self.check_open()
-        verb = settlement.verb
+        verb = outcome.verb
         if verb == "ack" and len(receipts) == 1 and durability is None and self.ack_receipt_now(receipts[0]):
             return
         claims = self.claims(receipts)
@@ -119,7 +119,7 @@ class LocalGroupPort(LocalGroup):
             for part in parts_of(texts):
                 if settled:
                     self.pause()
-                settled.append((delivery, part, self._settle_part(delivery, list(part), settlement, durability)))
+                settled.append((delivery, part, self._settle_part(delivery, list(part), outcome, durability)))
         refused, lost = claims.refused, list(claims.bad)
         self.queue_group.metrics.lost_leases.add(len(lost))
         for delivery, texts, pending in settled:

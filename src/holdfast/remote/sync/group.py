@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.arguments import ACK, Settlement, Wanted, check_durability
+from holdfast.api.arguments import ACK, MessageOutcome, Wanted, check_durability
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
@@ -94,11 +94,11 @@ class RemoteGroupPort(RemoteGroup):
 
     def nack(self, taken: Sequence[RemoteTaken], delay_ms: int | None, error: str) -> None:
         """Give messages back after a failure."""
-        self._settle_taken(taken, Settlement("nack", delay_ms, error))
+        self._settle_taken(taken, MessageOutcome("nack", delay_ms, error))
 
     def defer(self, taken: RemoteTaken, delay_ms: int) -> None:
         """Give a message back untouched."""
-        self._settle_taken([taken], Settlement("defer", delay_ms))
+        self._settle_taken([taken], MessageOutcome("defer", delay_ms))
 
     def release(self, taken: RemoteTaken) -> None:
         """Give back a message whose handler was interrupted: by the thread beside, for one that is being cancelled."""
@@ -106,24 +106,24 @@ class RemoteGroupPort(RemoteGroup):
 
     def reject(self, taken: RemoteTaken, reason: str) -> None:
         """To the dead letters."""
-        self._settle_taken([taken], Settlement("reject", why=reason))
+        self._settle_taken([taken], MessageOutcome("reject", why=reason))
 
     def _settle_taken(
-        self, taken: Sequence[RemoteTaken], settlement: Settlement, durability: Durability | None = None
+        self, taken: Sequence[RemoteTaken], outcome: MessageOutcome, durability: Durability | None = None
     ) -> None:
         """The last thing done with messages; after a call that was refused for another reason they are in flight."""
         self._check_own(taken)
         lost: LeaseLost | None = None
         for some in parts(taken):
             try:
-                self.settle(receipts_of(some), settlement, durability)
+                self.settle(receipts_of(some), outcome, durability)
             except LeaseLost as error:
                 lost = both(lost, error)
             end(some)
         if lost is not None:
             raise lost
 
-    def settle(self, receipts: Sequence[str], settlement: Settlement, durability: Durability | None) -> None:
+    def settle(self, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None) -> None:
         """Say what became of messages, by their receipts. LeaseLost names those that were lost; the others are settled.
 
         Where the answer to a call was lost, and the repeated one was refused, the first one may have done it.
@@ -131,32 +131,32 @@ class RemoteGroupPort(RemoteGroup):
         check_durability(durability)
         lost: LeaseLost | None = None
         for some in parts(receipts):
-            verb, body = self._settling(list(some), settlement, durability or self.ack_durability)
+            verb, body = self._settling(list(some), outcome, durability or self.ack_durability)
             try:
                 self._ask("POST", verb, wire.Settled, body)
             except LeaseLost as error:
-                lost = both(lost, self._settle_again(error, some, settlement, durability))
+                lost = both(lost, self._settle_again(error, some, outcome, durability))
         if lost is not None:
             raise lost
 
     def _settle_again(
-        self, error: LeaseLost, receipts: Sequence[str], settlement: Settlement, durability: Durability | None
+        self, error: LeaseLost, receipts: Sequence[str], outcome: MessageOutcome, durability: Durability | None
     ) -> LeaseLost | None:
         """What of a refusal is told.
 
         An ack or a reject of a message that is done has come to its end, by this call or another's. A message that was
         given back is given back, whoever did it. Any other reason is answered with.
         """
-        if not is_repeated(error) or settlement.verb == "extend":
+        if not is_repeated(error) or outcome.verb == "extend":
             return error
-        if settlement.verb not in ("ack", "reject"):
+        if outcome.verb not in ("ack", "reject"):
             return None
         if len(receipts) == 1:
             return None if is_done(error) else error
         lost: LeaseLost | None = None
         for receipt in error.receipts:
             try:
-                self.settle([receipt], settlement, durability)
+                self.settle([receipt], outcome, durability)
             except LeaseLost as each:
                 if not is_done(each):
                     lost = both(lost, each)
@@ -166,7 +166,7 @@ class RemoteGroupPort(RemoteGroup):
         """Let the lease begin anew; it is counted from before the call."""
         now_ns = self.client.world.clock.monotonic_ns()
         try:
-            self.settle([taken.held.receipt], Settlement("extend", lease_ms=lease_ms), None)
+            self.settle([taken.held.receipt], MessageOutcome("extend", lease_ms=lease_ms), None)
         except LeaseLost:
             taken.held.lost = True
             raise

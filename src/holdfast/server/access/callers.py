@@ -13,7 +13,7 @@ from holdfast.errors import BadSettings, Unauthenticated
 from holdfast.server.access.origins import KEPT_HOSTS, check_host, check_origin, is_loopback, plain_name
 from holdfast.server.access.principals import LOCAL, Principal, principal_of
 from holdfast.server.access.tls import Reloaded, names_in
-from holdfast.server.access.tokens import Entry, Tokens, read_tokens
+from holdfast.server.access.tokens import TokenEntry, Tokens, read_tokens
 from holdfast.server.http.head import parse_host
 from holdfast.settings import ServerSettings
 
@@ -79,7 +79,7 @@ class Access:
             path = settings.tokens_file
             self._tokens = Reloaded([path], lambda: read_tokens(world, path), world.clock, what="tokens")
         self._confirmed_by: Tokens | None = None
-        self._confirmed: frozenset[Entry] = frozenset()
+        self._confirmed: frozenset[TokenEntry] = frozenset()
         self._local = Principal(name=LOCAL, read_only=settings.read_only)
         self.is_open: Final = self._tokens is None and settings.tls_client_ca_file is None  # nobody is asked for a name
         self._checks_host = self.is_open or bool(settings.allowed_hosts)
@@ -127,7 +127,7 @@ class Access:
         if principal.entry is None or self._tokens is None:
             return
         tokens = self._tokens.current()
-        entry: Entry | None = principal.entry
+        entry: TokenEntry | None = principal.entry
         if tokens is not self._confirmed_by:
             self._confirmed_by, self._confirmed = tokens, frozenset(tokens.entries)
         if entry not in self._confirmed:
@@ -139,7 +139,7 @@ class Access:
                 )
         self._of_entry(entry)
 
-    def _entry(self, tokens: Tokens, authorization: str, certificate_names: Sequence[str]) -> Entry:
+    def _entry(self, tokens: Tokens, authorization: str, certificate_names: Sequence[str]) -> TokenEntry:
         if authorization:
             entry = tokens.of_token(_token_in(authorization))
             if entry is None:
@@ -154,21 +154,21 @@ class Access:
             )
         raise Unauthenticated(f"the server asks for a token; {_HOW}")
 
-    def _of_entry(self, entry: Entry) -> Principal:
+    def _of_entry(self, entry: TokenEntry) -> Principal:
         if entry.has_expired(self._clock.now_ns()):
             raise Unauthenticated(f"the token of {entry.name} expired at {entry.expires}; ask for a new one")
         return principal_of(entry, read_only=self._settings.read_only)
 
 
-def _is_same_caller(entry: Entry, other: Entry) -> bool:
+def _is_same_caller(entry: TokenEntry, other: TokenEntry) -> bool:
     return (entry.sha256, entry.certificate) == (other.sha256, other.certificate)
 
 
-def _allows_all_of(entry: Entry, before: Entry) -> bool:
+def _allows_all_of(entry: TokenEntry, before: TokenEntry) -> bool:
     """Whether a changed entry allows at least what it did; when it ends is looked at elsewhere."""
     if not entry.actions >= before.actions:
         return False
-    for field in Entry.__struct_fields__:
+    for field in TokenEntry.__struct_fields__:
         now, then = getattr(entry, field), getattr(before, field)
         if now == then or field in ("name", "role", "expires"):
             continue

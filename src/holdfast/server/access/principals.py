@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP
 from holdfast.errors import Forbidden
-from holdfast.server.access.tokens import ACTIONS, EVERYTHING, Action, Entry, Patterns
+from holdfast.server.access.tokens import ACTIONS, EVERYTHING, Action, Patterns, TokenEntry
 from holdfast.server.routing import Action as RouteAction
 
 LOCAL: Final = "local"  # whoever needs no token, all of them
@@ -35,7 +35,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     producers: Patterns = _ALL
     creates_groups: bool = True
     read_only: bool = False
-    entry: Entry | None = None
+    entry: TokenEntry | None = None
     everywhere: frozenset[Action] = frozenset()  # what they may do to every topic, or every lock; made of the others
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=4096)
-def principal_of(entry: Entry, *, read_only: bool = False) -> Principal:
+def principal_of(entry: TokenEntry, *, read_only: bool = False) -> Principal:
     """The caller that an entry of the tokens file stands for."""
     topics = Patterns(entry.topics)
     groups = topics if entry.groups is None else Patterns(entry.groups)

@@ -3,7 +3,7 @@
 Whoever calls is asked for a token when the call begins; a call may go on for minutes. So all calls of callers with
 an entry in the tokens file are listed here while they run, and somebody looks at them a few times a second. A call
 whose caller may not go on is cancelled as if its client had gone away, which every handler must bear anyway: what it
-took is given back. Then, where the answer has not begun, the caller is told why (see `App.handle`).
+took is given back. Then, where the answer has not begun, the caller is told why (see `ServerApp.handle`).
 
 What comes between two looks is not for the caller either, so whoever waits confirms the caller once more before it
 hands out what it waited for.

@@ -70,7 +70,7 @@ _Pattern = Annotated[str, Meta(min_length=1, max_length=200)]
 _Name = Annotated[str, Meta(min_length=1, max_length=253)]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class TokenEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One caller: known by a token, or by the name in a client's certificate, or by either."""
 
     name: str
@@ -117,21 +117,21 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Tokens:
     """The entries of one state of the file."""
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[TokenEntry]) -> None:
         self.entries: Final = tuple(entries)
         self._digests = [bytes.fromhex(entry.sha256) for entry in entries]
         self._by_certificate = {entry.certificate: entry for entry in entries if entry.certificate is not None}
 
-    def of_token(self, token: str) -> Entry | None:
+    def of_token(self, token: str) -> TokenEntry | None:
         """Whose token it is. How long that takes says nothing: every entry is looked at, each in constant time."""
         digest = bytes.fromhex(digest_of(token))
-        found: Entry | None = None
+        found: TokenEntry | None = None
         for entry, known in zip(self.entries, self._digests, strict=True):
             if hmac.compare_digest(digest, known):
                 found = entry
         return found
 
-    def of_certificate(self, names: Sequence[str]) -> Entry | None:
+    def of_certificate(self, names: Sequence[str]) -> TokenEntry | None:
         """Whose certificate it is, by the first of its names that has an entry."""
         return next((self._by_certificate[name] for name in names if name in self._by_certificate), None)
 
@@ -184,7 +184,7 @@ def _document(content: bytes, path: str) -> dict[str, Any]:
     return document
 
 
-def _entry(given: object, number: int, path: str) -> Entry:
+def _entry(given: object, number: int, path: str) -> TokenEntry:
     named = given.get("name") if isinstance(given, dict) else None
     where = f"{path}: token {named!r}" if isinstance(named, str) else f"{path}: token {number}"
     try:
@@ -193,15 +193,15 @@ def _entry(given: object, number: int, path: str) -> Entry:
         raise BadSettings(f"{where} cannot be used: {error}") from None
 
 
-def entry_of(given: object) -> Entry:
+def entry_of(given: object) -> TokenEntry:
     """An entry from plain values; BadSettings where they are not as an entry must be."""
     try:
-        return msgspec.convert(given, Entry)
+        return msgspec.convert(given, TokenEntry)
     except msgspec.ValidationError as error:
         raise BadSettings(str(error)) from None
 
 
-def _checked(entries: list[Entry], path: str) -> Tokens:
+def _checked(entries: list[TokenEntry], path: str) -> Tokens:
     """No two entries may be the same caller, or which of them counts would be a matter of chance."""
     for what, values in (
         ("the name", [entry.name for entry in entries]),
@@ -221,7 +221,7 @@ _HEADER: Final = re.compile(r"^(?=[ \t]*\[\[)", re.MULTILINE)
 _NOBODY: Final = "tokens = []\n"
 
 
-def with_entry(text: str, entry: Entry, path: str) -> str:
+def with_entry(text: str, entry: TokenEntry, path: str) -> str:
     """The file with one entry more; a path that ends in .json is JSON, any other TOML."""
     listed = parse_tokens(text.encode(), path).entries if text.strip() else ()
     if path.endswith(".json"):
@@ -253,11 +253,11 @@ def _name_in(part: str) -> str | None:
     return found[0].get("name") if isinstance(found, list) and found else None
 
 
-def _json(entries: list[Entry]) -> str:
+def _json(entries: list[TokenEntry]) -> str:
     return msgspec.json.format(msgspec.json.encode({"tokens": entries}), indent=2).decode() + "\n"
 
 
-def _toml(entry: Entry) -> str:
+def _toml(entry: TokenEntry) -> str:
     # Texts and lists of JSON are those of TOML, for all that an entry can hold; only a moment is not.
     values = {name: msgspec.json.encode(value).decode() for name, value in msgspec.to_builtins(entry).items()}
     if entry.expires is not None:

@@ -35,7 +35,7 @@ from holdfast.protocol.dead import (
 from holdfast.protocol.errors import ErrorAnswer, fault_of
 from holdfast.protocol.media import LINES, framed
 from holdfast.protocol.queues import Cancelled, InGroup, ListedMessages
-from holdfast.server.api.queues import Room, existing_group, page, told
+from holdfast.server.api.queues import BodyAllowance, existing_group, page, told
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
@@ -65,7 +65,7 @@ async def list_dead(call: Call) -> Letters:
 
 
 def _letters(scan: Scan, group: ServedGroup, query: DeadQuery) -> Letters:
-    room = Room(bodies=query.bodies)
+    room = BodyAllowance(bodies=query.bodies)
 
     def tell(letter: Listed[bytes]) -> Letter:
         assert isinstance(letter, DeadLetter)
@@ -280,7 +280,7 @@ def _delayed(_scan: Scan, call: Call) -> ListedMessages:
     query: DelayedQuery = call.query
     after = None if query.after is None else parse_mark(query.after)
     with call.service.engine.using(call.path["topic"]) as topic:
-        room, found, more = Room(bodies=query.bodies), [], ""
+        room, found, more = BodyAllowance(bodies=query.bodies), [], ""
         lines = [_of_partition(number, each, after, query.limit) for number, each in enumerate(topic.partitions)]
         for _, number, _, message in islice(merge(*lines), query.limit):
             home = Place(topic.name, number)

@@ -34,7 +34,7 @@ from holdfast.protocol.groups import (
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
 from holdfast.server.limits import check_new_member
-from holdfast.server.members import Found, Member, Messages, Waiting
+from holdfast.server.members import Found, Messages, ServedMember, Waiting
 from holdfast.server.routing import Routes
 from holdfast.server.served import said
 
@@ -234,7 +234,7 @@ _FEW = 100  # messages that are told at once, and not on a thread
 _MEMBER = "/v1/groups/{group}/members/{member}"
 
 
-def _member(call: Call) -> Member:
+def _member(call: Call) -> ServedMember:
     """The member that the path names, if the group is the caller's to use, and all that the member reads, too."""
     call.principal.check_group(call.path["group"])
     member = call.service.members.find(call.path["group"], call.path["member"])

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from holdfast.api.arguments import ACK, Settlement, check_seek, error_text, gives_back
+from holdfast.api.arguments import ACK, MessageOutcome, check_seek, error_text, gives_back
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.listed import Listed as Found
 from holdfast.api.listed import until_ms_of
@@ -276,11 +276,11 @@ async def dequeue_with_state(call: Call) -> Response | StreamResponse:
     return await take(call, state=True)
 
 
-async def _settled(call: Call, settlement: Callable[[TopicSettings], Settlement]) -> Settled:
+async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome]) -> Settled:
     """Settle messages; streams that sent them have room again, also for those that were lost before."""
     given: Receipts = call.body
     group = await existing_group(call, given.group)
-    settling = settlement(group.settings)
+    settling = outcome(group.settings)
     try:
         await group.port.settle(given.receipts, settling, given.durability)
     except LeaseLost:
@@ -298,7 +298,7 @@ async def ack(call: Call) -> Settled:
     return await _settled(call, _acked)
 
 
-def _acked(_: TopicSettings) -> Settlement:
+def _acked(_: TopicSettings) -> MessageOutcome:
     return ACK
 
 
@@ -307,15 +307,15 @@ async def nack(call: Call) -> Settled:
     """The work failed or was dropped unhandled (the attempt counts), or was put off (`intent` "defer": it does not)."""
     given: Nack = call.body
 
-    def nacked(settings: TopicSettings) -> Settlement:
+    def nacked(settings: TopicSettings) -> MessageOutcome:
         if given.intent != "failure" and given.error is not None:
             raise InvalidRequest(
                 f"a message with intent={given.intent} has no error; leave it out, or say intent=failure"
             )
         delay_ms = None if given.delay is None else duration_ms(given.delay, "delay")
         if given.intent != "failure":
-            return Settlement(given.intent, delay_ms)
-        return Settlement("nack", delay_ms, error_text(given.error, settings.max_error_chars))
+            return MessageOutcome(given.intent, delay_ms)
+        return MessageOutcome("nack", delay_ms, error_text(given.error, settings.max_error_chars))
 
     return await _settled(call, nacked)
 
@@ -325,7 +325,7 @@ async def reject(call: Call) -> Settled:
     """The work can never be done: straight to the dead letters."""
     given: Reject = call.body
     return await _settled(
-        call, lambda settings: Settlement("reject", why=error_text(given.reason, settings.max_error_chars))
+        call, lambda settings: MessageOutcome("reject", why=error_text(given.reason, settings.max_error_chars))
     )
 
 
@@ -334,10 +334,10 @@ async def extend(call: Call) -> Settled:
     """The work takes longer: the lease begins anew; with a lease of 0 it ends now."""
     given: Extend = call.body
 
-    def extended(_: TopicSettings) -> Settlement:
+    def extended(_: TopicSettings) -> MessageOutcome:
         if gives_back(given.lease):
-            return Settlement("defer")
-        return Settlement("extend", lease_ms=None if given.lease is None else lease_of(given.lease))
+            return MessageOutcome("defer")
+        return MessageOutcome("extend", lease_ms=None if given.lease is None else lease_of(given.lease))
 
     return await _settled(call, extended)
 
@@ -399,7 +399,7 @@ async def messages(call: Call) -> ListedMessages:
 
 
 def _look(scan: Scan, group: ServedGroup, query: ListQuery) -> ListedMessages:
-    room = Room(bodies=query.bodies)
+    room = BodyAllowance(bodies=query.bodies)
     found, more = page(scan, group, query.phase, query, lambda each: room.use(told(each, bodies=room.left > 0)))
     return ListedMessages(messages=found, next=more, scanned=scan.looked, damaged=scan.damaged)
 
@@ -420,7 +420,7 @@ def page(
     return answers, ""
 
 
-class Room:
+class BodyAllowance:
     """How many bytes of bodies one answer should still hold; what comes then is told without its body."""
 
     def __init__(self, *, bodies: bool) -> None:

@@ -27,7 +27,7 @@ import msgspec
 # What one client may ask of a connection, before anybody knows who it is.
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and times that a connection is held to."""
 
     header_bytes: int = 64 * 1024
@@ -60,7 +60,7 @@ class Admitted(Enum):
     NOT = "not"  # or not any more
 
 
-class Client(Protocol):
+class AdmittedConnection(Protocol):
     """A connection, as far as it matters here."""
 
     admitted: Admitted
@@ -79,16 +79,16 @@ class Client(Protocol):
 _SINCE: Final = attrgetter("rests_since")
 
 
-class Admission:
+class ConnectionAdmission:
     """Counts the connections of a server, and decides about new ones."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self._by_address: Counter[str] = Counter()
-        self._in_reserve: set[Client] = set()
+        self._in_reserve: set[AdmittedConnection] = set()
         self._total = 0
 
-    def admit(self, client: Client, others: Iterable[Client]) -> None:
+    def admit(self, client: AdmittedConnection, others: Iterable[AdmittedConnection]) -> None:
         """Decide what becomes of a client that is new among the others."""
         address = client.address
         if self._is_full(address):
@@ -101,7 +101,7 @@ class Admission:
         self._total += 1
         client.admitted = Admitted.FULLY
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: AdmittedConnection) -> None:
         """A client is gone, or is to go: its place is free."""
         admitted, client.admitted = client.admitted, Admitted.NOT
         if admitted is Admitted.IN_RESERVE:
@@ -116,19 +116,19 @@ class Admission:
         limits = self._limits
         return self._total >= limits.connections or self._by_address[address] >= limits.per_address
 
-    def _make_room(self, address: str | None, others: Iterable[Client]) -> None:
+    def _make_room(self, address: str | None, others: Iterable[AdmittedConnection]) -> None:
         """Close those that rest longest: of the address, or else of the one that has the most of them."""
-        resting: dict[str, list[Client]] = {}
+        resting: dict[str, list[AdmittedConnection]] = {}
         for client in others:
             concerned = client.admitted is Admitted.FULLY and (address is None or client.address == address)
             if concerned and client.rests_since is not None:
                 resting.setdefault(client.address, []).append(client)
         if resting:
-            most: list[Client] = max(resting.values(), key=len)
+            most: list[AdmittedConnection] = max(resting.values(), key=len)
             for client in sorted(most, key=_SINCE)[: len(most) // _OF_THESE + 1]:
                 self._shed(client)
 
-    def _reserve(self, client: Client) -> None:
+    def _reserve(self, client: AdmittedConnection) -> None:
         if len(self._in_reserve) >= self._limits.reserve:
             resting = [each for each in self._in_reserve if each.rests_since is not None]
             if not resting:
@@ -137,6 +137,6 @@ class Admission:
         client.admitted = Admitted.IN_RESERVE
         self._in_reserve.add(client)
 
-    def _shed(self, client: Client) -> None:
+    def _shed(self, client: AdmittedConnection) -> None:
         self.leave(client)
         client.shed()

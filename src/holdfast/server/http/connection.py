@@ -12,7 +12,7 @@ import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
-from holdfast.server.http.admission import Admitted, Limits
+from holdfast.server.http.admission import Admitted, ConnectionLimits
 from holdfast.server.http.head import (
     CONTINUE,
     LAST_CHUNK,
@@ -50,21 +50,21 @@ _telling: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep t
 class Hub(Protocol):
     """What all connections of a server share."""
 
-    limits: Limits
+    limits: ConnectionLimits
     handle: Callable[[Request], Awaitable[Answer]]
     refuse: Callable[[Refused], Response]
-    connections: set[Connection]
+    connections: set[HttpConnection]
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: HttpConnection) -> None:
         """Decide what becomes of one more."""
 
-    def closed(self, connection: Connection) -> None: ...
+    def closed(self, connection: HttpConnection) -> None: ...
 
     def cut_off(self, why: str) -> None:
         """Count a client that was sent away."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Speaks HTTP/1.1 with one client."""
 
     def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from holdfast.errors import Forbidden, InvalidRequest, MessageTooLarge, Unavailable
-from holdfast.server.http.admission import Limits
+from holdfast.server.http.admission import ConnectionLimits
 
 # What a Host header may say: a name or an address, and a port; nothing else that a URL could hold there.
 
@@ -188,5 +188,5 @@ def unquoted(path: str) -> str:
     return "/".join(parts)
 
 
-def large_head(limits: Limits) -> Refused:
+def large_head(limits: ConnectionLimits) -> Refused:
     return Refused(f"the request's headers have more than {limits.header_bytes} bytes, which is the limit", status=431)

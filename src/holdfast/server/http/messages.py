@@ -103,7 +103,7 @@ _TURN_BYTES: Final = 1024 * 1024
 _SMALL_BYTES: Final = 64 * 1024  # a body up to this size is held in memory without asking for room
 
 
-class Source(Protocol):
+class BodySource(Protocol):
     """The connection that a request's body comes from."""
 
     def go_on(self) -> None:
@@ -139,7 +139,7 @@ class Request:
         "target",
     )
 
-    def __init__(self, source: Source, peer: str, certificate: Any) -> None:
+    def __init__(self, source: BodySource, peer: str, certificate: Any) -> None:
         self.source = source
         self.peer = peer
         self.certificate = certificate

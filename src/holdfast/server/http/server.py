@@ -9,8 +9,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-from holdfast.server.http.admission import Admission, Limits
-from holdfast.server.http.connection import Answer, Connection
+from holdfast.server.http.admission import ConnectionAdmission, ConnectionLimits
+from holdfast.server.http.connection import Answer, HttpConnection
 from holdfast.server.http.head import Refused
 from holdfast.server.http.messages import Request, Response
 
@@ -22,7 +22,7 @@ _LAST_WORDS_S: Final = 2.0
 _KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
-class Counts(Protocol):
+class ConnectionCounter(Protocol):
     """Who is told of connections."""
 
     def connection_opened(self) -> None: ...
@@ -39,14 +39,14 @@ class HttpServer:
         self,
         handle: Callable[[Request], Awaitable[Answer]],
         refuse: Callable[[Refused], Response],
-        limits: Limits,
-        counts: Counts,
+        limits: ConnectionLimits,
+        counts: ConnectionCounter,
     ) -> None:
         self.handle = handle
         self.refuse = refuse
         self.limits = limits
-        self.connections: set[Connection] = set()
-        self._admission = Admission(limits)
+        self.connections: set[HttpConnection] = set()
+        self._admission = ConnectionAdmission(limits)
         self._counts = counts
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
@@ -73,8 +73,8 @@ class HttpServer:
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
-    def _connect(self) -> Connection:
-        return Connection(self, self._loop)
+    def _connect(self) -> HttpConnection:
+        return HttpConnection(self, self._loop)
 
     def _add(self, server: asyncio.Server) -> None:
         self._servers.append(server)
@@ -90,12 +90,12 @@ class HttpServer:
                 if connection.deadline is not None and connection.deadline < now:
                     connection.overdue()
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: HttpConnection) -> None:
         self._admission.admit(connection, self.connections)
         self.connections.add(connection)
         self._counts.connection_opened()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
         self._admission.leave(connection)
         self._counts.connection_closed()
