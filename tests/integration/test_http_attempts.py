@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from holdfast.server import served
-from holdfast.server.attempts import Attempts
 from holdfast.server.served import ServedGroup
+from holdfast.server.waiting import Attempts
 from tests.integration.faults_gear import raw, request_of
 from tests.integration.http_gear import Serving, serving
 from tests.integration.process_gear import until

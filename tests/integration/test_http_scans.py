@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.server.scans import Scan
+from holdfast.server.turns import Scan
 from tests.integration.http_gear import Serving, serving
 
 MANY = 1_000

@@ -16,7 +16,7 @@ from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
 from holdfast.large import LARGE_BYTES
 from holdfast.protocol import media, messages, queues
-from holdfast.server import attempts, forms, limits, payload, scans, served, waiting
+from holdfast.server import forms, limits, served, turns, waiting
 from holdfast.server.access.principals import principal_of
 from holdfast.server.access.tokens import TokenEntry
 from holdfast.server.http import connection
@@ -94,14 +94,14 @@ def _calls() -> list[Limit]:
         Limit("commas of a batch as one JSON text; as lines it has no such limit", f"{media.MOST_BATCH_COMMAS:,}"),
         Limit("values of a batch in MessagePack", f"{media.MOST_BATCH_VALUES:,}"),
         Limit("an `attempt_id`", f"{_meta(messages.AttemptId, 'max_length')} characters of ASCII, without spaces"),
-        Limit("takes by `attempt_id` that are remembered for one caller", f"the last {attempts.MOST_IDS:,}"),
-        Limit("messages of these takes", f"the last {attempts.MOST_MESSAGES:,}"),
+        Limit("takes by `attempt_id` that are remembered for one caller", f"the last {waiting.MOST_IDS:,}"),
+        Limit("messages of these takes", f"the last {waiting.MOST_MESSAGES:,}"),
         Limit("receipts of one ack, nack, reject or extend", f"{_meta(receipts, 'max_length'):,}"),
         Limit("messages that a stream may have sent, unsettled (`prefetch`)", f"{_most(prefetch):,}"),
         Limit("what a list answers", f"{_most(queues.Limit):,}"),
         Limit("bytes of one answer to a take", f"{_size(served._MOST_BYTES)}, or one message; the rest is ready again"),
-        Limit("bytes of one answer to a poll", f"{_size(payload.ANSWER_BYTES)}, or one message"),
-        Limit("bytes of one answer to a read by offset", f"{_size(payload.ANSWER_BYTES)}, or one message"),
+        Limit("bytes of one answer to a poll", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
+        Limit("bytes of one answer to a read by offset", f"{_size(unpack.ANSWER_BYTES)}, or one message"),
         Limit("headers of a message that is sent over HTTP", f"{messages.MOST_HEADERS:,}"),
         Limit("the `options` of a form", _size(forms._MOST_OPTIONS_BYTES)),
         Limit("requests that a connection sends ahead of its answers", f"{connection._MOST_WAITING}; then it waits"),
@@ -149,14 +149,14 @@ def _server() -> list[Limit]:
         ),
         Limit(
             "bytes of one token's answers above 64 KiB that are in memory; then calls are refused",
-            _size(limits.ANSWERS_EACH * 2 * payload.ANSWER_BYTES),
+            _size(limits.ANSWERS_EACH * 2 * unpack.ANSWER_BYTES),
         ),
         Limit("bodies of one token that wait for that", f"{limits.MOST_WAITING}"),
         Limit("calls of admins that wait beyond that", f"{waiting.ADMIN_RESERVE}"),
         _setting("running calls after SIGTERM", ServerSettings, "drain_ms", "server"),
         _setting("searches that run at a time", ServerSettings, "scan_workers", "server"),
         _setting("messages that one call looks at", ServerSettings, "scan_messages", "server"),
-        Limit("searches of one caller that wait", f"{scans.MOST_WAITING}"),
+        Limit("searches of one caller that wait", f"{turns.MOST_WAITING}"),
         _setting("an audit log, before a new one is begun", ServerSettings, "audit_bytes", "server"),
         _setting("old audit logs that are kept", ServerSettings, "audit_files", "server"),
     ]

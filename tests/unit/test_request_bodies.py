@@ -30,7 +30,7 @@ from holdfast.protocol.media import (
     check_values,
     framed,
 )
-from holdfast.server.batches import _Form, _read
+from holdfast.server.api.enqueue import _Form, _read
 from holdfast.server.http.messages import FREE_BYTES, unpacker
 from holdfast.server.turns import Job, Pool, Unwanted
 

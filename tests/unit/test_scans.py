@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.env.checkpoints import checkpoint, checkpoints
 from holdfast.errors import TooManyWaiters
-from holdfast.server import scans as module
-from holdfast.server.scans import MOST_WAITING, Abandoned, Full, Scan, Scans
+from holdfast.server import turns as module
+from holdfast.server.turns import MOST_WAITING, Abandoned, Full, Scan, Scans
 
 
 def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -19,9 +19,16 @@ from holdfast.broker.metrics import Metrics
 from holdfast.broker.streams.queries import QueryLease
 from holdfast.env import SeededIds, World
 from holdfast.errors import LeaseLost, NotInstalled
-from holdfast.server.engine_metrics import OF_GROUP, OF_TOPIC, TIMES_OF_GROUP, TIMES_OF_TOPIC, sync_times
-from holdfast.server.families import PREFIX
-from holdfast.server.metrics import HttpMetrics, ServerMetrics
+from holdfast.server.metrics import (
+    OF_GROUP,
+    OF_TOPIC,
+    PREFIX,
+    TIMES_OF_GROUP,
+    TIMES_OF_TOPIC,
+    HttpMetrics,
+    ServerMetrics,
+    sync_times,
+)
 from tests.tidy import markdown
 from tests.tidy.repo import ROOT
 from tests.unit.brokers import FOLDER, Place

@@ -24,9 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.protocol.errors import ErrorAnswer, Fault, fault_of
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, encode
-from holdfast.server.access.callers import CHALLENGES, Access
-from holdfast.server.access.origins import check_fetch
-from holdfast.server.access.revocation import Revocation
+from holdfast.server.access.callers import CHALLENGES, Access, Revocation, check_fetch
 from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.head import Refused, header_text, no_room

@@ -15,8 +15,7 @@ from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.protocol.media import JSON, MSGPACK, SMALL_BYTES, UNSAID, check_values, decode, encode
 from holdfast.server.access.principals import Principal
 from holdfast.server.http.head import Refused
-from holdfast.server.http.messages import Request, Response
-from holdfast.server.payload import ANSWER_BYTES
+from holdfast.server.http.messages import ANSWER_BYTES, Request, Response
 from holdfast.server.routing import Route
 from holdfast.server.service import Service
 from holdfast.server.turns import Job
@@ -151,6 +150,14 @@ class Call:
                 self.body = _body(content, request.media, route.body)
             else:
                 self.body = await self.service.pool.run(_large_body, content, request.media, route.body)
+
+
+def partition_of(call: Call) -> int:
+    """The partition that the path names."""
+    text = call.path["partition"]
+    if not (text.isascii() and text.isdigit() and len(text) <= 9):
+        raise InvalidRequest(f"{text!r} is no number of a partition")
+    return int(text)
 
 
 def _nobody() -> None:

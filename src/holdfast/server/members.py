@@ -18,7 +18,7 @@ from holdfast.local.aio.consumer import AsyncLocalConsumerPort
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability, extra_bytes
 from holdfast.protocol.groups import Assigned, Join, MoveMember, Offset, Poll
-from holdfast.server.payload import ANSWER_BYTES
+from holdfast.server.http.messages import ANSWER_BYTES
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Durability, Record, extra_bytes
 from holdfast.protocol.messages import Delivery, Header, Said, State
-from holdfast.server.payload import ANSWER_BYTES
+from holdfast.server.http.messages import ANSWER_BYTES
 from holdfast.server.turns import other_turns
 from holdfast.settings import TopicSettings
 

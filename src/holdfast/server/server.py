@@ -22,16 +22,14 @@ from holdfast.server.api import (
     groups,
     locks,
     payloads,
-    producers,
     queues,
     streams,
     topics,
-    traces,
 )
-from holdfast.server.api.description import description_routes
 from holdfast.server.app import Auditor, Meter, ServerApp
 from holdfast.server.http.admission import ConnectionLimits
 from holdfast.server.http.server import ConnectionCounter, HttpServer
+from holdfast.server.openapi import description_routes
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
 from holdfast.settings import ServerSettings
@@ -67,10 +65,10 @@ API: Final[Sequence[Routes]] = (
     dead.routes,
     topics.routes,
     dead.delayed_routes,
-    producers.routes,
+    enqueue.producer_routes,
     groups.routes,
     locks.routes,
-    traces.routes,
+    admin.trace_routes,
     admin.settings_routes,
     admin.routes,
     admin.health_routes,

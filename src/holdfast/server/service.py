@@ -14,15 +14,13 @@ from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.locks import AsyncLocalLocksPort
-from holdfast.server.attempts import Attempts
+from holdfast.server.http.messages import ANSWER_BYTES
 from holdfast.server.limits import ANSWERS_EACH, BODIES_EACH, Room, check_new_group
 from holdfast.server.members import ServedMembers
-from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.publishing import ServedPublishing
-from holdfast.server.scans import Scans
 from holdfast.server.served import ServedGroup
-from holdfast.server.turns import Pool
-from holdfast.server.waiting import WaitLimit, Windows
+from holdfast.server.turns import Pool, Scans
+from holdfast.server.waiting import Attempts, WaitLimit, Windows
 from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Final
+from contextlib import contextmanager, suppress
+from typing import Final, NamedTuple, TypeAlias
 
+from holdfast.api.times import lease_of
 from holdfast.broker.delivery import Delivery
-from holdfast.delivery.commands import Receipt
-from holdfast.errors import TooManyWaiters
+from holdfast.broker.leases import Delivered
+from holdfast.delivery.commands import Extend, Receipt
+from holdfast.errors import InvalidRequest, LeaseLost, TooManyWaiters
+from holdfast.protocol.messages import Take
 from holdfast.server.access.principals import LOCAL, Principal
-from holdfast.server.served import MOST_AT_ONCE, ServedGroup
+from holdfast.server.served import MOST_AT_ONCE, Leased, ServedGroup, Taken
 from holdfast.server.turns import other_turns
 
 ADMIN_RESERVE: Final = 64  # calls of admins that may wait beyond what others may
@@ -157,3 +161,169 @@ class Windows:
                 any(window.settled(delivery.number, receipt) for window in self._open.get(place, ()))
                 if not i % MOST_AT_ONCE:
                     await other_turns()
+
+
+# Takes that are asked for once more: whoever got no answer to the first call gets the same messages by the second.
+#
+# A take costs an attempt, so one whose answer was lost would cost one for nothing: the message would come to its end
+# without ever having reached a handler. A caller names each take (`attempt_id`), and repeats the name when it asks
+# again. As long as the leases of the first call hold, it is answered with what that took, by the same receipts, and the
+# leases begin anew.
+#
+# Two calls of one name may be here at once: the first one's connection is broken, and the server has not noticed. The
+# later call is the caller's; from then on the earlier one may neither take anything nor give back what that answers
+# with.
+
+
+MOST_IDS: Final = 10_000  # takes that are remembered for one caller, and
+MOST_MESSAGES: Final = 20_000  # messages of all of them together; the oldest are forgotten first
+
+_Caller: TypeAlias = tuple[str, bool]
+_Key: TypeAlias = tuple[str, str, str]  # topic, group, the name that the caller gave
+
+
+class _Held(NamedTuple):
+    """A delivery, without the objects of the group: that may be closed and opened again meanwhile."""
+
+    partition: int
+    receipt: Receipt
+    leased_at_ms: int
+
+
+class Attempt:
+    """One take that its caller has named."""
+
+    def __init__(self, caller: _Caller, key: _Key, count: int) -> None:
+        self.caller = caller
+        self.key = key
+        self.count = count
+        self.held: list[_Held] = []
+        self.turn = 0  # how many calls there were; each is known by its number
+        self._task: asyncio.Task[object] | None = None  # of the call that is taking messages now
+
+    def begin(self) -> None:
+        """The call that is being answered takes messages from now on, and no earlier one does."""
+        if self._task is not None:
+            self._task.cancel()
+        self.turn += 1
+        self._task = asyncio.current_task()
+
+    def took(self, turn: int, found: Taken) -> None:
+        """What the call has found."""
+        if turn == self.turn:
+            self._task = None
+            self.held = [
+                _Held(delivery.number, each.receipt, each.lease.at_ms) for delivery, some in found for each in some
+            ]
+
+    def over(self, turn: int) -> None:
+        """The call takes nothing more: whoever calls again need not stop it."""
+        if turn == self.turn:
+            self._task = None
+
+    def unneeded(self, turn: int, taken: Leased) -> Leased:
+        """What a call took and may give back: all of it, but for what a later call answers with."""
+        if turn == self.turn:
+            return taken
+        kept = {(each.partition, each.receipt) for each in self.held}
+        return [
+            (delivery, [receipt for receipt in receipts if (delivery.number, receipt) not in kept])
+            for delivery, receipts in taken
+        ]
+
+    async def again(self, group: ServedGroup, lease_s: float | None) -> Taken:
+        """What was taken and is still held, for a full lease more; nothing where all of it was settled or has ended."""
+        found: Taken = []
+        by_partition: dict[int, list[_Held]] = {}
+        for each in self.held:
+            by_partition.setdefault(each.partition, []).append(each)
+        for number, some in by_partition.items():
+            if number >= len(group.deliveries):
+                continue  # it was another topic of that name
+            delivery = group.queue_group.delivery(number)
+            taken: list[Delivered] = []
+            for i in range(0, len(some), MOST_AT_ONCE):
+                taken += await _resumed(group, delivery, some[i : i + MOST_AT_ONCE], lease_s)
+                await asyncio.sleep(0)
+            if taken:
+                found.append((delivery, taken))
+        return found
+
+
+async def _resumed(group: ServedGroup, delivery: Delivery, some: list[_Held], lease_s: float | None) -> list[Delivered]:
+    leases = delivery.group.leases
+    receipts = [
+        each.receipt
+        for each in some
+        if (lease := leases.get(each.receipt.offset)) is not None
+        and (lease.fence, lease.at_ms) == (each.receipt.fence, each.leased_at_ms)
+    ]
+    lease_ms = group.settings.lease_ms if lease_s is None else lease_of(lease_s)
+    if receipts:
+        with suppress(LeaseLost):  # of some of them, a moment ago
+            await delivery.wait_async(delivery.settle_all([Extend([receipt], lease_ms) for receipt in receipts]))
+    return [delivery.resume(receipt) for receipt in receipts if delivery.holds(receipt)]
+
+
+class Attempts:
+    """The takes that callers have named, each caller's for itself; the oldest are forgotten where they are too many."""
+
+    def __init__(self, most_ids: int = MOST_IDS, most_messages: int = MOST_MESSAGES) -> None:
+        self._most_ids = most_ids
+        self._most_messages = most_messages
+        self._callers: dict[_Caller, _Remembered] = {}
+
+    def __len__(self) -> int:
+        return sum(len(own.attempts) for own in self._callers.values())
+
+    def begin(self, principal: Principal, group: ServedGroup, wanted: Take) -> Attempt | None:
+        """The take that the call is one more try of; None where it has no name.
+
+        InvalidRequest where the name was given to another take.
+        """
+        name = wanted.attempt_id
+        if name is None:
+            return None
+        caller, key = caller_of(principal), (group.topic, group.group, name)
+        own = self._callers.setdefault(caller, _Remembered())
+        attempt = own.attempts.get(key)
+        if attempt is None:
+            attempt = own.attempts[key] = Attempt(caller, key, wanted.count)
+        elif attempt.count != wanted.count:
+            raise InvalidRequest(
+                f"attempt_id={name!r} was used to ask for {attempt.count} messages, and now for {wanted.count}; "
+                "nothing was taken. Repeat the call as it was, or give every new call an id of its own"
+            )
+        own.attempts.move_to_end(key)
+        attempt.begin()
+        return attempt
+
+    def took(self, attempt: Attempt, turn: int, found: Taken) -> None:
+        """What the call has found."""
+        before = len(attempt.held)
+        attempt.took(turn, found)
+        own = self._callers.get(attempt.caller)
+        if own is None or own.attempts.get(attempt.key) is not attempt:
+            return  # it was one of the oldest
+        own.messages += len(attempt.held) - before
+        while len(own.attempts) > self._most_ids or (own.messages > self._most_messages and len(own.attempts) > 1):
+            own.messages -= len(own.attempts.popitem(last=False)[1].held)
+
+    def ended(self, attempt: Attempt, turn: int) -> None:
+        """The call is over: a take without messages need not be remembered."""
+        attempt.over(turn)
+        own = self._callers.get(attempt.caller)
+        if own is None or attempt.held or turn != attempt.turn:
+            return
+        if own.attempts.get(attempt.key) is attempt:
+            del own.attempts[attempt.key]
+            if not own.attempts:
+                del self._callers[attempt.caller]
+
+
+class _Remembered:
+    """The takes of one caller, the oldest first, and how many messages they took in all."""
+
+    def __init__(self) -> None:
+        self.attempts: OrderedDict[_Key, Attempt] = OrderedDict()
+        self.messages = 0

@@ -2,20 +2,116 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.env import World
-from holdfast.errors import BadSettings, Unauthenticated
-from holdfast.server.access.origins import KEPT_HOSTS, check_host, check_origin, is_loopback, plain_name
+from holdfast.errors import BadSettings, Forbidden, HoldfastError, Unauthenticated
 from holdfast.server.access.principals import LOCAL, Principal, principal_of
 from holdfast.server.access.tls import Reloaded, names_in
 from holdfast.server.access.tokens import TokenEntry, Tokens, read_tokens
 from holdfast.server.http.head import parse_host
 from holdfast.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from holdfast.server.calls import Call
+
+
+# Web pages of other sites: a browser sends their requests, too, and with them what it knows of the user.
+#
+# A page could reach a server on its visitor's own machine, which asks nobody for a token, or use the token that the
+# visitor typed into the console. Browsers say which page a request is from; programs say nothing, and are not
+# concerned.
+
+
+KEPT_HOSTS: Final = 64  # a server goes by few names, and every call says one
+_SCHEMES: Final = ("http://", "https://")
+_OWN_SITE: Final = frozenset({"same-origin", "none"})  # none: the user asked for it, by hand or by a bookmark
+
+
+class Fetched(Protocol):
+    """What of a request says how a page asked for it."""
+
+    method: str
+
+    def header(self, name: str) -> str: ...
+
+
+@lru_cache(maxsize=KEPT_HOSTS)
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    name = plain_name(host)
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def plain_name(host: str) -> str:
+    """A name or an address as it is compared."""
+    return host.lower().removesuffix(".").strip("[]")
+
+
+def check_origin(origin: str, host: str) -> None:
+    """A request from a page must be from a page of this very server; `null` is a page of nobody knows whom."""
+    if not origin:
+        return
+    place = _origin_place(origin)
+    if place is None or place != _host_place(host):
+        raise Forbidden(
+            f"a page of {origin!r} sent this call to {host!r}: only pages of this server may; "
+            "a proxy in between must leave the Host header as it is"
+        )
+
+
+def check_host(host: str, names: Collection[str]) -> None:
+    """A name that a stranger lets point to this machine makes the stranger's page one of this server."""
+    if not host:
+        return
+    found = parse_host(host)
+    name = "" if found is None else plain_name(found[0])
+    if not is_loopback(name) and name not in names:
+        known = ", ".join(("localhost", *sorted(names)))
+        raise Forbidden(
+            f"this server answers only as {known}, not as {host!r}. Call it by one of these, or add the name to "
+            "allowed_hosts in [server] (--allowed-host)"
+        )
+
+
+def check_fetch(request: Fetched, *, page: bool) -> None:
+    """What a page of another site asks for is refused, even to look; but a link may lead to a page of ours.
+
+    Another port of this machine is another site here, too: whatever runs there is not this server.
+    """
+    if request.header("sec-fetch-site") in _OWN_SITE:
+        return
+    navigates = request.header("sec-fetch-mode") == "navigate" and request.header("sec-fetch-dest") == "document"
+    if page and navigates and request.method in ("GET", "HEAD"):
+        return
+    raise Forbidden("a page of another site asked for this: only pages of this server may")
+
+
+@lru_cache(maxsize=KEPT_HOSTS)
+def _origin_place(origin: str) -> tuple[str, int | None] | None:
+    scheme = next((each for each in _SCHEMES if origin.lower().startswith(each)), None)
+    return None if scheme is None else _host_place(origin[len(scheme) :])
+
+
+def _host_place(host: str) -> tuple[str, int | None] | None:
+    """Host and port; a port that goes without saying does not count."""
+    found = parse_host(host)
+    if found is None:
+        return None
+    name, port = found
+    return name, None if port in (80, 443) else port
+
 
 # What an answer to an unknown caller says: programs send the token as it is, browsers ask for it as a password.
 # In headers of their own: browsers understand only the first challenge of one.
@@ -198,3 +294,65 @@ def _token_in(authorization: str) -> str:
                 raise Unauthenticated(f"the authorization is not what Basic means; {_HOW}") from None
         case _:
             raise Unauthenticated(f"the authorization is of an unknown kind; {_HOW}")
+
+
+# Calls that are under way when their token is taken back, changed or expires: they end then, not when they are done.
+#
+# Whoever calls is asked for a token when the call begins; a call may go on for minutes. So all calls of callers with
+# an entry in the tokens file are listed here while they run, and somebody looks at them a few times a second. A call
+# whose caller may not go on is cancelled as if its client had gone away, which every handler must bear anyway: what it
+# took is given back. Then, where the answer has not begun, the caller is told why (see `ServerApp.handle`).
+#
+# What comes between two looks is not for the caller either, so whoever waits confirms the caller once more before it
+# hands out what it waited for.
+
+
+_LOOK_EVERY_S: Final = 0.25
+
+
+class Revocation:
+    """The calls under way of callers that have a token, each of which ends when the token does."""
+
+    def __init__(self, confirm: Callable[[Principal], None]) -> None:
+        self._confirm = confirm
+        self._calls: set[Call] = set()
+        self._looks = False
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, call: Call) -> None:
+        """A call begins, or its answer does."""
+        self._calls.add(call)
+        if not self._looks:
+            self._looks = True
+            asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_again)
+
+    def remove(self, call: Call) -> None:
+        """The call is over."""
+        self._calls.discard(call)
+
+    def _look_again(self) -> None:
+        self._looks = bool(self._calls)
+        if self._looks:
+            asyncio.get_running_loop().call_later(_LOOK_EVERY_S, self._look_again)
+            self.look()
+
+    def look(self) -> None:
+        """End the calls whose callers may not go on. Each caller is asked for once, however many calls it has."""
+        refusals: dict[int, HoldfastError | None] = {}
+        for call in list(self._calls):
+            principal = call.principal
+            if id(principal) not in refusals:
+                refusals[id(principal)] = self._refusal(principal)
+            refusal = refusals[id(principal)]
+            if refusal is not None:
+                self._calls.discard(call)
+                call.end(refusal)
+
+    def _refusal(self, principal: Principal) -> HoldfastError | None:
+        try:
+            self._confirm(principal)
+        except HoldfastError as error:
+            return error
+        return None

@@ -39,8 +39,8 @@ from holdfast.server.api.queues import BodyAllowance, existing_group, page, told
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
 from holdfast.server.routing import Routes
-from holdfast.server.scans import Full, Scan
 from holdfast.server.served import ServedGroup
+from holdfast.server.turns import Full, Scan
 
 routes = Routes("dead letters")
 

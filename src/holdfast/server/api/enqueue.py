@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Annotated, Final, TypeVar
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from holdfast.api.drafts import NewMessage as Draft
-from holdfast.api.drafts import Stored as Written
+from holdfast.api.drafts import Stored as StoredMessage
+from holdfast.api.drafts import has_only_a_body
 from holdfast.api.streams import stream_options
+from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES
-from holdfast.protocol.media import JSON, LINES, MSGPACK, MULTIPART, RAW
+from holdfast.model import Producer
+from holdfast.protocol.media import (
+    JSON,
+    LINES,
+    MSGPACK,
+    MULTIPART,
+    RAW,
+    SMALL_BYTES,
+    UNSAID,
+    Unframer,
+    check_batch,
+    check_values,
+    decode,
+)
 from holdfast.protocol.messages import (
     MOST_HEADERS,
+    MOST_MESSAGES,
     Batch,
     Codec,
     Durability,
+    Header,
     Instant,
+    NewMessage,
     Options,
     PartitionNumber,
     Priority,
@@ -27,12 +47,213 @@ from holdfast.protocol.messages import (
     Stored,
     StoredBatch,
     Wire,
+    headers_of,
 )
-from holdfast.server.batches import Drafts, draft_of, drafts, plain, traced
-from holdfast.server.calls import Call
+from holdfast.protocol.topics import (
+    AppendQuery,
+    BeginProducer,
+    NextSequence,
+    ProducerBegun,
+    SequenceQuery,
+    Written,
+)
+from holdfast.server.calls import Call, not_understood, partition_of
 from holdfast.server.http.messages import Request, Response
 from holdfast.server.routing import Routes
+from holdfast.server.turns import Job
 from holdfast.settings import ServerSettings
+
+# The messages of one call, read out of its body, whatever form they come in: never more than one call may bring.
+#
+# What is large is read on a thread, in steps: a batch is cut into its messages before any of them is made, and each is
+# made by itself. So neither a million messages nor one of a million values holds up anybody else.
+
+
+# curl -d takes the line ends out; and of a file it says that it is a form.
+_LINES_HINT: Final = f"Where each line is a message, send it with curl -H 'content-type: {LINES}' --data-binary @FILE"
+_FEW_LINES_BYTES: Final = 16 * 1024  # each line may be a message, and costs more than in a batch
+_LOOK_EVERY: Final = 1_000
+
+Drafts: TypeAlias = list[Draft] | list[bytes]
+_Pairs: TypeAlias = list[tuple[str, str | bytes]]
+
+
+class _Cut(Wire, kw_only=True):
+    """A batch whose messages are not made yet."""
+
+    messages: Annotated[list[msgspec.Raw], Meta(max_length=MOST_MESSAGES)] = msgspec.field(default_factory=list)
+    bodies: Annotated[list[bytes], Meta(max_length=MOST_MESSAGES)] = msgspec.field(default_factory=list)
+
+
+class _Form(NamedTuple):
+    """In what form messages come, and how many may."""
+
+    media: str
+    most: int
+    trace: _Pairs  # what each message is given that has no trace context of its own
+
+    def too_many(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"there are more than {self.most} messages in the call, which is the limit (max_batch_messages); nothing "
+            "was stored. Send fewer at a time"
+        )
+
+
+async def drafts(call: Call) -> Drafts:
+    """The messages of a request; bodies alone where there is nothing else: these go a shorter way."""
+    request, settings = call.request, call.service.settings
+    media = request.media
+    if media not in (JSON, MSGPACK, LINES, *UNSAID):
+        raise not_understood(media, JSON, MSGPACK, LINES)
+    form = _Form(media, settings.max_batch_messages, trace_pairs(call))
+    content = await request.read_raw(settings.max_request_bytes)
+    if len(content) <= (_FEW_LINES_BYTES if media == LINES else SMALL_BYTES) and not request.packed:
+        return _read(Job(), form, [content])
+    pieces = partial(request.unpacked, content, settings.max_request_bytes, settings.max_unpack_ratio)
+    return await call.service.pool.run(lambda job: _read(job, form, pieces()))
+
+
+def _read(job: Job, form: _Form, pieces: Iterable[bytes]) -> Drafts:
+    try:
+        found = _in_lines(job, form, pieces) if form.media == LINES else _in_batch(job, form, b"".join(pieces))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        hint = "" if form.media == MSGPACK else f". {_LINES_HINT}"
+        raise InvalidRequest(f"the messages cannot be read: {error}. Nothing was stored{hint}") from None
+    if not found:
+        raise InvalidRequest("there is no message in the request's body")
+    return found
+
+
+def _in_lines(job: Job, form: _Form, pieces: Iterable[bytes]) -> Drafts:
+    return _all(job, form, (_message(line, JSON) for line in _lines(job, pieces)))
+
+
+def _lines(job: Job, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    unframer = Unframer(LINES)
+    for piece in pieces:
+        job.check()
+        yield from unframer.feed(piece)
+    yield from unframer.feed(b"\n")
+
+
+def _in_batch(job: Job, form: _Form, content: bytes) -> Drafts:
+    messages: Iterator[NewMessage]
+    if len(content) <= SMALL_BYTES:
+        batch: Batch = decode(content, form.media, Batch)
+        count, bodies, messages = len(batch.messages), batch.bodies, iter(batch.messages)
+    else:
+        check_batch(content, form.media)
+        job.check()
+        cut: _Cut = decode(content, form.media, _Cut)
+        count, bodies = len(cut.messages), cut.bodies
+        messages = (_message(bytes(each), form.media) for each in cut.messages)
+    if bodies and count:
+        raise InvalidRequest("give messages or bodies, not both: nobody could tell their order. Nothing was stored")
+    if max(count, len(bodies)) > form.most:
+        raise form.too_many()
+    if bodies and not form.trace:
+        return bodies
+    return _all(job, form, messages if count else (NewMessage(body=body) for body in bodies))
+
+
+def _message(content: bytes, media: str) -> NewMessage:
+    check_values(content, media)
+    found: NewMessage = decode(content, media, NewMessage)
+    return found
+
+
+def _all(job: Job, form: _Form, messages: Iterator[NewMessage]) -> Drafts:
+    found: list[Draft] = []
+    for message in messages:
+        if len(found) == form.most:
+            raise form.too_many()
+        found.append(_traced(form.trace, draft_of(message, _body(message))))
+        if not len(found) % _LOOK_EVERY:
+            job.check()
+    return plain(found)
+
+
+def plain(messages: list[Draft]) -> Drafts:
+    """The messages, or their bodies alone where there is nothing else."""
+    return [message.body for message in messages] if all(map(_is_plain, messages)) else messages
+
+
+def traced(call: Call, message: Draft) -> Draft:
+    """The message with the caller's trace context, if it has none of its own."""
+    return message if call.trace is None else _traced(trace_pairs(call), message)
+
+
+def trace_pairs(call: Call) -> _Pairs:
+    """The caller's trace context as headers of a message."""
+    if call.trace is None:
+        return []
+    pairs: _Pairs = [(TRACEPARENT, call.request.header(TRACEPARENT))]
+    state = call.request.header(TRACESTATE)
+    if state and parse_tracestate(state) is not None:
+        pairs.append((TRACESTATE, state))
+    return pairs
+
+
+def _traced(trace: _Pairs, message: Draft) -> Draft:
+    pairs: Any = list(message.headers or ())  # always pairs here
+    if not trace or any(pair[0].lower() in (TRACEPARENT, TRACESTATE) for pair in pairs):
+        return message
+    return msgspec.structs.replace(message, headers=pairs + trace)
+
+
+def draft_of(message: Options, body: bytes | None) -> Draft:
+    """A message as it is published."""
+    return Draft(
+        body=body,
+        key=_either(message.key, message.key_data, "key"),
+        headers=list(map(_pair, headers_of(message))) or None,
+        priority=message.priority,
+        delay=message.delay,
+        at=message.at,
+        ttl=message.ttl,
+        dedup_id=_either(message.dedup_id, message.dedup_data, "dedup_id"),
+        correlation_id=message.correlation_id,
+    )
+
+
+def _either(text: str | None, data: bytes | None, name: str) -> str | bytes | None:
+    if text is not None and data is not None:
+        raise InvalidRequest(f"{name} is given as text and as data: choose one of them")
+    return text if data is None else data
+
+
+def _pair(header: Header) -> tuple[str, str | bytes]:
+    value = _either(header.value, header.data, f"the header {header.name}")
+    if value is None:
+        raise InvalidRequest(f"the header {header.name} has neither value nor data")
+    return header.name, value
+
+
+def _body(message: NewMessage) -> bytes | None:
+    if message.body is not None and message.text is None and message.json is UNSET and not message.tombstone:
+        return message.body
+    given: list[Any] = [
+        message.body,
+        message.text,
+        None if message.json is UNSET else message.json if message.json is not None else UNSET,
+    ]
+    if sum(each is not None for each in given) + message.tombstone > 1:
+        raise InvalidRequest("a message has one body: give one of body, text, json and tombstone")
+    if message.body is not None:
+        return message.body
+    if message.text is not None:
+        return message.text.encode()
+    if message.json is not UNSET:
+        try:
+            return msgspec.json.encode(message.json)
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise InvalidRequest(f"json cannot be used: {error}. It must be a value that JSON knows") from None
+    return None if message.tombstone else b""
+
+
+def _is_plain(message: Draft) -> bool:
+    return type(message.body) is bytes and has_only_a_body(message)
+
 
 routes = Routes("messages")
 
@@ -105,7 +326,7 @@ async def _form(request: Request, settings: ServerSettings) -> tuple[Options, As
     return await read_form(request, settings.max_request_bytes, settings.max_unpack_ratio)
 
 
-async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> Written:
+async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[bytes]) -> StoredMessage:
     """Store a message whose body is still coming, and may be large."""
     query: EnqueueQuery = call.query
     if query.codec is not None:
@@ -115,7 +336,7 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
     hint = length if call.request.media != MULTIPART and not call.request.packed else None
     await call.request.need_room(LARGE_BYTES if hint is None else min(hint, LARGE_BYTES))
 
-    async def store() -> Written:
+    async def store() -> StoredMessage:
         return await call.service.port.upload(
             call.path["queue"], content, stream_options(options), hint, query.partition, query.durability
         )
@@ -154,10 +375,10 @@ async def enqueue_batch(call: Call) -> Response:
     return await stored_batch(call, await publish(call, call.path["queue"], await drafts(call), call.query))
 
 
-async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> list[Written]:
+async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> list[StoredMessage]:
     """Store messages in a topic, and tell where they are."""
 
-    async def store() -> list[Written]:
+    async def store() -> list[StoredMessage]:
         return await call.service.publishing.publish(
             topic, messages, partition=query.partition, durability=query.durability, codec=query.codec
         )
@@ -165,7 +386,7 @@ async def publish(call: Call, topic: str, messages: Drafts, query: Placing) -> l
     return await _made(call, topic, query, store)
 
 
-async def stored_batch(call: Call, written: list[Written]) -> Response:
+async def stored_batch(call: Call, written: list[StoredMessage]) -> Response:
     """The answer for the messages of a batch, in its order."""
     if len(written) <= _MANY:
         return call.answer(StoredBatch(stored=list(map(_stored, written))))
@@ -176,7 +397,7 @@ async def stored_batch(call: Call, written: list[Written]) -> Response:
     return await call.service.pool.run(lambda _: answer())
 
 
-def _stored(stored: Written) -> Stored:
+def _stored(stored: StoredMessage) -> Stored:
     return Stored(
         id=stored.id,
         topic=stored.topic,
@@ -206,3 +427,110 @@ def _plain(query: EnqueueQuery, body: bytes) -> Draft:
         dedup_id=query.dedup_id,
         correlation_id=query.correlation_id,
     )
+
+
+# Producers that send again what was not answered: each batch has a number, and is stored once.
+
+
+producer_routes = Routes("producers")
+
+_MOST_ID = 2**63 - 1
+
+
+@producer_routes.add(
+    "POST", "/v1/producers", action="publish", scope="any", body=BeginProducer, answers=ProducerBegun, status=201
+)
+async def begin_producer(call: Call) -> ProducerBegun:
+    """Be a producer whose batches are stored once, however often they are sent."""
+    given: BeginProducer = call.body
+    if given.resume and given.name is None:
+        raise InvalidRequest("resume needs a name: it goes on where the last producer of that name had got to")
+    if given.name is not None:
+        call.principal.check_producer(given.name)
+    engine = call.service.engine
+    begun = await asyncio.to_thread(lambda: engine.producers().init(given.name, resume=given.resume))
+    return ProducerBegun(id=str(begun.id), epoch=begun.epoch, since=begun.since)
+
+
+@producer_routes.add(
+    "POST",
+    "/v1/topics/{topic}/partitions/{partition}/append",
+    action="publish",
+    query=AppendQuery,
+    answers=Written,
+    status=201,
+    takes=(JSON, MSGPACK, LINES),
+    content=Batch,
+    errors=("unknown_topic", "message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
+)
+async def append(call: Call) -> Response:
+    """Store a producer's batch in a partition, all of it or nothing. Sent again, it is answered as the first time."""
+    began_ns = call.service.world.clock.monotonic_ns()
+    query: AppendQuery = call.query
+    messages = await drafts(call)
+    _check_in_sequence(call, messages)
+    producer = Producer(_number(query.producer), query.epoch, query.sequence)
+    port, engine = call.service.port, call.service.engine
+    with engine.using(call.path["topic"]) as topic:
+        publisher, partition = port.publisher(topic), topic.partition(partition_of(call))
+        if partition.sequences is None:  # not in the loop's time: it may read much
+            await asyncio.to_thread(partition.open_sequences)
+            await asyncio.to_thread(engine.producers)
+        _check_name(call, producer.id)
+        engine.producers().check(producer.id, producer.epoch)
+        appended, known = await call.service.publishing.append(
+            topic.name, partition, publisher, messages, producer, query.durability, query.codec
+        )
+        if known is None:
+            topic.metrics.put_seconds.observe_ns(call.service.world.clock.monotonic_ns() - began_ns)
+    offsets = range(appended.offset, appended.next_offset) if known is None else known.offsets
+    return call.answer(Written(offsets=list(offsets), durability=appended.durability, duplicate=known is not None))
+
+
+def _check_name(call: Call, producer_id: int) -> None:
+    """Whoever has the id of a named producer must be allowed its name, too."""
+    name = call.service.engine.producers().name_of(producer_id)
+    if name is not None:
+        call.principal.check_producer(name)
+
+
+def _check_in_sequence(call: Call, messages: Drafts) -> None:
+    for message in messages:
+        if isinstance(message, bytes):
+            return
+        if message.delay is not None or message.at is not None or message.dedup_id is not None:
+            raise InvalidRequest(
+                "messages with a delay, a time or a dedup_id have no place in a producer's sequence: send them to "
+                f"/v1/topics/{call.path['topic']}/messages, with a dedup_id each"
+            )
+
+
+@producer_routes.add(
+    "GET",
+    "/v1/topics/{topic}/partitions/{partition}/sequence",
+    action="publish",
+    query=SequenceQuery,
+    answers=NextSequence,
+    errors=("unknown_topic",),
+)
+async def next_sequence(call: Call) -> NextSequence:
+    """The number that a producer's next message for this partition must have, and where earlier ones are."""
+    return await asyncio.to_thread(_next_sequence, call, _number(call.query.producer))
+
+
+def _next_sequence(call: Call, producer_id: int) -> NextSequence:
+    query: SequenceQuery = call.query
+    _check_name(call, producer_id)
+    with call.service.engine.using(call.path["topic"]) as topic:
+        sequences = topic.partition(partition_of(call)).open_sequences()
+        return NextSequence(
+            sequence=sequences.next_sequence(producer_id, query.since),
+            offsets=sequences.offsets(producer_id, query.first, query.count),
+        )
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if not 0 < number <= _MOST_ID:
+        raise InvalidRequest(f"{text} is no producer's id; POST /v1/producers gives one")
+    return number

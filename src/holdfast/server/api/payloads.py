@@ -14,10 +14,8 @@ from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import Number, Receipt, Wire
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.queues import existing_group
-from holdfast.server.api.topics import partition_of
-from holdfast.server.calls import Call
-from holdfast.server.http.messages import Response, StreamResponse
-from holdfast.server.payload import payload
+from holdfast.server.calls import Call, partition_of
+from holdfast.server.http.messages import Response, StreamResponse, payload
 from holdfast.server.routing import Routes
 
 routes = Routes("messages")

@@ -57,13 +57,10 @@ from holdfast.protocol.queues import (
     Whole,
 )
 from holdfast.server.api.topics import altered, described, told_topic
-from holdfast.server.attempts import Attempt
 from holdfast.server.calls import Call
-from holdfast.server.http.messages import Response, StreamResponse, Undelivered
+from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, Undelivered, payload
 from holdfast.server.limits import check_partitions
-from holdfast.server.payload import ANSWER_BYTES, payload
 from holdfast.server.routing import Routes
-from holdfast.server.scans import Full, Scan
 from holdfast.server.served import (
     MOST_AT_ONCE,
     Leased,
@@ -75,6 +72,8 @@ from holdfast.server.served import (
     said,
     within,
 )
+from holdfast.server.turns import Full, Scan
+from holdfast.server.waiting import Attempt
 from holdfast.settings import TopicSettings
 
 routes = Routes("queues")

@@ -19,7 +19,7 @@ from holdfast.broker.inspect.standing import Standing, TopicStanding
 from holdfast.broker.partition import Partition
 from holdfast.broker.topic_locks import reading
 from holdfast.broker.waiters import TaskWaiter, Waiters
-from holdfast.errors import InvalidRequest, UnknownTopic
+from holdfast.errors import UnknownTopic
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Retained, extra_bytes
 from holdfast.protocol.media import JSON, LINES, MSGPACK
@@ -37,15 +37,13 @@ from holdfast.protocol.topics import (
     Topics,
     TopicsQuery,
 )
-from holdfast.server.api.enqueue import Placing, publish, stored_batch
-from holdfast.server.batches import drafts
-from holdfast.server.calls import Call
-from holdfast.server.http.messages import Response
+from holdfast.server.api.enqueue import Placing, drafts, publish, stored_batch
+from holdfast.server.calls import Call, partition_of
+from holdfast.server.http.messages import ANSWER_BYTES, Response
 from holdfast.server.limits import check_partitions
-from holdfast.server.payload import ANSWER_BYTES
 from holdfast.server.routing import Routes
-from holdfast.server.scans import Scan
 from holdfast.server.served import said
+from holdfast.server.turns import Scan
 from holdfast.settings import TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.log import Log
@@ -318,14 +316,6 @@ def _within(found: list[Contents[bytes]], *, bodies: bool) -> Iterator[Said]:
             return
         size += more
         yield message
-
-
-def partition_of(call: Call) -> int:
-    """The partition that the path names."""
-    text = call.path["partition"]
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise InvalidRequest(f"{text!r} is no number of a partition")
-    return int(text)
 
 
 # How topics and all their groups stand, partition by partition: what `holdfast topic`, `group` and `top` show.

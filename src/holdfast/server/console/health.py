@@ -16,8 +16,8 @@ from holdfast.server.api.admin import effective_of
 from holdfast.server.audit import Audit
 from holdfast.server.calls import Call
 from holdfast.server.console.rendering import render
-from holdfast.server.engine_metrics import sync_times
 from holdfast.server.http.messages import Response
+from holdfast.server.metrics import sync_times
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
 from holdfast.settings import BrokerSettings

@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.local.lookup import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
-from holdfast.server.api.traces import is_shown
+from holdfast.server.api.admin import is_shown
 from holdfast.server.calls import Call
 from holdfast.server.console.formatting import Payload, View, as_text, beginning, payload, plain
 from holdfast.server.console.overview import Rates
@@ -29,8 +29,8 @@ from holdfast.server.console.rendering import SAFE, render
 from holdfast.server.console.search import MessageRow, find, group_for, letter_of, row_of
 from holdfast.server.http.messages import Response, StreamResponse
 from holdfast.server.routing import Routes
-from holdfast.server.scans import Scan
 from holdfast.server.served import ServedGroup
+from holdfast.server.turns import Scan
 
 # A message as something to type: the call that would send it again, for a shell and for Python.
 

@@ -16,7 +16,7 @@ from holdfast.env.sockets import check_listener, short_name
 from holdfast.errors import Forbidden, HoldfastError, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, fault_of
 from holdfast.protocol.media import JSON, encode
-from holdfast.server.access.origins import check_host, check_origin
+from holdfast.server.access.callers import check_host, check_origin
 from holdfast.server.console.rendering import ONLY_LOOKS
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.head import ALWAYS_SAID, Refused

@@ -22,8 +22,8 @@ from holdfast.model import Record
 from holdfast.server.api.topics import described
 from holdfast.server.calls import Call
 from holdfast.server.console.formatting import plain, preview
-from holdfast.server.scans import Full, Scan
 from holdfast.server.served import ServedGroup
+from holdfast.server.turns import Full, Scan
 
 Tab: TypeAlias = Literal["ready", "leased", "delayed", "dead", "done"]
 
