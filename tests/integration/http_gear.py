@@ -16,9 +16,10 @@ from urllib.parse import urlencode, urlsplit
 from holdfast.env import World, real_world
 from holdfast.local.aio.opening import async_open_broker
 from holdfast.server.app import Auditor
+from holdfast.server.http.server import Meter
 from holdfast.server.process import make_server
 from holdfast.server.routing import Routes
-from holdfast.server.server import MeterAndCounts, Server, event_loop
+from holdfast.server.server import Server, event_loop
 from holdfast.settings import BrokerSettings, ServerSettings
 
 _Result = TypeVar("_Result")
@@ -103,7 +104,7 @@ def serving(
     folder: Path,
     *,
     more: Callable[[], Sequence[Routes]] = tuple,
-    meter: MeterAndCounts | None = None,
+    meter: Meter | None = None,
     auditor: Auditor | None = None,
     tls: ssl.SSLContext | None = None,
     whole: bool = False,

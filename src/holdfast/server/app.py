@@ -28,7 +28,8 @@ from holdfast.server.access.callers import CHALLENGES, Access, Revocation, check
 from holdfast.server.calls import Call
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.head import Refused, header_text, no_room
-from holdfast.server.http.messages import Request, Response, StreamResponse
+from holdfast.server.http.messages import Request, Response, StreamResponse, close_chunks
+from holdfast.server.http.server import Meter
 from holdfast.server.routing import Route, Routes, RouteTable, retry_after_of, status_of
 from holdfast.server.service import Service
 from holdfast.server.turns import CALLER, CallTurns
@@ -43,17 +44,6 @@ _INTERNAL: Final = "something went wrong inside the server; its log says what, u
 
 # An error as a page, for those who asked for one; None for all others.
 ErrorPage: TypeAlias = Callable[[Request, int, Fault], Response | None]
-
-
-class Meter(Protocol):
-    """Who is told of each answer."""
-
-    def request_done(
-        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
-    ) -> None: ...
-
-    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces of an answer, which are counted as they go out."""
 
 
 class Auditor(Protocol):
@@ -198,7 +188,7 @@ class ServerApp:
                 yield chunk
         finally:
             self.revocation.remove(call)
-            await _closed(chunks)
+            await close_chunks(chunks)
 
     async def _called(self, call: Call) -> Answer:
         route, request = call.route, call.request
@@ -341,21 +331,15 @@ async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> 
             yield chunk
         whole = True
     finally:
-        await _closed(chunks)
+        await close_chunks(chunks)
         gone = None if whole else Unavailable("the caller went away before the end")
         await auditor.end(call, call.error or call.ended or gone)
-
-
-async def _closed(chunks: AsyncIterator[bytes]) -> None:
-    close = getattr(chunks, "aclose", None)
-    if close is not None:
-        await close()
 
 
 async def _withdrawn(answer: Answer) -> None:
     """An answer that nobody is to have: what it would have handed out is given back."""
     if isinstance(answer, StreamResponse):
-        await _closed(answer.chunks)
+        await close_chunks(answer.chunks)
     elif answer.undelivered is not None:
         await answer.undelivered()
 

@@ -19,6 +19,8 @@ from holdfast.broker.streams.positions import lag_of
 from holdfast.broker.streams.query_pins import query_gauges
 from holdfast.broker.topic import Topic
 from holdfast.errors import HoldfastError, NotInstalled
+from holdfast.server.http.messages import close_chunks
+from holdfast.server.http.server import Meter
 from holdfast.storage.log import Log
 from holdfast.telemetry.export import TraceExport
 
@@ -322,7 +324,7 @@ UNKNOWN_ROUTE: Final = "unknown"
 _BUCKETS: Final = Buckets(FAST)
 
 
-class HttpMetrics:
+class HttpMetrics(Meter):
     """The numbers of one server's calls and connections."""
 
     def __init__(self) -> None:
@@ -365,9 +367,7 @@ class HttpMetrics:
                 yield chunk
         finally:
             self._streams[route] -= 1
-            close = getattr(chunks, "aclose", None)
-            if close is not None:
-                await close()
+            await close_chunks(chunks)
 
     def collect(self) -> Iterator[Metric]:
         """All of them, as Prometheus knows them."""

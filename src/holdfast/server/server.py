@@ -6,8 +6,8 @@ import asyncio
 import errno
 import logging
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from holdfast.env import World
 from holdfast.env.file_facts import replaceable
@@ -21,38 +21,17 @@ from holdfast.server.api import (
     enqueue,
     groups,
     locks,
-    payloads,
     queues,
     streams,
     topics,
 )
-from holdfast.server.app import Auditor, Meter, ServerApp
+from holdfast.server.app import Auditor, ServerApp
 from holdfast.server.http.admission import ConnectionLimits
-from holdfast.server.http.server import ConnectionCounter, HttpServer
+from holdfast.server.http.server import HttpServer, Meter
 from holdfast.server.openapi import description_routes
 from holdfast.server.routing import Routes
 from holdfast.server.service import Service
 from holdfast.settings import ServerSettings
-
-# For servers that count nothing: those of processes that only share a folder.
-
-
-class NoMeter:
-    """Is told of everything, and keeps nothing."""
-
-    def request_done(
-        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
-    ) -> None: ...
-
-    def connection_opened(self) -> None: ...
-
-    def connection_closed(self) -> None: ...
-
-    def connection_refused(self, reason: str) -> None: ...
-
-    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        return chunks
-
 
 # What every server offers; metrics, pages and the audit log come on top where they are wanted.
 
@@ -60,7 +39,7 @@ class NoMeter:
 API: Final[Sequence[Routes]] = (
     enqueue.routes,
     queues.routes,
-    payloads.routes,
+    queues.payload_routes,
     streams.routes,
     dead.routes,
     topics.routes,
@@ -78,10 +57,6 @@ API: Final[Sequence[Routes]] = (
 logger = logging.getLogger(__name__)
 
 
-class MeterAndCounts(Meter, ConnectionCounter, Protocol):
-    """Who is told of answers and connections."""
-
-
 class Server:
     """Serves one data folder. `start` and `close` it from the loop that it runs on."""
 
@@ -91,7 +66,7 @@ class Server:
         port: AsyncLocalBrokerPort,
         settings: ServerSettings,
         *,
-        meter: MeterAndCounts | None = None,
+        meter: Meter | None = None,
         auditor: Auditor | None = None,
         more: Sequence[Routes] = (),
     ) -> None:
@@ -100,7 +75,7 @@ class Server:
         self.service = Service(world, port, settings)
         self.access = Access(settings, world)
         self.service.tokens_problem = self.access.tokens_problem
-        self._meter = meter or NoMeter()
+        self._meter = meter or Meter()
         described = description_routes(lambda: self.app.router.routes)
         self.app = ServerApp(self.service, self.access, [*API, *more, described], self._meter, auditor)
         self.http = HttpServer(self.app.handle, self.app.refuse, limits_of(settings), self._meter)

@@ -8,7 +8,7 @@ import binascii
 import ipaddress
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from holdfast.env import World
 from holdfast.errors import BadSettings, Forbidden, HoldfastError, Unauthenticated
@@ -20,6 +20,7 @@ from holdfast.settings import ServerSettings
 
 if TYPE_CHECKING:
     from holdfast.server.calls import Call
+    from holdfast.server.http.messages import Request
 
 
 # Web pages of other sites: a browser sends their requests, too, and with them what it knows of the user.
@@ -32,14 +33,6 @@ if TYPE_CHECKING:
 KEPT_HOSTS: Final = 64  # a server goes by few names, and every call says one
 _SCHEMES: Final = ("http://", "https://")
 _OWN_SITE: Final = frozenset({"same-origin", "none"})  # none: the user asked for it, by hand or by a bookmark
-
-
-class Fetched(Protocol):
-    """What of a request says how a page asked for it."""
-
-    method: str
-
-    def header(self, name: str) -> str: ...
 
 
 @lru_cache(maxsize=KEPT_HOSTS)
@@ -85,7 +78,7 @@ def check_host(host: str, names: Collection[str]) -> None:
         )
 
 
-def check_fetch(request: Fetched, *, page: bool) -> None:
+def check_fetch(request: Request, *, page: bool) -> None:
     """What a page of another site asks for is refused, even to look; but a link may lead to a page of ours.
 
     Another port of this machine is another site here, too: whatever runs there is not this server.
@@ -119,14 +112,6 @@ CHALLENGES: Final = ('Basic realm="holdfast", charset="UTF-8"', 'Bearer realm="h
 
 _EVERY_ADDRESS: Final = frozenset({"0.0.0.0", "::"})
 _HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password of any user'
-
-
-class Asking(Protocol):
-    """What of a request says who is calling."""
-
-    peer: str
-    certificate: Any
-    headers: dict[str, str]
 
 
 def check_listening(settings: ServerSettings) -> list[str]:
@@ -187,7 +172,7 @@ class Access:
         # The names are those of the settings for good, so what was let in once need not be looked at again.
         self._check_host = lru_cache(maxsize=KEPT_HOSTS)(partial(check_host, names=names))
 
-    def principal(self, request: Asking) -> Principal:
+    def principal(self, request: Request) -> Principal:
         """Who sent a request."""
         headers = request.headers
         host = headers.get("host", "")

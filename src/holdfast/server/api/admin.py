@@ -179,7 +179,6 @@ async def settings(call: Call) -> SettingsTold:
     action="read",
     query=TopicSettingsQuery,
     answers=SettingsTold,
-    errors=("unknown_topic",),
 )
 async def topic_settings(call: Call) -> SettingsTold:
     """The settings that a topic follows, and where each comes from."""
@@ -194,7 +193,7 @@ async def topic_settings(call: Call) -> SettingsTold:
     body=AlterTopic,
     answers=SettingsTold,
     act=True,
-    errors=("unknown_topic", "bad_settings"),
+    errors=("bad_settings",),
 )
 async def alter_settings(call: Call) -> SettingsTold:
     """Change settings of a topic; they count at once, and are kept."""

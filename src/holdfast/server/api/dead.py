@@ -55,12 +55,11 @@ _AT_ONCE = 1_000  # dropped in one go
     action="read",
     query=DeadQuery,
     answers=Letters,
-    errors=("unknown_topic", "unknown_group"),
 )
 async def list_dead(call: Call) -> Letters:
     """Dead letters that the condition chooses, oldest first; page by page with `after`."""
     query: DeadQuery = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     return await call.scan(_letters, group, query)
 
 
@@ -132,12 +131,11 @@ def _letter(letter: DeadLetter[bytes], *, bodies: bool = True) -> Letter:
     action="read",
     query=DeadGroupsQuery,
     answers=DeadGroups,
-    errors=("unknown_topic", "unknown_group"),
 )
 async def dead_groups(call: Call) -> DeadGroups:
     """Dead letters by reason and kind of error, the most frequent first."""
     query: DeadGroupsQuery = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     kinds = DeadKinds()
     await each_letter(call, group, query.where, None, kinds.add)
     return DeadGroups(groups=kinds.groups()[: query.limit])
@@ -153,8 +151,7 @@ async def dead_groups(call: Call) -> DeadGroups:
 )
 async def show_dead(call: Call) -> Letter:
     """One dead letter: every error, the reason, its original place, its state document."""
-    query: InGroup = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     letter = await group.port.letter(call.path["id"])
     return await asyncio.to_thread(_letter, letter)
 
@@ -167,7 +164,7 @@ async def show_dead(call: Call) -> Letter:
     answers=RedriveTold,
     gives=(LINES,),
     act=True,
-    errors=("unknown_topic", "unknown_group", "message_too_large", "queue_full", "disk_full"),
+    errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def redrive(call: Call) -> RedriveTold | StreamResponse:
     """Put dead letters back into the queue, each once. Asked for application/x-ndjson it tells how far it is.
@@ -175,7 +172,7 @@ async def redrive(call: Call) -> RedriveTold | StreamResponse:
     With `to` they become new messages of that topic, to which the caller must be allowed to publish.
     """
     wanted: Redrive = call.body
-    group = await existing_group(call, wanted.group)
+    group = await existing_group(call)
     if wanted.to is not None:
         call.principal.check("publish", wanted.to)
         await call.service.port.describe_topic(check_topic_name(wanted.to))  # or unknown_topic, before anything is done
@@ -234,12 +231,11 @@ async def _lines(call: Call, group: ServedGroup, letters: list[ChosenLetter]) ->
     body=Purge,
     answers=RedriveTold,
     act=True,
-    errors=("unknown_topic", "unknown_group"),
 )
 async def purge(call: Call) -> RedriveTold:
     """Drop dead letters for good."""
     wanted: Purge = call.body
-    group = await existing_group(call, wanted.group)
+    group = await existing_group(call)
     letters = await _chosen(call, group)
     call.count = done = 0
     for i in range(0, 0 if wanted.dry_run else len(letters), _AT_ONCE):
@@ -269,7 +265,6 @@ _LAST: Final = 2**62  # behind all numbers
     action="read",
     query=DelayedQuery,
     answers=ListedMessages,
-    errors=("unknown_topic",),
 )
 async def list_delayed(call: Call) -> ListedMessages:
     """Messages that wait for their time, the next one first; page by page with `after`."""

@@ -292,7 +292,7 @@ class EnqueueQuery(Placing, kw_only=True):
     answers=Stored,
     status=201,
     takes=(RAW, MULTIPART),
-    errors=("unknown_topic", "message_too_large", "disk_full"),
+    errors=("message_too_large", "disk_full"),
 )
 async def enqueue(call: Call) -> Response:
     """Store one message: the request's body is the message's, byte for byte; or a form of `options` and `payload`."""
@@ -368,7 +368,7 @@ async def _made(call: Call, topic: str, query: Placing, store: Callable[[], Awai
     status=201,
     takes=(JSON, MSGPACK, LINES),
     content=Batch,
-    errors=("unknown_topic", "message_too_large", "disk_full"),
+    errors=("message_too_large", "disk_full"),
 )
 async def enqueue_batch(call: Call) -> Response:
     """Store many messages: those of one partition all or not at all. JSON, MessagePack, or one object a line."""
@@ -461,7 +461,7 @@ async def begin_producer(call: Call) -> ProducerBegun:
     status=201,
     takes=(JSON, MSGPACK, LINES),
     content=Batch,
-    errors=("unknown_topic", "message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
+    errors=("message_too_large", "out_of_sequence", "fenced", "queue_full", "disk_full"),
 )
 async def append(call: Call) -> Response:
     """Store a producer's batch in a partition, all of it or nothing. Sent again, it is answered as the first time."""
@@ -511,7 +511,6 @@ def _check_in_sequence(call: Call, messages: Drafts) -> None:
     action="publish",
     query=SequenceQuery,
     answers=NextSequence,
-    errors=("unknown_topic",),
 )
 async def next_sequence(call: Call) -> NextSequence:
     """The number that a producer's next message for this partition must have, and where earlier ones are."""

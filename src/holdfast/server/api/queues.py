@@ -19,9 +19,11 @@ from holdfast.api.times import duration_ms, lease_of
 from holdfast.api.topics import TopicInfo, changes_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.group import QueueStats
+from holdfast.broker.topic_locks import reading
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
 from holdfast.local.listing import listed, mark_of, parse_mark
 from holdfast.local.lookup import find_message, look_up, no_message
+from holdfast.model import Record
 from holdfast.protocol.dead import DeadQuery
 from holdfast.protocol.media import RAW, SMALL_BYTES
 from holdfast.protocol.messages import (
@@ -30,6 +32,7 @@ from holdfast.protocol.messages import (
     Delivery,
     Extend,
     Nack,
+    Number,
     Receipt,
     Receipts,
     Reject,
@@ -38,6 +41,7 @@ from holdfast.protocol.messages import (
     Settled,
     State,
     Take,
+    Wire,
 )
 from holdfast.protocol.queues import (
     Cancelled,
@@ -57,7 +61,7 @@ from holdfast.protocol.queues import (
     Whole,
 )
 from holdfast.server.api.topics import altered, described, told_topic
-from holdfast.server.calls import Call
+from holdfast.server.calls import Call, partition_of
 from holdfast.server.http.messages import ANSWER_BYTES, Response, StreamResponse, Undelivered, payload
 from holdfast.server.limits import check_partitions
 from holdfast.server.routing import Routes
@@ -87,8 +91,8 @@ _MANY = 200
 _LARGE_BYTES = 256 * 1024
 
 
-class StateQuery(InGroup, kw_only=True):
-    """The message in hand whose document is meant."""
+class InHand(InGroup, kw_only=True):
+    """The message in flight that is meant."""
 
     receipt: Receipt
 
@@ -109,9 +113,10 @@ async def group_of(call: Call, name: str | None) -> ServedGroup:
     return await call.service.group(queue, name)
 
 
-async def existing_group(call: Call, name: str | None) -> ServedGroup:
-    """The same for those who only look: they make nothing."""
-    queue, group = call.path["queue"], name or DEFAULT_GROUP
+async def existing_group(call: Call) -> ServedGroup:
+    """The group that a query or a body names, for those who only look: they make nothing."""
+    asked = call.body if call.query is None else call.query
+    queue, group = call.path["queue"], asked.group or DEFAULT_GROUP
     known = call.service.known_group(queue, group)
     if known is not None:
         return known
@@ -254,7 +259,7 @@ def _raw(call: Call, deliveries: list[Delivery], found: Taken, undelivered: Any)
     body=Take,
     answers=Deliveries,
     gives=(RAW,),
-    errors=("unknown_topic", "too_many_waiters"),
+    errors=("too_many_waiters",),
 )
 async def dequeue(call: Call) -> Response | StreamResponse:
     """Lease messages; an empty list when none came in time."""
@@ -268,7 +273,7 @@ async def dequeue(call: Call) -> Response | StreamResponse:
     body=Take,
     answers=Deliveries,
     gives=(RAW,),
-    errors=("unknown_topic", "too_many_waiters"),
+    errors=("too_many_waiters",),
 )
 async def dequeue_with_state(call: Call) -> Response | StreamResponse:
     """The same, with the document that goes with each message."""
@@ -278,7 +283,7 @@ async def dequeue_with_state(call: Call) -> Response | StreamResponse:
 async def _settled(call: Call, outcome: Callable[[TopicSettings], MessageOutcome]) -> Settled:
     """Settle messages; streams that sent them have room again, also for those that were lost before."""
     given: Receipts = call.body
-    group = await existing_group(call, given.group)
+    group = await existing_group(call)
     settling = outcome(group.settings)
     try:
         await group.port.settle(given.receipts, settling, given.durability)
@@ -341,13 +346,11 @@ async def extend(call: Call) -> Settled:
     return await _settled(call, extended)
 
 
-@routes.add(
-    "GET", "/v1/queues/{queue}/state", action="consume", query=StateQuery, answers=State, errors=("lease_lost",)
-)
+@routes.add("GET", "/v1/queues/{queue}/state", action="consume", query=InHand, answers=State, errors=("lease_lost",))
 async def get_state(call: Call) -> State:
     """The document that goes with a message in hand; version 0 where there is none yet."""
-    query: StateQuery = call.query
-    return (await existing_group(call, query.group)).state(query.receipt)
+    query: InHand = call.query
+    return (await existing_group(call)).state(query.receipt)
 
 
 @routes.add(
@@ -361,7 +364,7 @@ async def get_state(call: Call) -> State:
 async def save_state(call: Call) -> State:
     """Keep a document with a message in hand, if nobody has changed it since that version; no value drops it."""
     given: SaveState = call.body
-    group = await existing_group(call, given.group)
+    group = await existing_group(call)
     value = None if given.value is UNSET else given.value
     content = None
     if value is not None and (call.request.received > SMALL_BYTES or call.request.packed):
@@ -372,15 +375,14 @@ async def save_state(call: Call) -> State:
 @routes.add("GET", "/v1/queues/{queue}/stats", action="read", query=InGroup, answers=QueueStats)
 async def stats(call: Call) -> QueueStats:
     """How many messages stand where, what they take, and what was counted since the server began."""
-    query: InGroup = call.query
-    return await (await existing_group(call, query.group)).port.stats()
+    return await (await existing_group(call)).port.stats()
 
 
 @routes.add("GET", "/v1/queues/{queue}/peek", action="read", query=PeekQuery, answers=Messages)
 async def peek(call: Call) -> Response:
     """The messages that would come next, without taking them."""
     query: PeekQuery = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     found = await asyncio.to_thread(group.port.peek_now, query.count, ANSWER_BYTES)
 
     def answer() -> Response:
@@ -393,7 +395,7 @@ async def peek(call: Call) -> Response:
 async def messages(call: Call) -> ListedMessages:
     """What is ready, leased, delayed or dead, without taking it; page by page with `after`."""
     query: ListQuery = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     return await call.scan(_look, group, query)
 
 
@@ -468,8 +470,7 @@ def _lease(found: Found[Any]) -> dict[str, Any]:
 )
 async def cancel(call: Call) -> Cancelled:
     """Take back a message that nobody works on."""
-    query: InGroup = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     found = await asyncio.to_thread(find_message, group.port, call.path["id"])
     if found is None:
         _check_was_there(group, call.path["id"])
@@ -499,7 +500,7 @@ def _check_was_there(group: ServedGroup, message_id: str) -> None:
 async def seek(call: Call) -> Sought:
     """Go on from there: all before is passed over, all behind comes again."""
     given: Seek = call.body
-    group = await existing_group(call, given.group)
+    group = await existing_group(call)
     check_seek(given.to, given.offset, given.time)
     offset = await group.port.seek(given.to, given.offset, given.time, given.partition)
     return Sought(offset=offset)
@@ -508,32 +509,28 @@ async def seek(call: Call) -> Sought:
 @routes.add("POST", "/v1/queues/{queue}/purge", action="admin", query=InGroup, answers=Purged, act=True)
 async def purge(call: Call) -> Purged:
     """Drop every message that nobody has in hand; delayed ones too, unless other groups read the topic."""
-    query: InGroup = call.query
-    call.count = await (await existing_group(call, query.group)).port.purge()
+    call.count = await (await existing_group(call)).port.purge()
     return Purged(purged=call.count)
 
 
 @routes.add("POST", "/v1/queues/{queue}/compact", action="admin", query=InGroup, answers=Compacted, act=True)
 async def compact(call: Call) -> Compacted:
     """Let go of what is done now, whatever retention says."""
-    query: InGroup = call.query
-    freed = await (await existing_group(call, query.group)).port.compact()
+    freed = await (await existing_group(call)).port.compact()
     return Compacted(segments=freed.segments, bytes=freed.bytes, journal_bytes=freed.journal_bytes)
 
 
 @routes.add("GET", "/v1/queues/{queue}/committed", action="read", query=InGroup, answers=Committed)
 async def committed(call: Call) -> Committed:
     """How far each partition is settled without a gap."""
-    query: InGroup = call.query
-    found = await (await existing_group(call, query.group)).port.committed()
+    found = await (await existing_group(call)).port.committed()
     return Committed(offsets={str(number): offset for number, offset in found.items()})
 
 
 @routes.add("GET", "/v1/queues/{queue}/messages/{id}", action="read", query=InGroup, answers=Listed)
 async def show(call: Call) -> Listed:
     """One message, wherever it stands, with its body."""
-    query: InGroup = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     found = await call.scan(find, group, call.path["id"])
     if found is None:
         raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
@@ -554,24 +551,18 @@ def find(_scan: Scan, group: ServedGroup, message_id: str) -> Listed | None:
 # A message that somebody has in hand, by its receipt: for one who goes on where another process left off.
 
 
-class InHandQuery(InGroup, kw_only=True):
-    """The message in hand that is meant."""
-
-    receipt: Receipt
-
-
 @routes.add(
     "GET",
     "/v1/queues/{queue}/inHand",
     action="consume",
-    query=InHandQuery,
+    query=InHand,
     answers=Delivery,
-    errors=("lease_lost", "unknown_topic", "unknown_group"),
+    errors=("lease_lost",),
 )
 async def in_hand(call: Call) -> Delivery:
     """The message that a receipt stands for, as it was delivered; `lease_lost` if it is no longer held."""
-    query: InHandQuery = call.query
-    group = await existing_group(call, query.group)
+    query: InHand = call.query
+    group = await existing_group(call)
     delivery, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
     return group.delivery(delivery, delivered, state=True)
 
@@ -585,12 +576,12 @@ async def in_hand(call: Call) -> Delivery:
     action="read",
     query=LookupQuery,
     answers=Whole,
-    errors=("not_found", "unknown_topic", "unknown_group"),
+    errors=("not_found",),
 )
 async def lookup(call: Call) -> Whole:
     """One message, living, done or dead, with its lease, its document, and all that became of it step by step."""
     query: LookupQuery = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     found = await call.scan(_whole, group, query.id)
     if found is None:
         raise no_message(query.id, group.topic)
@@ -612,3 +603,77 @@ def _whole(_scan: Scan, group: ServedGroup, message_id: str) -> Whole | None:
         state=found.state,
         history=list(found.history),
     )
+
+
+# Bodies by themselves, as they are: large ones are sent piece by piece and are nowhere held as a whole.
+
+
+payload_routes = Routes("messages")
+
+Answer = Response | StreamResponse
+
+
+class AtOffset(Wire, kw_only=True):
+    """The place of the message whose body is meant."""
+
+    offset: Number
+
+
+@payload_routes.add(
+    "GET",
+    "/v1/queues/{queue}/payload",
+    action="consume",
+    query=InHand,
+    gives=(RAW,),
+    errors=("lease_lost",),
+)
+async def payload_in_hand(call: Call) -> Answer:
+    """The body of a message in hand, byte for byte."""
+    query: InHand = call.query
+    group = await existing_group(call)
+    _, delivered = await asyncio.to_thread(group.queue_group.resume, query.receipt)
+    return payload(delivered.record.value)
+
+
+@payload_routes.add(
+    "GET",
+    "/v1/queues/{queue}/messages/{id}/payload",
+    action="read",
+    query=InGroup,
+    gives=(RAW,),
+    errors=("not_found",),
+)
+async def payload_of(call: Call) -> Answer:
+    """The body of a message or a dead letter, whoever has it."""
+    group = await existing_group(call)
+    found = await call.scan(lambda _: find_message(group.port, call.path["id"]))
+    if found is None:
+        raise NotFound(f"there is no message {call.path['id']} any more, or not yet")
+    return payload(record_of(found.message).value)
+
+
+@payload_routes.add(
+    "GET",
+    "/v1/topics/{topic}/partitions/{partition}/payload",
+    action="read",
+    query=AtOffset,
+    gives=(RAW,),
+    errors=("not_found", "offset_out_of_range", "removed"),
+)
+async def payload_at(call: Call) -> Answer:
+    """The body of the message at an offset."""
+    query: AtOffset = call.query
+    record = await asyncio.to_thread(_record, call, query.offset)
+    return payload(record.value)
+
+
+def _record(call: Call, offset: int) -> Record:
+    engine: Any = call.service.engine
+    with reading(engine.using, call.path["topic"]) as topic:
+        log = topic.partition(partition_of(call)).log
+        for record in log.records(offset, whole=False):
+            if record.offset == offset:
+                found: Record = record
+                return found
+            break
+    raise NotFound(f"there is no message at offset {offset} of {call.path['topic']}")

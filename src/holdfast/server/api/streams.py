@@ -98,7 +98,7 @@ def _told(group: ServedGroup, found: Taken, media: str, *, state: bool) -> bytes
     answers=Delivery,
     gives=(LINES, FRAMES),
     plain=False,
-    errors=("unknown_topic", "too_many_waiters"),
+    errors=("too_many_waiters",),
 )
 async def subscribe(call: Call) -> StreamResponse:
     """Messages as they come, one JSON object a line; `{}` now and then says that the stream is alive.
@@ -116,7 +116,7 @@ async def subscribe(call: Call) -> StreamResponse:
     answers=Delivery,
     gives=(LINES, FRAMES),
     plain=False,
-    errors=("unknown_topic", "too_many_waiters"),
+    errors=("too_many_waiters",),
 )
 async def subscribe_with_state(call: Call) -> StreamResponse:
     """The same, with the document that goes with each message."""
@@ -129,7 +129,7 @@ async def subscribe_with_state(call: Call) -> StreamResponse:
 async def watch(call: Call) -> StreamResponse:
     """Server-sent events of what comes into the queue, without taking it: `message`, and `stats` now and then."""
     query: WatchQuery = call.query
-    group = await existing_group(call, query.group)
+    group = await existing_group(call)
     call.service.waits.check(call.principal)
     return StreamResponse(_events(call, group, query), EVENTS, headers=[("cache-control", "no-store")])
 

@@ -112,7 +112,7 @@ async def create_topic(call: Call) -> TopicInfo:
     return told_topic(call, info)
 
 
-@routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo, errors=("unknown_topic",))
+@routes.add("GET", "/v1/topics/{topic}", action="read", answers=TopicInfo)
 async def describe_topic(call: Call) -> TopicInfo:
     """What a topic is and holds."""
     return await described(call, call.path["topic"])
@@ -125,7 +125,7 @@ async def describe_topic(call: Call) -> TopicInfo:
     body=AlterTopic,
     answers=TopicInfo,
     act=True,
-    errors=("unknown_topic", "bad_settings"),
+    errors=("bad_settings",),
 )
 async def alter_topic(call: Call) -> TopicInfo:
     """Change settings of a topic; they count at once, and are kept."""
@@ -141,7 +141,7 @@ async def altered(call: Call, topic: str, changes: Mapping[str, Any]) -> TopicIn
     return await call.service.port.alter_topic(topic, check_changes(changes))
 
 
-@routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True, errors=("unknown_topic",))
+@routes.add("DELETE", "/v1/topics/{topic}", action="admin", status=204, act=True)
 async def delete_topic(call: Call) -> None:
     """Take a topic away, with all its messages, groups and dead letters."""
     await call.service.port.delete_topic(call.path["topic"])
@@ -154,7 +154,7 @@ async def delete_topic(call: Call) -> None:
     body=AddPartitions,
     answers=TopicInfo,
     act=True,
-    errors=("unknown_topic", "bad_settings"),
+    errors=("bad_settings",),
 )
 async def add_partitions(call: Call) -> TopicInfo:
     """Give a topic more partitions. From now on keys may go to other partitions than before."""
@@ -165,17 +165,13 @@ async def add_partitions(call: Call) -> TopicInfo:
     return told_topic(call, await call.service.port.add_partitions(topic, given.count))
 
 
-@routes.add(
-    "POST", "/v1/topics/{topic}/compact", action="admin", answers=KeysCompacted, act=True, errors=("unknown_topic",)
-)
+@routes.add("POST", "/v1/topics/{topic}/compact", action="admin", answers=KeysCompacted, act=True)
 async def compact_topic(call: Call) -> KeysCompacted:
     """Of each key keep the last message, now; offsets never change. For topics whose cleanup asks for it."""
     return await call.service.port.compact_topic(check_topic_name(call.path["topic"]))
 
 
-@routes.add(
-    "POST", "/v1/topics/{topic}/apply-retention", action="admin", answers=Retained, act=True, errors=("unknown_topic",)
-)
+@routes.add("POST", "/v1/topics/{topic}/apply-retention", action="admin", answers=Retained, act=True)
 async def apply_retention(call: Call) -> Retained:
     """Drop now what the retention settings of the topic let go, as upkeep does in time."""
     return await call.service.port.apply_retention(check_topic_name(call.path["topic"]))
@@ -193,7 +189,7 @@ async def _may_create_group(call: Call) -> None:
     body=CreateGroup,
     answers=GroupSettings,
     act=True,
-    errors=("unknown_topic", "bad_settings"),
+    errors=("bad_settings",),
 )
 async def create_group(call: Call) -> GroupSettings:
     """Make a group in queue mode, or change the settings of one that is there."""
@@ -218,7 +214,7 @@ async def create_group(call: Call) -> GroupSettings:
     status=201,
     takes=(JSON, MSGPACK, LINES),
     content=Batch,
-    errors=("unknown_topic", "message_too_large", "queue_full", "disk_full"),
+    errors=("message_too_large", "queue_full", "disk_full"),
 )
 async def publish_messages(call: Call) -> Response:
     """Store messages: those of one partition all or not at all. As JSON, MessagePack, or one JSON object a line."""
@@ -231,7 +227,7 @@ async def publish_messages(call: Call) -> Response:
     action="read",
     query=ReadQuery,
     answers=ReadMessages,
-    errors=("unknown_topic", "offset_out_of_range", "damaged_range", "too_many_waiters"),
+    errors=("offset_out_of_range", "damaged_range", "too_many_waiters"),
 )
 async def read_messages(call: Call) -> Response:
     """Messages of a partition from an offset on, whoever has them; `wait` until there are any.

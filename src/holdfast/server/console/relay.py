@@ -21,9 +21,9 @@ from holdfast.server.console.rendering import ONLY_LOOKS
 from holdfast.server.http.connection import Answer
 from holdfast.server.http.head import ALWAYS_SAID, Refused
 from holdfast.server.http.messages import Request, Response, StreamResponse
-from holdfast.server.http.server import HttpServer
+from holdfast.server.http.server import HttpServer, Meter
 from holdfast.server.routing import status_of
-from holdfast.server.server import NoMeter, limits_of
+from holdfast.server.server import limits_of
 from holdfast.settings import ServerSettings
 
 _HOST: Final = "127.0.0.1"
@@ -157,7 +157,7 @@ async def relay(
     socket: str, settings: ServerSettings, *, ready: Callable[[Sequence[str]], None], told_to_go: Awaitable[object]
 ) -> None:
     """Relay between a port of this machine and the owner's socket, until told to go."""
-    server = HttpServer(Relay(socket, settings).handle, refusal, limits_of(settings), NoMeter())
+    server = HttpServer(Relay(socket, settings).handle, refusal, limits_of(settings), Meter())
     ((host, port),) = await server.listen(_HOST, settings.port)
     ready([f"http://{host}:{port}"])
     try:

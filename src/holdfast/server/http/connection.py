@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import httptools
 
 from holdfast.env.sockets import is_own_peer, unacknowledged
 from holdfast.errors import HoldfastError
-from holdfast.server.http.admission import Admitted, ConnectionLimits
+from holdfast.server.http.admission import Admitted
 from holdfast.server.http.head import (
     CONTINUE,
     LAST_CHUNK,
@@ -28,7 +27,10 @@ from holdfast.server.http.head import (
     parse_host,
     unquoted,
 )
-from holdfast.server.http.messages import HIGH_BYTES, Request, Response, StreamResponse, Undelivered
+from holdfast.server.http.messages import HIGH_BYTES, Request, Response, StreamResponse, Undelivered, close_chunks
+
+if TYPE_CHECKING:
+    from holdfast.server.http.server import HttpServer
 
 logger = logging.getLogger(__name__)
 
@@ -47,30 +49,13 @@ Answer = Response | StreamResponse
 _telling: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep them alive
 
 
-class Hub(Protocol):
-    """What all connections of a server share."""
-
-    limits: ConnectionLimits
-    handle: Callable[[Request], Awaitable[Answer]]
-    refuse: Callable[[Refused], Response]
-    connections: set[HttpConnection]
-
-    def opened(self, connection: HttpConnection) -> None:
-        """Decide what becomes of one more."""
-
-    def closed(self, connection: HttpConnection) -> None: ...
-
-    def cut_off(self, why: str) -> None:
-        """Count a client that was sent away."""
-
-
 class HttpConnection(asyncio.Protocol):
     """Speaks HTTP/1.1 with one client."""
 
-    def __init__(self, hub: Hub, loop: asyncio.AbstractEventLoop) -> None:
-        self._hub = hub
+    def __init__(self, server: HttpServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
         self._loop = loop
-        self._limits = hub.limits
+        self._limits = server.limits
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._parser = httptools.HttpRequestParser(self)
         self._peer = ""
@@ -126,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
 
     def shed(self) -> None:
         """End it, to make room for others."""
-        self._hub.cut_off("no room")
+        self._server.cut_off("no room")
         self._transport.abort()
 
     @property
@@ -149,7 +134,7 @@ class HttpConnection(asyncio.Protocol):
         # So that we are told when the system has all of it. With TLS nothing would count as more than 0 bytes.
         self._transport.set_write_buffer_limits(high=1 if secure else 0, low=0)
         self._expect("header", self._limits.header_s)
-        self._hub.opened(self)
+        self._server.opened(self)
         if self.admitted is Admitted.NOT:
             self._refuse(no_room())
         elif not isinstance(address, tuple) and not is_own_peer(transport.get_extra_info("socket")):
@@ -158,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
-        self._hub.closed(self)
+        self._server.closed(self)
         if self._incoming is not None:
             self._incoming.lose()
         unread, self._unread = self._unread, None
@@ -393,7 +378,7 @@ class HttpConnection(asyncio.Protocol):
 
     async def _run(self, request: Request) -> None:
         try:
-            answer = await self._hub.handle(request)
+            answer = await self._server.handle(request)
             if isinstance(answer, Response):
                 try:
                     await self._answer(request, answer)
@@ -453,9 +438,7 @@ class HttpConnection(asyncio.Protocol):
                 if chunked:
                     self._transport.write(LAST_CHUNK)
         finally:
-            close = getattr(answer.chunks, "aclose", None)
-            if close is not None:
-                await close()
+            await close_chunks(answer.chunks)
 
     def _next(self, request: Request) -> None:
         """The answer is out: close, go on with the next request, or wait for one."""
@@ -482,7 +465,7 @@ class HttpConnection(asyncio.Protocol):
         """Say why, once, and end the connection."""
         if self._lost or self._discarding:
             return
-        self._hub.cut_off(str(refused.status))
+        self._server.cut_off(str(refused.status))
         if self._task is not None:
             self._discarding = True
             if self._incoming is not None and self._incoming is self._current:
@@ -490,7 +473,7 @@ class HttpConnection(asyncio.Protocol):
             else:  # an answer to another request may be half written: nothing can be said any more
                 self._transport.abort()
             return
-        answer = self._hub.refuse(refused)
+        answer = self._server.refuse(refused)
         self._transport.write(
             head(answer.status, answer.media, answer.headers, length=len(answer.body), keep_alive=False) + answer.body
         )
@@ -515,10 +498,10 @@ class HttpConnection(asyncio.Protocol):
         elif self.why == "idle":
             self._transport.close()
         elif self.why == "write":
-            self._hub.cut_off("slow reader")
+            self._server.cut_off("slow reader")
             self._transport.abort()
         else:
-            self._hub.cut_off(f"slow {self.why}")
+            self._server.cut_off(f"slow {self.why}")
             if self.why == "header" and self._incoming is None:
                 self._transport.close()  # it has not said a word
             else:

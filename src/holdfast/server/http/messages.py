@@ -343,6 +343,13 @@ class Response:
         self.let_go: Callable[[], None] | None = None  # it is not in memory any more
 
 
+async def close_chunks(chunks: AsyncIterator[bytes]) -> None:
+    """End what makes the pieces of an answer, which may be a generator that has something to give back."""
+    close = getattr(chunks, "aclose", None)
+    if close is not None:
+        await close()
+
+
 class StreamResponse:
     """An answer in pieces, as they come; of a known length, or until it ends."""
 

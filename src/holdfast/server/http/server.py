@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import ssl
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
 
 from holdfast.server.http.admission import ConnectionAdmission, ConnectionLimits
 from holdfast.server.http.connection import Answer, HttpConnection
@@ -22,14 +22,22 @@ _LAST_WORDS_S: Final = 2.0
 _KEEP_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 
-class ConnectionCounter(Protocol):
-    """Who is told of connections."""
+class Meter:
+    """Who is told of connections and answers. This one keeps nothing: servers that only share a folder have it."""
 
     def connection_opened(self) -> None: ...
 
     def connection_closed(self) -> None: ...
 
     def connection_refused(self, reason: str) -> None: ...
+
+    def request_done(
+        self, route: str, method: str, status: int, seconds: float, bytes_in: int, bytes_out: int
+    ) -> None: ...
+
+    def counted(self, route: str, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The pieces of an answer, which are counted as they go out."""
+        return chunks
 
 
 class HttpServer:
@@ -40,14 +48,14 @@ class HttpServer:
         handle: Callable[[Request], Awaitable[Answer]],
         refuse: Callable[[Refused], Response],
         limits: ConnectionLimits,
-        counts: ConnectionCounter,
+        meter: Meter,
     ) -> None:
         self.handle = handle
         self.refuse = refuse
         self.limits = limits
         self.connections: set[HttpConnection] = set()
         self._admission = ConnectionAdmission(limits)
-        self._counts = counts
+        self._meter = meter
         self._servers: list[asyncio.Server] = []
         self._watch: asyncio.Task[None] | None = None
 
@@ -93,15 +101,15 @@ class HttpServer:
     def opened(self, connection: HttpConnection) -> None:
         self._admission.admit(connection, self.connections)
         self.connections.add(connection)
-        self._counts.connection_opened()
+        self._meter.connection_opened()
 
     def closed(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
         self._admission.leave(connection)
-        self._counts.connection_closed()
+        self._meter.connection_closed()
 
     def cut_off(self, why: str) -> None:
-        self._counts.connection_refused(why)
+        self._meter.connection_refused(why)
 
     def stop_listening(self) -> None:
         """Take no new connections; those that rest are closed, the others after the request that is under way."""
