@@ -1,4 +1,4 @@
-"""The one place that every call goes through: found, allowed, decoded, handled, answered, told of."""
+"""Every call goes through here: routing, authentication, decoding, the handler, the answer, audit and metrics."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ ErrorPage: TypeAlias = Callable[[Request, int, Fault], Response | None]
 
 
 class Auditor(Protocol):
-    """Who writes down what administrators do."""
+    """Writes administrative acts to the audit log."""
 
     async def begin(self, call: Call) -> None:
-        """An act is about to be done; an error where it cannot be written down, and must not be done."""
+        """Write down an act before it is done. If this raises, the act must not be done."""
 
     async def end(self, call: Call, error: HoldfastError | None, *, failed: bool = False) -> None:
-        """It was done, or refused, or failed in a way that nobody foresaw."""
+        """Write down how the act ended."""
 
 
 class ServerApp:
@@ -76,7 +76,7 @@ class ServerApp:
         self._turns = CallTurns()
 
     async def handle(self, request: Request) -> Answer:
-        """The answer to a request, whatever happens."""
+        """Answer a request. Never raises."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         given = request.headers.get("x-correlation-id")
@@ -124,7 +124,7 @@ class ServerApp:
         return answer
 
     async def _while_allowed(self, call: Call) -> Answer:
-        """What the call is answered; an error as soon as its caller's token is none any more."""
+        """Run the call; ends with an error as soon as the caller's token is revoked."""
         if call.route.action != "open":
             call.principal = principal = self.access.principal(call.request)
             if principal.entry is not None:
@@ -162,7 +162,7 @@ class ServerApp:
         return answer
 
     async def _in_room(self, call: Call, answer: Response) -> Response:
-        """The answer, or, where those that its caller does not read are too many already, that they are."""
+        """The answer; or an error if the caller has too many unread answers already."""
         if call.task is None:  # those of whom nobody asked who they are have no share
             return answer
         answers, caller = self.service.answers, call.principal.name
@@ -181,7 +181,7 @@ class ServerApp:
         return answer
 
     async def _while_listed(self, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The pieces of an answer, which ends when its caller's token does."""
+        """The pieces of an answer, which ends when the caller's token is revoked."""
         self.revocation.add(call)
         try:
             async for chunk in chunks:
@@ -216,7 +216,7 @@ class ServerApp:
         return call.answer(found)
 
     def _tell(self, answer: Answer, call: Call | None, correlation_id: str) -> None:
-        """What every answer says besides its body."""
+        """Add the headers that every answer has."""
         if call is not None:
             if call.correlation_id is not correlation_id:  # that of a message, in which anything may stand
                 correlation_id = header_text(call.correlation_id)
@@ -254,7 +254,7 @@ class ServerApp:
         return Response(status, encode(body, media), media)
 
     def refuse(self, refused: Refused) -> Response:
-        """The answer to what never became a request."""
+        """The answer to something that is not a valid request."""
         fault = fault_of(refused, retry_after=retry_after_of(refused.status))
         answer = Response(refused.status, encode(ErrorAnswer(error=fault), JSON), JSON)
         answer.headers += refused.headers
@@ -279,7 +279,7 @@ async def _handled(call: Call) -> Any:
 
 
 def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
-    """The error, which names no topic and no group to one who may not see them all."""
+    """The error, without names of topics and groups if the caller may not see all of them."""
     principal = call.principal
     if not error.brief or (principal.topics.everything and principal.groups.everything):
         return error
@@ -287,7 +287,7 @@ def _shown(call: Call, error: UnknownTopic | UnknownGroup) -> HoldfastError:
 
 
 async def _open_topic(call: Call, name: str) -> None:
-    """Open what the path names, on the topic's own thread: handlers use the loop's few threads, or none."""
+    """Open the topic of the path on its own thread, so that handlers need not wait for that."""
     if call.request.method == "DELETE":
         return
     port = call.service.port
@@ -301,7 +301,7 @@ def _open_if_there(engine: BrokerEngine, name: str) -> None:
 
 
 def _check_reserve(call: Call) -> None:
-    """The last connections are for those who look after the server; and nobody may wait on one."""
+    """The reserved connections are for health checks and admins, and not for calls that wait."""
     route = call.route
     if route.action == "open":
         allowed = route.pattern in HEALTH
@@ -312,7 +312,7 @@ def _check_reserve(call: Call) -> None:
 
 
 async def _why_closed(call: Call, error: Closed) -> HoldfastError:
-    """A topic that was deleted under a call is one that is not there; to one that came back a call goes again."""
+    """The error for a topic that was closed during a call: unknown if deleted, retryable if it is there again."""
     name = call.path.get("queue") or call.path.get("topic")
     if type(error) is not Closed or name is None or call.service.port.closed or call.service.leaving:
         return error
@@ -324,7 +324,7 @@ async def _why_closed(call: Call, error: Closed) -> HoldfastError:
 
 
 async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The pieces of an answer; what it tells of is over when they are, and is noted then."""
+    """The pieces of an answer. The act is written down as done when they end."""
     whole = False
     try:
         async for chunk in chunks:
@@ -337,7 +337,7 @@ async def _noted(auditor: Auditor, call: Call, chunks: AsyncIterator[bytes]) -> 
 
 
 async def _withdrawn(answer: Answer) -> None:
-    """An answer that nobody is to have: what it would have handed out is given back."""
+    """Discard an answer and give back the messages in it."""
     if isinstance(answer, StreamResponse):
         await close_chunks(answer.chunks)
     elif answer.undelivered is not None:
@@ -358,6 +358,6 @@ def _check_right(call: Call) -> None:
 
 
 def _check_group(call: Call) -> None:
-    """Whatever a call does with a group of a queue, the group must be one of those that the token lists."""
+    """Check that the token allows the queue group that the call names."""
     for given in (call.query, call.body):
         call.principal.check_queue_group(getattr(given, "group", None))

@@ -1,4 +1,4 @@
-"""One call: the request, who makes it, and what it says, decoded."""
+"""One call: the request, its caller, and its decoded query and body."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KEPT_QUERY_CHARS: Final = 200
 
 
 class Call:
-    """What a handler is given."""
+    """What a handler gets."""
 
     __slots__ = (
         "act",
@@ -93,7 +93,7 @@ class Call:
         return self.ended
 
     async def begin_act(self) -> None:
-        """Write down that an act is about to be done; called by whoever sees only on the way that it is one."""
+        """Write down an act before it is done. Called by handlers that find out only on the way that there is one."""
         if self.write_down is not None:
             await self.write_down(self)
 

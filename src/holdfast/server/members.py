@@ -1,4 +1,4 @@
-"""Members of stream groups that live elsewhere: the server keeps each in its group, for as long as it is heard of."""
+"""Members of stream groups in other processes. The server keeps each in its group while it sends heartbeats."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_SETTINGS: Final = frozenset(
 
 
 class ServedMember:
-    """One of them. Its calls come one at a time; the same poll again is answered as before."""
+    """One member. Its calls run one at a time; a repeated poll gets the same answer."""
 
     def __init__(self, port: AsyncLocalConsumerPort, heard_at: float) -> None:
         self.id = port.member_id or ""
@@ -177,13 +177,13 @@ class ServedMember:
             each.paused = place in places
 
     async def commit(self, offsets: Iterable[Offset], durability: Durability | None) -> int:
-        """For all of them or none."""
+        """Commit all offsets or none."""
         given = {(each.topic, each.partition): each.offset for each in offsets}
         await self.port.commit(given, durability)
         return len(given)
 
     async def move(self, wanted: MoveMember) -> None:
-        """Read on elsewhere."""
+        """Move the member's positions."""
         if sum(each is not None for each in (wanted.to, wanted.offset, wanted.time)) != 1:
             raise InvalidRequest("say where to go on with one of to, offset and time")
         if wanted.offset is not None and (wanted.topic is None or wanted.partition is None):
@@ -196,7 +196,7 @@ class ServedMember:
 
 
 class ServedMembers:
-    """All of them, by group and id."""
+    """All members, by group and id."""
 
     def __init__(self, engine: BrokerEngine) -> None:
         self._engine = engine
@@ -321,7 +321,7 @@ async def _stopped(polling: asyncio.Future[Any]) -> None:
 
 
 def _give_back(given: Iterable[tuple[ConsumedPartition, int]]) -> None:
-    """What was read since has reached nobody."""
+    """Move positions back over messages that did not reach the client."""
     for partition, offset in given:
         if partition.given != offset:
             partition.move(offset)

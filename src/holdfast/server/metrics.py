@@ -1,4 +1,4 @@
-"""`/metrics`: all that the engine and the server count, in the format that Prometheus reads."""
+"""`/metrics`: the counters of the engine and the server in Prometheus format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API described: an OpenAPI document made of the table of routes, so that it cannot say anything else."""
+"""The OpenAPI document, generated from the table of routes, and a page for people made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a server process: own the folder, listen, say so, serve until told to go, drain, let go."""
+"""The life of a server process: open the folder, listen, serve until told to stop, drain, close."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def serve(
     opened: Callable[[BrokerEngine, Audit, Callable[[], str]], None] | None = None,
     effective: Effective | None = None,
 ) -> bool:
-    """Serve a folder until told to go; answers whether all that was under way then was finished."""
+    """Serve a folder until told to stop. Returns whether all calls in progress were finished."""
     for warning in check_listening(settings):
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())

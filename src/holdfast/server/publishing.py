@@ -1,4 +1,4 @@
-"""Storing the messages of a call: few at once, or many on a thread.
+"""Stores the messages of a call: a few at once, many on a thread.
 
 While many are on their way to a topic, whatever else is sent there goes by the threads as well. It would find a lock of
 a partition taken, and the event loop would wait for it, and everybody for the event loop.
@@ -28,7 +28,7 @@ _Result = TypeVar("_Result")
 
 
 class ServedPublishing:
-    """Stores messages in the topics of one broker."""
+    """Stores messages in the topics of a data folder."""
 
     def __init__(self, port: AsyncLocalBrokerPort, pool: Pool) -> None:
         self._port = port
@@ -106,7 +106,7 @@ class ServedPublishing:
         return appended, known
 
     async def settle(self) -> None:
-        """Return when nothing is on its way any more: the folder is about to be let go of."""
+        """Return when everything in progress is stored. Called before the folder is closed."""
         while self._under_way:
             await asyncio.wait(self._under_way)
 

@@ -1,4 +1,4 @@
-"""The table of routes: what can be asked, of whom, with what, and what it answers. OpenAPI is made of it."""
+"""The table of routes: methods, paths, rights, and types of queries, bodies and answers. OpenAPI is made from it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def status_of(error: HoldfastError) -> int:
 
 
 def retry_after_of(status: int) -> float | None:
-    """In how many seconds it is worth another try; None where it never is."""
+    """Seconds until a retry makes sense; None if it never does."""
     return _RETRY_AFTER_S.get(status)
 
 
@@ -81,7 +81,7 @@ _NAMES: Final = ("queue", "topic", "name")  # the parts of a path that name a to
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be asked.
+    """One route of the API.
 
     `body` and `query` are structs that the request is held to, `answers` the struct of the answer.
     `takes` and `gives` name other media types than JSON and MessagePack. An act is written to the audit log, before
@@ -116,7 +116,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routes:
-    """Some routes that belong together."""
+    """A set of related routes."""
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -148,7 +148,7 @@ class Routes:
 
 
 class _Node:
-    """What may follow a part of a path."""
+    """A node of the tree of paths."""
 
     def __init__(self) -> None:
         self.named: dict[str, _Node] = {}

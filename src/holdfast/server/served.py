@@ -1,4 +1,4 @@
-"""A group in queue mode as a server sees it: messages go out and come back by their receipts."""
+"""A group in queue mode as the server sees it: callers hold messages by their receipts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _giving: Final[set[asyncio.Task[None]]] = set()  # a loop alone does not keep th
 
 
 class ServedGroupPort(AsyncLocalGroupPort):
-    """A group's port that gives the other calls of one caller their turn, as well as those of others."""
+    """A group's port that gives way to other callers, and to other calls of the same caller."""
 
     async def pause(self) -> None:
         await other_turns()
 
 
 class ServedGroup:
-    """One group of one topic, for callers that come and go. Whatever they take outlives their connection."""
+    """One group of one topic. Messages stay leased to their callers when connections end."""
 
     def __init__(self, engine: BrokerEngine, group: QueueGroup, bodies: Bodies) -> None:
         self.port = ServedGroupPort(engine, group, bodies)
@@ -62,19 +62,19 @@ class ServedGroup:
         return self.port.closed
 
     async def close(self) -> None:
-        """Let go of it; what was taken stays so."""
+        """Close it. Messages stay leased."""
         await self.port.close()
 
     def take_now(self, count: int, lease_s: float | None, owner: str | None) -> Taken | None:
-        """What is ready now, leased to the owner; None where there is more to look through: `take_further`."""
+        """Lease what is ready now. None if there is more to look through; then call `take_further`."""
         return self.port.take_ready(wanted_at_once(count, 0, lease_s, owner))
 
     async def take_further(self, count: int, lease_s: float | None, owner: str | None) -> Taken:
-        """The same to its end, with turns for other tasks in between."""
+        """Lease what is ready, however much there is to look through; gives other tasks a turn in between."""
         return await self.port.take_to_end(wanted_at_once(count, 0, lease_s, owner))
 
     async def take(self, count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Taken:
-        """The same, after a wait in line."""
+        """Wait in line, then lease what is ready."""
         return await self.port.stand_in_line(wanted_at_once(count, wait_s, lease_s, owner))
 
     async def take_more(self, found: Taken, count: int, lease_s: float | None, owner: str | None) -> None:
@@ -117,12 +117,12 @@ class ServedGroup:
                 await other_turns()
 
     def state(self, receipt: str) -> State:
-        """The document that goes with a message in hand."""
+        """The state document of a message in flight."""
         delivery, parsed = self.port.claim(receipt)
         return self.state_at(delivery, parsed.offset)
 
     def state_at(self, delivery: PartitionDelivery, offset: int) -> State:
-        """The document of a message."""
+        """The state document of a message."""
         document = delivery.group.documents.get(offset)
         if document is None:
             return _NO_STATE
@@ -144,7 +144,7 @@ class ServedGroup:
         return not self.port.ended and delivery.holds(receipt)
 
     def delivery(self, delivery: PartitionDelivery, delivered: Delivered, *, state: bool = False) -> Delivery:
-        """A message in somebody's hands, as it is told."""
+        """A leased message as it is sent."""
         record, lease = delivered.record, delivered.lease
         receipt = delivery.receipts.text(record.offset, lease)
         if type(record.value) is bytes and record.key is None and not record.headers and not record.flags:
@@ -188,18 +188,18 @@ class ServedGroup:
 
 
 def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Wanted:
-    """Not all at once: the first of many tell how large they are, and others have their turn behind them."""
+    """Arguments for taking messages, at most `MOST_AT_ONCE`: then their size is known, and other calls get a turn."""
     wanted = wanted_of(count, wait_s, lease_s, owner, detached=True)
     return msgspec.structs.replace(wanted, count=MOST_AT_ONCE) if wanted.count > MOST_AT_ONCE else wanted
 
 
 def receipts_of(taken: Taken) -> Leased:
-    """What proves that messages are held, without the messages."""
+    """The receipts of messages, without the messages."""
     return [(delivery, [each.receipt for each in delivered]) for delivery, delivered in taken]
 
 
 def _extent(taken: Taken) -> tuple[int, int]:
-    """How many messages these are, and about how many bytes of an answer."""
+    """The number of messages, and roughly how many bytes they take in an answer."""
     count = sum(len(delivered) for _, delivered in taken)
     return count, sum(told_bytes(delivery, each) for delivery, delivered in taken for each in delivered)
 
@@ -244,7 +244,7 @@ def document_content(value: Any) -> bytes:
 
 
 def said(home: Home, record: Record) -> Said:
-    """A message as it is told, whoever has it."""
+    """A message as it is sent, whoever holds it."""
     return Said(**_said(Contents(home, None, record), record))  # type: ignore[arg-type]  # its bytes are all we tell
 
 

@@ -1,4 +1,4 @@
-"""A server: a broker, the routes to it, and the sockets where it listens."""
+"""A server: a data folder, its routes, and the sockets where it listens."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Server:
         return found
 
     async def drain(self) -> bool:
-        """Take no more calls, let nobody wait, finish what is under way; answers whether all of it was."""
+        """Take no more calls, end those that wait, finish the others. Returns whether all were finished."""
         self.service.leave()
         finished = await self.http.close(self.settings.drain_ms / 1000)
         await self.service.publishing.settle()
@@ -105,7 +105,7 @@ class Server:
         return finished
 
     async def close(self) -> bool:
-        """Drain, then sync and let go of the folder."""
+        """Drain, then sync and close the folder."""
         finished = await self.drain()
         await self.service.scans.close()
         await self.port.close()
@@ -139,7 +139,7 @@ def _not_there(settings: ServerSettings, error: OSError) -> HoldfastError:
 
 
 def limits_of(settings: ServerSettings) -> ConnectionLimits:
-    """What a connection is held to."""
+    """The limits of a connection."""
     return ConnectionLimits(
         header_bytes=settings.max_header_bytes,
         body_bytes=settings.max_request_bytes,

@@ -1,4 +1,4 @@
-"""What all handlers of a server work with: the broker, its groups, who waits, who holds what."""
+"""State shared by all handlers of a server: the port, open groups, waiting calls, limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Found = TypeVar("_Found")
 
 
 class Service:
-    """One data folder, served."""
+    """State of one served data folder."""
 
     def __init__(self, world: World, port: AsyncLocalBrokerPort, settings: ServerSettings) -> None:
         self.world = world
@@ -61,7 +61,7 @@ class Service:
         return self.port.place
 
     def known_group(self, topic: str, name: str) -> ServedGroup | None:
-        """The group, if it is open."""
+        """The group if it is open, else None."""
         group = self._groups.get((topic, name))
         if group is not None and group.closed:
             del self._groups[topic, name]
@@ -71,7 +71,7 @@ class Service:
         return group
 
     def groups(self) -> list[ServedGroup]:
-        """All that are open."""
+        """All open groups."""
         return [group for group in self._groups.values() if not group.closed]
 
     async def group(self, topic: str, name: str | None = None) -> ServedGroup:
@@ -89,11 +89,11 @@ class Service:
         return group
 
     def check_group(self, engine: BrokerEngine, topic: Topic, name: str) -> None:
-        """Refuse a group that would be one too many. On the topic's own thread, where groups are made one by one."""
+        """Refuse a group beyond the limit. Runs on the topic's own thread, where groups are created one by one."""
         check_new_group(engine, topic, name, self.settings.max_groups)
 
     async def _let_go(self) -> None:
-        """Close the groups that were not used for longest, so that their topics can be; none that is waited for."""
+        """Close the least recently used groups that nobody waits for, so that their topics can be closed."""
         parts = {place: len(group.deliveries) for place, group in self._groups.items()}
         extra = sum(parts.values()) - self.port.settings.open_partitions
         for place, group in list(self._groups.items())[:-1]:  # the last one is about to be used
@@ -130,7 +130,7 @@ class Service:
             self._waiting.discard(task)
 
     def leave(self) -> None:
-        """The server goes: let nobody wait for messages any more."""
+        """The server is stopping: end all calls that wait for messages."""
         self.leaving = True
         waiting = list(self._waiting)
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Turns: one caller's flood of calls makes that caller wait, and nobody else.
+"""Fairness: a caller that floods the server with calls slows down only itself.
 
 All calls run on one event loop, and what waits for the disk on a few threads. Both serve whoever comes first, so a
 caller with sixty connections would be served sixty times before the next one. Hence three rules for callers with a
@@ -46,7 +46,7 @@ class CallTurns:
         self._round_is_due = False
 
     def begin(self, caller: str) -> asyncio.Future[None] | None:
-        """What a call has to wait for before it begins; None: nothing."""
+        """A future to wait for before the call begins; None if it may begin now."""
         if not self._round_is_due:
             self._round_is_due = True
             asyncio.get_running_loop().call_soon(self._next_round)
@@ -107,7 +107,7 @@ _slices: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Slices]] = WeakKeyD
 
 
 async def other_turns() -> None:
-    """Let others go on, before the next slice of what this call does."""
+    """Give other calls a turn before the next slice of this one."""
     caller = CALLER.get()
     if caller is None:
         await asyncio.sleep(0)
@@ -230,7 +230,7 @@ class Job:
 
 
 class Unwanted(Exception):
-    """Nobody waits for it any more."""
+    """Nobody waits for the result any more."""
 
 
 class Pool:

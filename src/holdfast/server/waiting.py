@@ -1,4 +1,4 @@
-"""Who waits and who is being sent messages: caps on the one, a window for the other."""
+"""Calls that wait for messages, windows of streams, and takes that are tried again."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class WaitLimit:
         self._by_caller: dict[tuple[str, bool], int] = {}
 
     def share(self, principal: Principal) -> int:
-        """How many calls of this caller may wait."""
+        """Number of calls of this caller that may wait."""
         if self._most_each is not None:
             return self._most_each
         return self.most if principal.name == LOCAL and principal.entry is None else max(self.most // 2, 1)
 
     def of(self, principal: Principal) -> int:
-        """How many calls of this caller wait."""
+        """Number of calls of this caller that wait."""
         return self._by_caller.get(caller_of(principal), 0)
 
     def check(self, principal: Principal) -> None:
-        """Refuse one more, where there is no room for it."""
+        """Refuse one more waiting call if the limit is reached."""
         own = self.of(principal)
         if own >= self.share(principal):
             raise TooManyWaiters(
@@ -61,7 +61,7 @@ class WaitLimit:
 
     @contextmanager
     def one_more(self, principal: Principal) -> Iterator[None]:
-        """Stand in line, if there is room for one more."""
+        """Count one more waiting call, if the limit allows it."""
         self.check(principal)
         caller = caller_of(principal)
         self.waiting += 1
@@ -100,7 +100,7 @@ class Window:
         self._out[delivery.number, receipt] = delivery
 
     def settled(self, number: int, receipt: Receipt) -> bool:
-        """Whether that was one of these."""
+        """Remove a settled message. Returns whether it was in this window."""
         found = self._out.pop((number, receipt), None) is not None
         if found:
             self._changed.set()
@@ -147,11 +147,11 @@ class Windows:
         return sum(map(len, self._open.values()))
 
     def of(self, group: ServedGroup) -> int:
-        """How many there are for one group."""
+        """Number of windows of one group."""
         return len(self._open.get((group.topic, group.group), ()))
 
     async def settled(self, group: ServedGroup, receipts: Sequence[str]) -> None:
-        """These messages are in nobody's hands any more. Where they are many, other tasks have their turn."""
+        """Remove settled messages from all windows, with turns for other tasks."""
         place = group.topic, group.group
         if place not in self._open:
             return
@@ -209,7 +209,7 @@ class Attempt:
         self._task = asyncio.current_task()
 
     def took(self, turn: int, found: Taken) -> None:
-        """What the call has found."""
+        """Remember what the call took."""
         if turn == self.turn:
             self._task = None
             self.held = [
@@ -299,7 +299,7 @@ class Attempts:
         return attempt
 
     def took(self, attempt: Attempt, turn: int, found: Taken) -> None:
-        """What the call has found."""
+        """Remember what the call took."""
         before = len(attempt.held)
         attempt.took(turn, found)
         own = self._callers.get(attempt.caller)

@@ -1,4 +1,4 @@
-"""Who is calling: by token, by certificate, or because nobody else can reach this server."""
+"""Identifies callers by token or by certificate; a server that only this machine can reach asks for neither."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plain_name(host: str) -> str:
 
 
 def check_origin(origin: str, host: str) -> None:
-    """A request from a page must be from a page of this very server; `null` is a page of nobody knows whom."""
+    """Refuse a request from a page of another site. The origin `null` could be any page."""
     if not origin:
         return
     place = _origin_place(origin)
@@ -65,7 +65,7 @@ def check_origin(origin: str, host: str) -> None:
 
 
 def check_host(host: str, names: Collection[str]) -> None:
-    """A name that a stranger lets point to this machine makes the stranger's page one of this server."""
+    """Refuse a Host that is not ours: with a DNS name that points here, a page of another site would count as ours."""
     if not host:
         return
     found = parse_host(host)
@@ -79,7 +79,7 @@ def check_host(host: str, names: Collection[str]) -> None:
 
 
 def check_fetch(request: Request, *, page: bool) -> None:
-    """What a page of another site asks for is refused, even to look; but a link may lead to a page of ours.
+    """Refuse what a page of another site fetches. A link to one of our pages is allowed.
 
     Another port of this machine is another site here, too: whatever runs there is not this server.
     """
@@ -98,7 +98,7 @@ def _origin_place(origin: str) -> tuple[str, int | None] | None:
 
 
 def _host_place(host: str) -> tuple[str, int | None] | None:
-    """Host and port; a port that goes without saying does not count."""
+    """Host and port; default ports are left out."""
     found = parse_host(host)
     if found is None:
         return None
@@ -115,7 +115,7 @@ _HOW: Final = 'send "Authorization: Bearer TOKEN", or the token as the password 
 
 
 def check_listening(settings: ServerSettings) -> list[str]:
-    """BadSettings where the server would stand open to others by accident; answers with what had better be changed."""
+    """BadSettings if the server would be open to others by accident. Returns warnings."""
     if settings.tls_cert_file is None and (settings.tls_key_file or settings.tls_client_ca_file):
         raise BadSettings(
             "tls_key_file and tls_client_ca_file need tls_cert_file (--tls-cert): without a certificate there is no TLS"
@@ -150,7 +150,7 @@ def check_listening(settings: ServerSettings) -> list[str]:
 
 
 class Access:
-    """Knows every caller, or refuses it."""
+    """Identifies callers, or refuses them."""
 
     def __init__(self, settings: ServerSettings, world: World) -> None:
         self._settings = settings
@@ -173,7 +173,7 @@ class Access:
         self._check_host = lru_cache(maxsize=KEPT_HOSTS)(partial(check_host, names=names))
 
     def principal(self, request: Request) -> Principal:
-        """Who sent a request."""
+        """The caller of a request."""
         headers = request.headers
         host = headers.get("host", "")
         if headers.get("origin"):
@@ -187,7 +187,7 @@ class Access:
         return self.identify(headers.get("authorization", ""), names_in(request.certificate))
 
     def identify(self, authorization: str, certificate_names: Sequence[str] = ()) -> Principal:
-        """Who has this token, or else this certificate."""
+        """The caller with this token, or else with this certificate."""
         if self.is_open:
             return self._local
         if self._tokens is None:  # whoever has a certificate of that issuer is trusted with everything
@@ -197,14 +197,14 @@ class Access:
         return self._of_entry(self._entry(self._tokens.current(), authorization, certificate_names))
 
     def tokens_problem(self) -> str:
-        """Why the tokens file, as it is now, cannot be used, so that what it said before holds; else empty."""
+        """Why the current tokens file cannot be used, in which case the previous one still applies; empty if it can."""
         if self._tokens is None:
             return ""
         self._tokens.current()
         return self._tokens.problem
 
     def confirm(self, principal: Principal) -> None:
-        """Unauthenticated, if the tokens file says something else by now; for answers that go on for long."""
+        """Unauthenticated if the token was revoked or changed since the call began."""
         if principal.entry is None or self._tokens is None:
             return
         tokens = self._tokens.current()
@@ -246,7 +246,7 @@ def _is_same_caller(entry: TokenEntry, other: TokenEntry) -> bool:
 
 
 def _allows_all_of(entry: TokenEntry, before: TokenEntry) -> bool:
-    """Whether a changed entry allows at least what it did; when it ends is looked at elsewhere."""
+    """Whether a changed entry still allows everything it did. Its expiry is checked elsewhere."""
     if not entry.actions >= before.actions:
         return False
     for field in TokenEntry.__struct_fields__:
@@ -296,7 +296,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 
 class Revocation:
-    """The calls under way of callers that have a token, each of which ends when the token does."""
+    """Calls in progress whose callers have a token. Each is ended when the token is revoked or expires."""
 
     def __init__(self, confirm: Callable[[Principal], None]) -> None:
         self._confirm = confirm
@@ -324,7 +324,7 @@ class Revocation:
             self.look()
 
     def look(self) -> None:
-        """End the calls whose callers may not go on. Each caller is asked for once, however many calls it has."""
+        """End the calls whose callers are no longer allowed. Each caller is checked once, however many calls it has."""
         refusals: dict[int, HoldfastError | None] = {}
         for call in list(self._calls):
             principal = call.principal

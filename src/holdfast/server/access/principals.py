@@ -1,4 +1,4 @@
-"""Who is calling, and what they may do: the one place where that is decided."""
+"""Callers and their rights. Every permission check is made here."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "everywhere", frozenset(filter(self.may, ACTIONS)))
 
     def check(self, action: RouteAction, name: str | None = None) -> None:
-        """Forbidden, unless they may do this to the topic (or the lock) of this name; without one, to all of them."""
+        """Forbidden, unless they may do this to the named topic or lock; without a name, to all of them."""
         if action not in self.everywhere and not self.may(action, name):
             raise Forbidden(self._refusal(action, name))
 
     def check_any(self, action: RouteAction) -> None:
-        """The same for a call that answers with what they may see: whether there may be any of it."""
+        """Forbidden, unless they may do this to at least some topics or locks."""
         if not self.may_any(action):
             raise Forbidden(self._refusal(action, None))
 
@@ -96,7 +96,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_creates_group(self, group: str, topic: str | None = None) -> None:
-        """Forbidden, unless they may make a group that is not there yet."""
+        """Forbidden, unless they may create groups."""
         if self.creates_groups:
             return
         where = "" if topic is None else f" on the topic {topic!r}"
@@ -107,7 +107,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def may_use_producer(self, name: str) -> bool:
-        """Whether a named producer is theirs."""
+        """Whether they may use the named producer."""
         return self.producers.match(name)
 
     def check_producer(self, name: str) -> None:
@@ -167,7 +167,7 @@ def principal_of(entry: TokenEntry, *, read_only: bool = False) -> Principal:
 
 
 def _of(texts: tuple[str, ...] | None, topics: Patterns) -> Patterns:
-    """What is not limited by itself is limited as the topics are: a team's names begin alike."""
+    """Patterns of their own, or else those for topics: a team's names usually share a prefix."""
     return topics if texts is None else Patterns(texts)
 
 

@@ -1,4 +1,4 @@
-"""TLS from files, which may be replaced while the server runs: each new connection has those that are there then."""
+"""TLS from files that may be replaced while the server runs. Each new connection uses the current ones."""
 
 from __future__ import annotations
 

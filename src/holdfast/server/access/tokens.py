@@ -123,7 +123,7 @@ class Tokens:
         self._by_certificate = {entry.certificate: entry for entry in entries if entry.certificate is not None}
 
     def of_token(self, token: str) -> TokenEntry | None:
-        """Whose token it is. How long that takes says nothing: every entry is looked at, each in constant time."""
+        """The entry of a token. Takes constant time: every entry is compared."""
         digest = bytes.fromhex(digest_of(token))
         found: TokenEntry | None = None
         for entry, known in zip(self.entries, self._digests, strict=True):
@@ -137,7 +137,7 @@ class Tokens:
 
 
 def digest_of(token: str) -> str:
-    """What the file has of a token."""
+    """The digest of a token, as the file keeps it."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""The server itself: whether it lives, how it does, its settings and its audit log."""
+"""Health, status, settings, metrics, traces and the audit log of the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dead letters of a queue: look at them, group them, put them back, drop them."""
+"""Dead letters of a queue: list, group, redrive and purge them. Also delayed messages of a topic."""
 
 from __future__ import annotations
 

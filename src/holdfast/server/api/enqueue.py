@@ -1,4 +1,4 @@
-"""Messages in: one as the body of a request, one with its options as a form, or many at once."""
+"""Publishing: one message as the body of a request or as a form, many as a batch, and batches of producers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of both modes: which there are, where they stand, where they go on."""
+"""Groups of both modes: list, describe, delete and reset them; members of stream groups."""
 
 from __future__ import annotations
 

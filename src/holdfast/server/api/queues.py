@@ -1,4 +1,4 @@
-"""The verbs of a queue: take a message, say what became of it, look at what there is."""
+"""Queues: take messages, settle them, look at them, and fetch their bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that go on: messages as they come, to be worked on or only to be seen."""
+"""Streaming answers: messages as they arrive, leased or only watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: made, changed and taken away; messages in, and out again by their offsets."""
+"""Topics: create, change and delete them; publish to them and read them by offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client's connection: its requests one after the other, its limits, its deadlines."""
+"""One client connection: its requests in order, its limits and its deadlines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head of a request: what its headers are called, and which ones are refused whatever they ask for."""
+"""Heads of requests and answers: header names, checks that refuse a request as HTTP, status lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request as it comes in, and the two kinds of answers: whole, or as a stream."""
+"""Requests as they arrive, and the two kinds of answers: whole or streamed."""
 
 from __future__ import annotations
 

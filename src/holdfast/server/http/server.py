@@ -1,4 +1,4 @@
-"""All connections of one server: where it listens, whom it cuts off, how it ends."""
+"""All connections of a server: listening, deadlines and shutdown."""
 
 from __future__ import annotations
 
