@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -19,21 +18,20 @@ from rich.text import Text
 import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, Place, record_of
-from holdfast.api.listed import DeadLetter, Listed, PhaseName, until_ms_of
+from holdfast.api.listed import DeadLetter, Found, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.cli.look.trace import life_line
-from holdfast.cli.opening import asked, is_remote, opened, topic_named
+from holdfast.cli.opening import opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, NotFound
-from holdfast.local.lookup import Found, look_up
+from holdfast.errors import InvalidRequest
 from holdfast.model import Record
 
 AnyMessage: TypeAlias = MessageFields[Any]
@@ -142,7 +140,7 @@ def body_text(body: bytes) -> str:
     return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
 
 
-def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | None:
+def lease_end(queue: holdfast.Group[Any], message: AnyMessage) -> datetime | None:
     """When a lease ends, by the clock on the wall; None where nobody has the message."""
     until_ns = 0
     if isinstance(message, holdfast.Message):
@@ -259,15 +257,15 @@ class Everything(NamedTuple):
         return document(self.message, **facts)
 
 
-def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
+def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everything:
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
-    found = _asked(queue, message_id) if is_remote(queue) else look_up(port_of(queue), message_id)
+    found: Found | None = port_of(group).look_up(message_id)
     if found is None:
         raise InvalidRequest(
-            f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
+            f"there is no message {message_id} in {group.folder}: it never was, or it is done and was dropped since"
         )
     if found.phase == "dead":
-        return everything_about_letter(queue.dead.show(found.message.id), found.history)
+        return everything_about_letter(group.dead.show(found.message.id), found.history)
     facts: dict[str, Any] = {}
     if found.leased_at_ms:
         facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
@@ -279,48 +277,14 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     return Everything(found.message, found.phase, facts, found.failures, found.history)
 
 
-def _asked(queue: Any, message_id: str) -> Found:
-    from holdfast.protocol.queues import Whole
-    from holdfast.remote.records import listed_told
-
-    told = asked(queue, Whole, "queues", queue.name, "lookup", id=message_id, group=queue.group)
-    port = port_of(queue)
-    message = listed_told(port.client, port.bodies, queue.name, queue.group, told)
-    return Found(
-        message,
-        told.phase,
-        told.leased_at_ms,
-        told.lease_until_ms,
-        told.first_delivery_ms,
-        told.last_delivery_ms,
-        tuple(told.failures),
-        told.state,
-        told.history,
-    )
-
-
-def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
+def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
     """The id of a dead letter, found by that or by the id that the message had when it was alive."""
-    if not message_id.startswith(f"{queue.name}-"):
-        return queue.dead.show(message_id).id
-    if is_remote(queue):
-        with suppress(NotFound):
-            found = _asked(queue, message_id)
-            if found.phase == "dead":
-                return found.message.id
-        raise _no_letter(message_id)
-    delivery, place = port_of(queue).queue_group.place(message_id)
-    letter_found = None
-    for letter in delivery.dead.letters():
-        if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
-            letter_found = letter  # after a seek it may have died more than once: the last time counts
-    if letter_found is None:
-        raise _no_letter(message_id)
-    return DeadLetter(delivery, port_of(queue).bodies, letter_found.record, letter_found.note).id
-
-
-def _no_letter(message_id: str) -> InvalidRequest:
-    return InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+    if not message_id.startswith(f"{group.name}-"):
+        return group.dead.show(message_id).id
+    found: str | None = port_of(group).letter_id_of(message_id)
+    if found is None:
+        raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+    return found
 
 
 def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceStep] = ()) -> Everything:
@@ -466,7 +430,7 @@ def show_messages(
     nothing: str,
     *,
     as_json: bool,
-    leases_of: holdfast.Queue[Any] | None = None,
+    leases_of: holdfast.Group[Any] | None = None,
 ) -> None:
     """As a table, or one JSON object a line."""
     if as_json:
@@ -476,12 +440,12 @@ def show_messages(
         stderr().print(safe(nothing))
 
 
-def _lease(queue: holdfast.Queue[Any] | None, message: AnyMessage) -> dict[str, Any]:
+def _lease(queue: holdfast.Group[Any] | None, message: AnyMessage) -> dict[str, Any]:
     if queue is None or getattr(message, "phase", "") != "leased":
         return {}
     until = lease_end(queue, message)
     return {} if until is None else moment("lease_until", until)
 
 
-def _until(queue: holdfast.Queue[Any]) -> Column:
+def _until(queue: holdfast.Group[Any]) -> Column:
     return Column("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))

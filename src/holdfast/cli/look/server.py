@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.opening import asked, is_remote, opened_broker, topics_of
+from holdfast.cli.opening import asked, opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.text import safe, show_table, size, table
@@ -16,7 +16,6 @@ from holdfast.client.address import is_address
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment
-from holdfast.errors import InvalidRequest
 from holdfast.storage.files import join
 
 Most: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="At most so many.")]
@@ -24,8 +23,6 @@ Most: TypeAlias = Annotated[int, typer.Option("--limit", min=1, max=1_000, help=
 
 def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
     with opened_broker(place, wait=wait) as broker:
-        if not is_remote(broker):
-            raise InvalidRequest(f"no server and no other process has {place}, so there is nobody to ask")
         return asked(broker, kind, *path, **query)
 
 

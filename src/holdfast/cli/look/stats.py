@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -12,20 +11,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-import holdfast
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.look.topics import standing_of
-from holdfast.cli.opening import is_remote, opened, topics_of
+from holdfast.cli.opening import opened, topics_of
 from holdfast.cli.operate.topic import topics_document, topics_table
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
 from holdfast.cli.places import queue_of
 from holdfast.cli.progress import screen
 from holdfast.cli.text import safe, show_table, size
-from holdfast.delivery.events import Phase
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.storage.checks.finding import count_of
@@ -80,27 +77,13 @@ class _Looking:
             topics = list(standing_of(self._folder).topics())
             return topics_document(self._folder, topics), topics_table(topics)
         with opened(self._folder, topic=self._topic, group=self._group, wait=self._wait) as queue:
-            oldest_ns = min(_first_ready(queue), default=None)
+            oldest_ns = port_of(queue).oldest_ready_ns()
             stats = queue.stats()  # behind the look, which may come across damage
-            found: dict[str, Any] = msgspec.to_builtins(stats)
-            found["folder"] = self._folder if is_remote(queue) else found["folder"]
+            found: dict[str, Any] = {**msgspec.to_builtins(stats), "folder": queue.folder}
         for own in ("metrics", "waiters", "durability"):
             del found[own]  # of this short opening, which nobody asked about
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
         return found, _table(found)
-
-
-def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[int]:
-    """When the first message that is ready in each partition was published; of a server's: the next one."""
-    if is_remote(queue):
-        yield from (message.timestamp_ns for message in queue.messages("ready", limit=1))
-        return
-    for delivery in port_of(queue).deliveries:
-        group, log = delivery.group, delivery.partition.log
-        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
-            if group.phase(record.offset) is Phase.READY:
-                yield record.timestamp_ns
-                break
 
 
 def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:

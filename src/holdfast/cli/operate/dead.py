@@ -91,7 +91,7 @@ def show_command(
 @contextmanager
 def _looking(
     folder: str, topic: str | None, group: str | None, wait: str
-) -> Iterator[tuple[holdfast.Queue[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
+) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
     """The queue and its letters; beside a living owner only the letters, as it has written them."""
     with ExitStack() as closing:
         try:

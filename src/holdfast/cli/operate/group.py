@@ -10,15 +10,13 @@ import msgspec
 import typer
 from rich.table import Table
 
-import holdfast
 from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name
-from holdfast.broker.group import QueueGroup
 from holdfast.broker.inspect.standing import GroupStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
 from holdfast.cli.look.topics import standing_of
 from holdfast.cli.look.trace import time_text
-from holdfast.cli.opening import chosen_topic, engine_of, is_remote, opened_broker, some_of, topics_of
+from holdfast.cli.opening import chosen_topic, opened_broker, some_of, topics_of
 from holdfast.cli.operate.queue import moves_of, show_moves
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, Section, command, confirmed, print_json, stderr, stdout
@@ -193,8 +191,7 @@ def reset_command(
     target = _target(to)
     group = _one_group(folder, name, topic)
     with opened_broker(folder, wait=wait) as broker:
-        resets = broker.reset_offsets(name, group.topic, to=target, partition=partition, dry_run=True)
-        moves = moves_of(_queue_group(broker, group), resets)
+        moves = moves_of(broker, name, group.topic, target, partition)
         if not as_json:
             show_moves(stdout(), moves)
         if not dry_run:
@@ -206,14 +203,6 @@ def reset_command(
         found: dict[str, Any] = {"group": name, "topic": group.topic, "mode": group.mode, "changed": not dry_run}
         print_json({**found, "partitions": msgspec.to_builtins(moves)})
     return OK
-
-
-def _queue_group(broker: holdfast.Broker, group: GroupStanding) -> QueueGroup | None:
-    """The group in queue mode, if we own its folder: it knows of each message."""
-    if is_remote(broker):
-        return None
-    with engine_of(broker).using(group.topic) as topic:
-        return topic.groups.get(group.name)
 
 
 def _target(to: str) -> str | int | datetime:

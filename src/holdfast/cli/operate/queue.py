@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -13,69 +13,18 @@ from rich.console import Console
 import holdfast
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_instant
-from holdfast.broker.delivery import Delivery
-from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.streams.positions import Reset
-from holdfast.broker.topic import Topic as OpenTopic
-from holdfast.cli.opening import Views, chosen_by, chosen_topic, engine_of, is_remote, opened_broker, view
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import ResetEffect
+from holdfast.cli.opening import Views, chosen_topic, opened_broker, view
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, QueueFolder, Topic, Wait, Yes
 from holdfast.cli.output import NOT_DONE, OK, command, confirmed, print_error, print_json, print_json_line, stdout
 from holdfast.cli.text import safe, show_table, size, table
-from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange
 from holdfast.storage.checks.finding import count_of
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one partition: `again` were handled and come again, `passed_over` were not and never come."""
-
-    topic: str
-    partition: int
-    before: int | None
-    after: int
-    again: int
-    passed_over: int
-
-
-def moves_of(group: QueueGroup | None, resets: Iterable[Reset]) -> list[Move]:
-    """The moves of a group in queue mode, which knows of each message, or of one in stream mode (None)."""
-    found = []
-    for reset in resets:
-        if group is None:
-            before = reset.after if reset.before is None else reset.before
-            again, passed = max(before - reset.after, 0), max(reset.after - before, 0)
-        else:
-            again, passed = _effect(group.delivery(reset.partition), reset.after)
-        found.append(
-            Move(
-                topic=reset.topic,
-                partition=reset.partition,
-                before=reset.before,
-                after=reset.after,
-                again=again,
-                passed_over=passed,
-            )
-        )
-    return found
-
-
-def _effect(delivery: Delivery, target: int) -> tuple[int, int]:
-    """How many handled messages come again, and how many that are not handled are passed over.
-
-    What somebody works on stays there either way.
-    """
-    group, end = delivery.group, delivery.partition.log.end
-    again = max(min(group.floor, end) - target, 0) + group.done.range_cardinality(max(target, group.floor), end)
-    if target <= group.floor:
-        return again, 0
-    held = sum(offset < target for held in (group.leases, group.burials) for offset in held)
-    done = group.done.range_cardinality(group.floor, target)
-    return again, target - group.floor - done - held
-
-
-def show_moves(console: Console, moves: Sequence[Move]) -> None:
+def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
     """For people: one sentence for one partition, and a table before the sum of several."""
     again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
     where = f"offset {moves[0].after}" if len(moves) == 1 else "these offsets"
@@ -145,10 +94,10 @@ def seek_command(
     """Go on elsewhere: all before is passed over, all behind comes again. The one way that done messages come back."""
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
-    name = topic if is_address(folder) else chosen_topic(folder, topic)
+    name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        queue = view(broker, chosen_by(broker, folder, name), group)
-        moves = _moves(broker, queue, _place(to, offset, when), partition)
+        queue = view(broker, name, group)
+        moves = moves_of(broker, queue.group, queue.name, _place(to, offset, when), partition)
         if offset is not None and len(moves) > 1:
             raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
         if offset is not None and moves[0].after != offset:
@@ -190,11 +139,13 @@ def _place(to: str | None, offset: int | None, when: str | None) -> str | int | 
     return offset
 
 
-def _moves(
-    broker: holdfast.Broker, queue: holdfast.Queue[bytes], to: str | int | datetime, partition: int | None
-) -> list[Move]:
-    resets = broker.reset_offsets(queue.group, queue.name, to=to, partition=partition, dry_run=True)
-    return moves_of(None if is_remote(queue) else port_of(queue).queue_group, resets)
+def moves_of(
+    broker: holdfast.Broker, group: str, topic: str, to: str | int | datetime, partition: int | None
+) -> list[ResetEffect]:
+    """Where a group would go on in each partition, and what that would do to its messages."""
+    resets = broker.reset_offsets(group, topic, to=to, partition=partition, dry_run=True)
+    effects: list[ResetEffect] = port_of(broker).effects(group, resets)
+    return effects
 
 
 @command
@@ -208,9 +159,9 @@ def purge_command(
     as_json: AsJson = False,
 ) -> int:
     """Drop every message that is not in flight, including delayed ones unless other groups read the topic."""
-    name = topic if is_address(folder) else chosen_topic(folder, topic)
+    name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        queue = view(broker, chosen_by(broker, folder, name), group)
+        queue = view(broker, name, group)
         stats, purged = queue.stats(), 0
         if not as_json:
             waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
@@ -231,7 +182,7 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
     """Let go of all messages that are done, whatever retention says; they cannot be replayed any more."""
     name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        freed = _asked_to_compact(broker, name) if is_remote(broker) else _compacted(engine_of(broker), name)
+        freed: Compacted = port_of(broker).compact_groups(name)
     if as_json:
         print_json(msgspec.to_builtins(freed))
     else:
@@ -262,35 +213,3 @@ def apply_retention_command(
             soft_wrap=True,
         )
     return OK
-
-
-def _asked_to_compact(broker: holdfast.Broker, name: str) -> Compacted:
-    groups = broker.describe_topic(name).groups
-    freed = [view(broker, name, group).compact() for group in groups]
-    return Compacted(
-        segments=sum(each.segments for each in freed),
-        bytes=sum(each.bytes for each in freed),
-        journal_bytes=sum(each.journal_bytes for each in freed),
-    )
-
-
-def _compacted(engine: BrokerEngine, name: str) -> Compacted:
-    with engine.using(name) as topic:
-        engine.tick()
-        return _compact(topic, streams=bool(engine.streams.on(topic)))
-
-
-def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
-    """What every group is through with; of a topic without any group nothing is."""
-    segments = freed_bytes = 0
-    if topic.groups:
-        segments, freed_bytes = topic.trim()
-    elif streams:
-        topic.duplicates.save()
-        for partition in topic.partitions:
-            partition.save()
-            partition.log.roll()
-            trimmed = partition.log.trim(partition.log.end)  # what the groups have not read is pinned
-            segments, freed_bytes = segments + trimmed.segments, freed_bytes + trimmed.bytes
-    journal_bytes = sum(delivery.compact() for group in topic.groups.values() for delivery in group.deliveries)
-    return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes + topic.compact_dead())

@@ -8,11 +8,13 @@ import msgspec
 import typer
 from rich.table import Table
 
+import holdfast
+from holdfast.api.ports import port_of
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.inspect.standing import TopicStanding
 from holdfast.cli.completion import topic_names
 from holdfast.cli.look.topics import standing_of
-from holdfast.cli.opening import has_owner, opened_broker, owned, settings_of, topics_of, unknown_topic
+from holdfast.cli.opening import engine_of, opened_broker, settings_of, topics_of, unknown_topic
 from holdfast.cli.operate.group import groups_table
 from holdfast.cli.operate.settings import changes_of, show_settings
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, Wait, Yes
@@ -279,7 +281,9 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 def compact_command(folder: DataFolder, name: Name, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
     _standing(folder, name)
-    done = _compacted_by_owner(folder, name) or _compacted(folder, name, wait, as_json=as_json)
+    # Without the threads that look after a folder: they compact as well, and what they do would go uncounted.
+    with opened_broker(folder, wait=wait, keep=False) as broker:
+        done = _compacted(broker, name, as_json=as_json)
     if as_json:
         print_json({"topic": name, **msgspec.to_builtins(done)})
         return OK
@@ -291,23 +295,16 @@ def compact_command(folder: DataFolder, name: Name, wait: Wait = WAIT, as_json: 
     return OK
 
 
-def _compacted_by_owner(folder: str, name: str) -> KeysCompacted | None:
-    """What a server, or the process that owns the folder, has done; None where there is none."""
-    if not is_address(folder) and not has_owner(folder):
-        return None
-    with opened_broker(folder) as broker:
+def _compacted(broker: holdfast.Broker, name: str, *, as_json: bool) -> KeysCompacted:
+    if port_of(broker).shared:
         return broker.compact_topic(name)
-
-
-def _compacted(folder: str, name: str, wait: str, *, as_json: bool) -> KeysCompacted:
-    # Without the threads that look after a folder: they compact as well, and what they do would go uncounted.
-    with owned(folder, wait=wait, keep=False) as engine, engine.using(name) as topic:
+    with engine_of(broker).using(name) as topic:
         if topic.settings.cleanup == "delete":
             raise InvalidRequest(
                 f"{name} does not go by keys: its messages go by retention (cleanup=delete). Change that with "
-                f"`holdfast topic alter {folder} {name} cleanup=compact`; to let go of handled messages use "
-                f"`holdfast compact {folder} --topic {name}`"
+                f"`holdfast topic alter {broker.folder} {name} cleanup=compact`; to let go of handled messages use "
+                f"`holdfast compact {broker.folder} --topic {name}`"
             )
-        engine.tick()
+        engine_of(broker).tick()
         with share("compacting", shown=not as_json) as progress:
             return topic.compact_keys(progress, roll=True)

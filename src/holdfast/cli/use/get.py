@@ -6,9 +6,8 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
@@ -16,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration
 from holdfast.cli.look.messages import (
     base64_text,
@@ -29,7 +27,7 @@ from holdfast.cli.look.messages import (
     seconds_text,
     text_value,
 )
-from holdfast.cli.opening import chosen_topic, is_remote, opened
+from holdfast.cli.opening import chosen_topic, view
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import (
     NOT_DONE,
@@ -42,7 +40,7 @@ from holdfast.cli.output import (
     stdout,
     write_bytes,
 )
-from holdfast.cli.reading import await_arrival, ends_of
+from holdfast.cli.reading import Turns
 from holdfast.cli.text import preview, safe
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -129,11 +127,9 @@ def _readable(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-# Somebody else may have given a message back meanwhile, which the log does not tell.
-_OPEN_EVERY_S: Final = 2.0
 _EVER_S: Final = 10 * 365 * 86_400.0
 
-_Taken = Callable[[holdfast.Queue[bytes], "list[holdfast.Message[bytes]]"], None]
+_Taken = Callable[[holdfast.Group[bytes], "list[holdfast.Message[bytes]]"], None]
 
 
 @command
@@ -168,7 +164,7 @@ def get_command(
     lease_s = None if lease is None else parse_duration(lease, "--lease")
     holder = default_holder() if holder is None else holder
 
-    def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
+    def taken(queue: holdfast.Group[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
             with _body_file(messages[0], out, export=export) as path:
                 showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
@@ -183,7 +179,7 @@ def get_command(
 
     try:
         wanted = _Wanted(chosen_topic(folder, topic), group, count, _patience_s(timeout, block=block), lease_s, holder)
-        _take(folder, taken, wanted, parse_duration(wait, "--wait"))
+        _take(folder, taken, wanted, wait)
     except Empty as empty:
         sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
         stderr().print(f"{safe(str(empty))}", soft_wrap=True)
@@ -247,28 +243,18 @@ class _Wanted(NamedTuple):
     holder: str
 
 
-def _take(folder: str, taken: _Taken, wanted: _Wanted, wait_s: float) -> None:
-    """Hand over what is ready. While nothing is, the folder is let go of, so that others can put something there."""
-    give_up = time.monotonic() + wanted.timeout_s
-    while True:
-        left_s = give_up - time.monotonic()
-        with opened(folder, topic=wanted.topic, group=wanted.group, wait=max(wait_s, left_s), make=True) as queue:
-            # Whoever owns the folder lets us wait there.
-            timeout_s = max(left_s, 0) if is_remote(queue) else 0
-            found = queue.get_many(
+def _take(folder: str, taken: _Taken, wanted: _Wanted, wait: str) -> None:
+    """Hand over what is ready, or what comes in time."""
+    with closing(Turns(folder, wanted.topic, wanted.timeout_s, wait).each()) as turns:
+        for broker, timeout_s in turns:
+            group = view(broker, wanted.topic, wanted.group, make=True)
+            found = group.receive_many(
                 wanted.most, timeout=timeout_s, lease=wanted.lease_s, holder=wanted.holder, detached=True
             )
             if found:
-                taken(queue, found)
+                taken(group, found)
                 return
-            if is_remote(queue):
-                raise _nothing(folder, wanted)
-            port = port_of(queue)
-            due_ms, ends = port.engine.tick(), ends_of(port.queue_group.topic)
-        left_s = give_up - time.monotonic()
-        if left_s <= 0:
-            raise _nothing(folder, wanted)
-        await_arrival(folder, wanted.topic, ends, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
+    raise _nothing(folder, wanted)
 
 
 def _nothing(folder: str, wanted: _Wanted) -> Empty:
@@ -280,7 +266,7 @@ class _Showing:
     """Messages that were taken, for people, scripts or the shell."""
 
     def __init__(
-        self, folder: str, queue: holdfast.Queue[bytes], *, acked: bool, out: str | None, stateful: bool
+        self, folder: str, queue: holdfast.Group[bytes], *, acked: bool, out: str | None, stateful: bool
     ) -> None:
         self._folder = folder
         self._queue = queue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
+from contextlib import closing
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -17,9 +17,10 @@ from holdfast.broker.folder.layout import check_name
 from holdfast.broker.inspect.locks import held_now, replayed_locks
 from holdfast.broker.locks import Standing
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.opening import is_remote, opened_broker, topics_of
+from holdfast.cli.opening import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
 from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, Section, command, print_json, stderr, stdout
+from holdfast.cli.reading import Turns
 from holdfast.cli.text import safe, show_table, table
 from holdfast.cli.use.get import default_holder
 from holdfast.client.address import is_address
@@ -32,9 +33,6 @@ app = Section("Locks with leases and fencing numbers.")
 
 LEASE_ID: Final = "HOLDFAST_LEASE_ID"
 _NAMES: Final = ("HOLDFAST_LOCK", LEASE_ID, "HOLDFAST_FENCE")
-
-# Somebody else may have given the lock back meanwhile.
-_LOOK_EVERY_S: Final = 0.1
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The lock's name.")]
 LeaseIdArgument: TypeAlias = Annotated[
@@ -84,19 +82,15 @@ def acquire_command(
 
 
 def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float, wait: str) -> holdfast.Lock:
-    """While somebody has it the folder is let go of, so that they can give it back."""
-    give_up = time.monotonic() + timeout_s
-    while True:
-        try:
-            with opened_broker(folder, wait=wait, create=True) as broker:
-                # Whoever owns the folder lets us stand in line there.
-                left_s = max(give_up - time.monotonic(), 0) if is_remote(broker) else 0
-                return broker.locks.acquire(name, wait=left_s, **options)
-        except LockHeld:
-            left_s = give_up - time.monotonic()
-            if left_s <= 0:
-                raise
-        time.sleep(min(left_s, _LOOK_EVERY_S))
+    refused: LockHeld | None = None
+    with closing(Turns(folder, None, timeout_s, wait).each(create=True)) as turns:
+        for broker, wait_s in turns:
+            try:
+                return broker.locks.acquire(name, wait=wait_s, **options)
+            except LockHeld as held:
+                refused = held
+    assert refused is not None
+    raise refused
 
 
 def _nothing_exported(code: int) -> str:

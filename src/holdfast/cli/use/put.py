@@ -18,13 +18,13 @@ import holdfast
 from holdfast.api.drafts import NewMessage
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, parse_instant
-from holdfast.cli.opening import chosen_topic, engine_of, is_remote, opened_broker, see_to_queue
+from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json_line, stderr
 from holdfast.cli.progress import counter
 from holdfast.cli.text import safe
 from holdfast.env import real_world
-from holdfast.errors import HoldfastError, InvalidRequest
+from holdfast.errors import InvalidRequest
 from holdfast.model import CodecName, Durability
 from holdfast.storage.checks.finding import count_of
 
@@ -352,18 +352,8 @@ class _Putting:
 
 def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> str:
     """Which message of a batch cannot be stored; all of them where that cannot be told."""
-    if is_remote(broker):
-        return batch[0].place if len(batch) == 1 else f"{batch[0].place} to {batch[-1].place}"
-    with engine_of(broker).using(topic) as used:
-        publisher, most_bytes = port_of(broker).publisher(used), used.settings.max_message_bytes
-        for item in batch:
-            try:
-                draft = publisher.draft(item.message)
-            except HoldfastError:
-                return item.place
-            if len(draft.value) + len(draft.key or b"") > most_bytes:
-                return item.place
-    return f"{batch[0].place} to {batch[-1].place}"
+    found = port_of(broker).unfit(topic, [item.message for item in batch])
+    return f"{batch[0].place} to {batch[-1].place}" if found is None else batch[found].place
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import typer
 
 import holdfast
-from holdfast.api.contents import home_of
+from holdfast.api.ports import port_of
+from holdfast.api.sync.message import taken_of
 from holdfast.api.times import parse_duration, to_datetime
-from holdfast.cli.look.messages import lease_end, moment, seconds_text
-from holdfast.cli.opening import Views, asked, is_remote, opened_broker
+from holdfast.cli.look.messages import moment, seconds_text
+from holdfast.cli.opening import Views, opened_broker
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import NOT_DONE, OK, command, print_error, print_json_line, stdout
 from holdfast.cli.text import safe
-from holdfast.delivery.events import Phase
 from holdfast.errors import HoldfastError, InvalidRequest
 
 RECEIPT = "HOLDFAST_RECEIPT"
@@ -184,32 +183,15 @@ def _exported() -> str:
     return receipt
 
 
-def _after(queue: holdfast.Queue[bytes], message: _Message, verb: str) -> dict[str, Any]:
+def _after(group: holdfast.Group[bytes], message: _Message, verb: str) -> dict[str, Any]:
     """Where the message stands now."""
-    if is_remote(queue):
-        now, ends = _told_after(queue, message, verb)
-        return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": now, **moment("until", ends)}
-    group = home_of(message).group
-    phase = group.phase(message.offset)
-    name = phase.value
-    until: datetime | None = None
-    if phase is Phase.DELAYED:
-        until = to_datetime(group.waiting[message.offset] * 1_000_000)
-    elif phase is Phase.LEASED:
-        until = lease_end(queue, message)
-    elif phase is Phase.DONE and verb != "acked":
-        name = Phase.DEAD.value  # it has moved to the dead letters by now
-    return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": name, **moment("until", until)}
-
-
-def _told_after(queue: Any, message: _Message, verb: str) -> tuple[str, datetime | None]:
-    from holdfast.protocol.queues import Whole
-
-    if verb in ("acked", "rejected"):
-        return ("done" if verb == "acked" else "dead"), None
-    now = asked(queue, Whole, "queues", queue.name, "lookup", id=message.id, group=queue.group)
-    until_ms = {"leased": now.lease_until_ms, "delayed": now.due_ms}.get(now.phase, 0)
-    return now.phase, to_datetime(until_ms * 1_000_000) if until_ms else None
+    phase, until_ms = {"acked": ("done", 0), "rejected": ("dead", 0)}.get(verb) or port_of(group).phase(
+        taken_of(message)
+    )
+    if phase == "done" and verb != "acked":
+        phase = "dead"  # that was the last attempt
+    until = to_datetime(until_ms * 1_000_000) if until_ms else None
+    return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": phase, **moment("until", until)}
 
 
 def _sentence(facts: dict[str, Any]) -> str:
