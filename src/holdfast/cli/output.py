@@ -67,7 +67,7 @@ class Section(App):
 
 def _show_commands(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
+        say(context.get_help())
         raise typer.Exit(NOT_DONE)
 
 
@@ -92,9 +92,19 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    from holdfast.cli.consoles import OurConsole
+    from holdfast.cli.console import OurConsole
 
     return OurConsole(stderr=stderr)
+
+
+def say(text: str) -> None:
+    """One line of the result; it is not broken, so that it can be copied."""
+    stdout().print(text, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    stderr().print(text, soft_wrap=True)
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:

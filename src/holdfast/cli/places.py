@@ -320,12 +320,23 @@ AT: Final = "at_place"
 DUE: Final = "due"
 PROFILE: Final = "profile_name"
 
+
+def option(*words: str, **more: Any) -> Any:
+    """An option: its names, the last with what its value is called behind it, then its help."""
+    *names, about = words
+    last, _, metavar = names.pop().partition(" ")
+    return typer.Option(*names, last, metavar=metavar or None, help=about, **more)
+
+
+def argument(metavar: str, about: str, **more: Any) -> Any:
+    """An argument: what it is called, and its help."""
+    return typer.Argument(metavar=metavar, help=about, **more)
+
+
 AtPlace: TypeAlias = Annotated[
     str | None, typer.Option("--at", metavar=PLACE, help="Where, instead of the first argument.")
 ]
-ProfileName: TypeAlias = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
-]
+ProfileName: TypeAlias = Annotated[str | None, option("--profile NAME", "The same by the name of a profile.")]
 
 
 def with_place(function: Callable[..., Any]) -> inspect.Signature:

@@ -1,4 +1,4 @@
-"""The partitions of a topic, read side by side by somebody who owns nothing."""
+"""The partitions of a topic, and how topics and groups stand, read without owning a folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 import holdfast
 from holdfast.api.ports import port_of
@@ -18,10 +18,11 @@ from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
+from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
 from holdfast.broker.routing import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
 from holdfast.cli.opening import asked, engine_of, opened_broker
-from holdfast.cli.output import stderr
+from holdfast.cli.output import note
 from holdfast.cli.text import safe
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
@@ -127,12 +128,12 @@ class TopicReading:
                 break
             except DamagedRange as damage:
                 lost = damage.next_offset - damage.first_offset
-                stderr().print(f"damaged: {count_of(lost, 'message')} passed over", soft_wrap=True)
+                note(f"damaged: {count_of(lost, 'message')} passed over")
                 at = damage.next_offset
             except OffsetOutOfRange as gone:
                 if at >= gone.start:
                     raise
-                stderr().print(f"dropped before it was read: {count_of(gone.start - at, 'message')}", soft_wrap=True)
+                note(f"dropped before it was read: {count_of(gone.start - at, 'message')}")
                 at = gone.start
         self._at[number] = max(self._at[number], end)  # also where the last ones were removed or are damaged
 
@@ -330,7 +331,7 @@ class Turns:
 
     def _say(self, busy: Busy) -> None:
         if not self._said:
-            stderr().print(f"waiting: {safe(str(busy))}", soft_wrap=True)
+            note(f"waiting: {safe(str(busy))}")
         self._said = True
 
     def _rest(self, broker: holdfast.Broker) -> tuple[dict[int, int], float]:
@@ -369,3 +370,43 @@ def check_has_log(folder: str, topic: str, log: str) -> None:
     """Say of a topic that nobody has used yet that it is empty."""
     if not is_log(real_world(), log):
         raise NotALog(f"{topic} in {folder} holds no messages yet: nobody has opened it since it was made")
+
+
+class ToldStanding:
+    """A server at one moment, with the methods of `Standing`."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def topics(self) -> Iterator[TopicStanding]:
+        """All of them that the caller may see."""
+        return iter(self.look()[0])
+
+    def topic(self, name: str) -> TopicStanding:
+        """One of them; UnknownTopic where there is none."""
+        return self.look(name)[0][0]
+
+    def groups(self, topic: str | None = None) -> list[GroupStanding]:
+        """The groups of a topic, or of all."""
+        found = self.look(topic)[0]
+        return sorted((group for each in found for group in each.groups), key=lambda group: (group.name, group.topic))
+
+    def look(self, topic: str | None = None) -> tuple[list[TopicStanding], dict[str, int]]:
+        """The topics, and how many messages of each wait for their time."""
+        from holdfast.protocol.topics import Standings
+
+        with opened_broker(self._place) as broker:
+            told = asked(broker, Standings, "standing", topic=topic)
+            topics, delayed = told.topics, told.delayed
+            while told.next:
+                told = asked(broker, Standings, "standing", after=told.next)
+                topics, delayed = topics + told.topics, delayed | told.delayed
+        return topics, delayed
+
+
+AnyStanding: TypeAlias = Standing | ToldStanding
+
+
+def standing_of(place: str) -> AnyStanding:
+    """How things stand there now."""
+    return ToldStanding(place) if is_address(place) else Standing(real_world(), place)

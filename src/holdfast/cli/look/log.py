@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +20,8 @@ from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.routing import check_partition
 from holdfast.cli.opening import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
-from holdfast.cli.output import DAMAGED, OK, Section, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import DAMAGED, OK, Section, command, note, print_json, print_json_line, stdout
+from holdfast.cli.places import option
 from holdfast.cli.reading import check_has_log
 from holdfast.cli.text import as_json as value_as_json
 from holdfast.cli.text import iso_time, preview, safe, short_time, size, time_ns_of
@@ -325,7 +325,7 @@ class Dump:
             document = {"first_offset": first, "next_offset": next_offset, "reason": reason}
             print_json_line({"damaged": {**document, "messages": next_offset - first}})
         lost = f"damaged: {count_of(next_offset - first, 'message')} ({offsets(first, next_offset)}): {safe(reason)}"
-        stderr().print(lost, soft_wrap=True)
+        note(lost)
 
     def _show_page(self) -> None:
         if not self._page:
@@ -419,14 +419,14 @@ def info_command(folder: Folder, as_json: AsJson = False) -> int:
 @command
 def dump_command(
     folder: Folder,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Begin here, not at the start.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=0, help="Stop after so many messages.")] = None,
+    offset: Annotated[int | None, option("--offset", "Begin here, not at the start.", min=0)] = None,
+    limit: Annotated[int | None, option("--limit", "Stop after so many messages.", min=0)] = None,
     from_time: Annotated[
         str | None,
-        typer.Option("--from-time", metavar="ISO", help="Begin with the first message of this time (UTC) or later."),
+        option("--from-time ISO", "Begin with the first message of this time (UTC) or later."),
     ] = None,
     topic: Topic = None,
-    partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="Of the topic; 0 by default.")] = 0,
+    partition: Annotated[int, option("--partition N", "Of the topic; 0 by default.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Print messages of a log, or of a queue's own log: a table, or one JSON object a line.

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
-import typer
 from msgspec import to_builtins
 from rich.cells import cell_len
 from rich.console import Console
@@ -28,6 +27,7 @@ from holdfast.cli.look.trace import life_line
 from holdfast.cli.opening import opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.places import argument, option
 from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
@@ -371,7 +371,7 @@ DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 @command
 def peek_command(
     folder: QueueFolder,
-    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="So many messages.")] = 10,
+    count: Annotated[int, option("--count", "So many messages.", min=1, max=100_000)] = 10,
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,
@@ -386,7 +386,7 @@ def peek_command(
 @command
 def list_command(
     folder: QueueFolder,
-    phase: Annotated[PhaseName, typer.Argument(metavar="PHASE", help="ready, leased, delayed or dead.")] = "ready",
+    phase: Annotated[PhaseName, argument("PHASE", "ready, leased, delayed or dead.")] = "ready",
     where: Where = None,
     limit: Limit = None,
     topic: Topic = None,
@@ -411,7 +411,7 @@ def list_command(
 @command
 def show_command(
     folder: QueueFolder,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message or a dead letter.")],
+    message_id: Annotated[str, argument("ID", "Of a message or a dead letter.")],
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,

@@ -1,38 +1,304 @@
-"""`holdfast stats`: how many messages stand where."""
+"""`holdfast stats` and `holdfast top`: how many messages stand where, and how fast they move."""
 
 from __future__ import annotations
 
 import time
-from datetime import timedelta
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Protocol
 
 import msgspec
-import typer
+from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, to_datetime
-from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.folder.layout import DEFAULT_GROUP, partition_folder
+from holdfast.broker.inspect.delayed import count_beside
+from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
+from holdfast.cli.console import Screen, screen
+from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.look.topics import standing_of
-from holdfast.cli.opening import opened, topics_of
-from holdfast.cli.operate.topic import topics_document, topics_table
-from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
+from holdfast.cli.opening import opened, topics_of, unknown_topic
+from holdfast.cli.operate.topics import topics_document, topics_table
+from holdfast.cli.options import WAIT, AsJson, DataFolder, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
-from holdfast.cli.places import queue_of
-from holdfast.cli.progress import screen
-from holdfast.cli.text import safe, show_table, size
+from holdfast.cli.places import option, queue_of
+from holdfast.cli.reading import ToldStanding, standing_of
+from holdfast.cli.text import safe, show_table, size, table
+from holdfast.client.address import is_address
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.storage.checks.finding import count_of
+
+
+class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A group, or a query of another process. `settled` only says something beside the one of another look."""
+
+    name: str
+    mode: str
+    ready: int
+    leased: int
+    retries: int
+    oldest_seconds: float
+    settled: int
+
+
+class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic; `delayed` are those that no group has got yet, `published` is where its partitions end, summed up."""
+
+    name: str
+    messages: int
+    delayed: int
+    dead: int
+    bytes: int
+    published: int
+    groups: list[GroupLoad]
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at all topics, with the moment of it on a clock that never steps."""
+
+    at_s: float
+    topics: list[TopicLoad]
+
+
+class LoadSource(Protocol):
+    """Where the numbers come from."""
+
+    name: str
+
+    def look(self) -> Load:
+        """How things are now."""
+
+    def owner(self) -> str:
+        """Who runs it, for people."""
+
+
+class FolderSource:
+    """A data folder, read without owning it."""
+
+    def __init__(self, folder: str, topic: str | None) -> None:
+        self.name = folder
+        self._topic = topic
+        self._world = real_world()
+        found = topics_of(folder)
+        if topic is not None and topic not in found:
+            raise unknown_topic(folder, topic, found)
+
+    def look(self) -> Load:
+        standing, at_s = Standing(self._world, self.name), time.monotonic()
+        found = standing.topics() if self._topic is None else [standing.topic(self._topic)]
+        return Load(at_s=at_s, topics=[_load_of(topic, self._delayed(topic)) for topic in found])
+
+    def owner(self) -> str:
+        owner = owner_of(self.name)
+        return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
+
+    def _delayed(self, topic: TopicStanding) -> int:
+        return sum(
+            count_beside(self._world, partition_folder(self.name, topic.name, each.number)) for each in topic.partitions
+        )
+
+
+class ServerSource:
+    """A server, which is asked."""
+
+    def __init__(self, place: str, topic: str | None) -> None:
+        self.name = place
+        self._topic = topic
+
+    def look(self) -> Load:
+        topics, delayed = ToldStanding(self.name).look(self._topic)
+        loads = [_load_of(topic, delayed.get(topic.name, 0)) for topic in topics]
+        return Load(at_s=time.monotonic(), topics=loads)
+
+    def owner(self) -> str:
+        return "a server"
+
+
+def _load_of(topic: TopicStanding, delayed: int) -> TopicLoad:
+    return TopicLoad(
+        name=topic.name,
+        messages=topic.messages,
+        delayed=delayed,
+        dead=topic.dead,
+        bytes=topic.bytes,
+        published=sum(each.end for each in topic.partitions),
+        groups=[_group_load(group) for group in topic.groups],
+    )
+
+
+def _group_load(group: GroupStanding) -> GroupLoad:
+    retries = sum(each.waiting for each in group.partitions)
+    return GroupLoad(
+        name=group.name,
+        mode=group.mode,
+        ready=max(group.lag - group.leased - retries, 0),
+        leased=group.leased,
+        retries=retries,
+        oldest_seconds=round(group.lag_seconds, 3),
+        settled=sum(each.end - each.lag for each in group.partitions),
+    )
+
+
+@command
+def top_command(
+    folder: DataFolder,
+    interval: Annotated[str, option("--interval TIME", "How often to look.")] = "2s",
+    once: Annotated[bool, option("--once", "Look once, without rates, and end.")] = False,
+    topic: Topic = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show all queues, how full they are and how fast they move, until Ctrl-C.
+
+    Needs no lock: works beside a process that owns the folder.
+    """
+    interval_s = parse_duration(interval, "--interval")
+    if interval_s < 0.1:
+        raise InvalidRequest(f"--interval {interval} is too often; give 100ms or more")
+    source: LoadSource = ServerSource(folder, topic) if is_address(folder) else FolderSource(folder, topic)
+    if not once:
+        _watch(source, interval_s, as_json=as_json)
+    load = source.look()
+    if as_json:
+        print_json(document(source.name, load, None))
+    else:
+        show_table(stdout(), load_table(load, None))
+    return OK
+
+
+def _watch(source: LoadSource, interval_s: float, *, as_json: bool) -> None:
+    """What is wrong at the first look is an error; what comes later is shown."""
+    console, before = stdout(), source.look()
+    load: Load | None = before
+    with screen(console, painted=not as_json, whole=True) as live:
+        while True:
+            if load is not None:
+                shown_before = None if load is before else before
+                if as_json:
+                    print_json_line(document(source.name, load, shown_before))
+                else:
+                    live.update(Lines(_caption(source, load), load_table(load, shown_before)), refresh=True)
+                before = load
+            console.file.flush()
+            time.sleep(interval_s)
+            load = _looked(source, live, as_json=as_json)
+
+
+def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
+    try:
+        return source.look()
+    except HoldfastError as error:  # an owner that changes much just now, or a topic that went
+        if as_json:
+            print_json_line({"error": {"code": error.code, "message": str(error)}})
+        else:
+            live.update(Text(safe(str(error))), refresh=True)
+        return None
+
+
+def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
+    """One look for scripts; rates are null in the first."""
+    rates = _Rates(load, before)
+    return {
+        "folder": name,
+        "topics": [
+            {
+                **msgspec.to_builtins(topic),
+                "in_per_second": rates.of_topic(topic),
+                "groups": [
+                    {**msgspec.to_builtins(group), "out_per_second": rates.of_group(topic, group)}
+                    for group in topic.groups
+                ],
+            }
+            for topic in load.topics
+        ],
+    }
+
+
+def load_table(load: Load, before: Load | None) -> Table:
+    """The same for people: a line for each group, and one for a topic that has none."""
+    rates = _Rates(load, before)
+    titles = ("topic", "group", "ready>", "leased>", "delayed>", "dead>", "oldest>", "in/s>", "out/s>", "disk>")
+    shown = table(*titles)
+    for topic in load.topics:
+        for group in topic.groups or [_nobody(topic)]:
+            shown.add_row(
+                safe(topic.name),
+                safe(group.name),
+                f"{group.ready:,}",
+                f"{group.leased:,}",
+                f"{topic.delayed + group.retries:,}",
+                f"{topic.dead:,}",
+                _age(group.oldest_seconds) if group.oldest_seconds else "-",
+                _rate(rates.of_topic(topic)),
+                _rate(rates.of_group(topic, group)),
+                size(topic.bytes),
+            )
+    return shown
+
+
+def _nobody(topic: TopicLoad) -> GroupLoad:
+    """All is ready for a group that is still to come."""
+    return GroupLoad(name="-", mode="", ready=topic.messages, leased=0, retries=0, oldest_seconds=0.0, settled=0)
+
+
+def _caption(source: LoadSource, load: Load) -> Text:
+    groups = sum(len(topic.groups) for topic in load.topics)
+    counts = f"{count_of(len(load.topics), 'topic')}, {count_of(groups, 'group')}"
+    now = datetime.fromtimestamp(real_world().clock.now_ns() / 1e9, UTC)
+    line = safe(f"{now:%H:%M:%S} UTC  {counts}  {source.name}, {source.owner()}")
+    return Text(f"{line}\n", no_wrap=True, overflow="ellipsis")
+
+
+class _Rates:
+    """How much went in and out since the look before."""
+
+    def __init__(self, load: Load, before: Load | None) -> None:
+        self._seconds = 0.0 if before is None else load.at_s - before.at_s
+        self._topics = {} if before is None else _by_name(before.topics)
+
+    def of_topic(self, topic: TopicLoad) -> float | None:
+        before = self._topics.get(topic.name)
+        return None if before is None else self._rate(topic.published - before.published)
+
+    def of_group(self, topic: TopicLoad, group: GroupLoad) -> float | None:
+        known = self._topics.get(topic.name)
+        before = None if known is None else {each.name: each for each in known.groups}.get(group.name)
+        return None if before is None else self._rate(group.settled - before.settled)
+
+    def _rate(self, count: int) -> float | None:
+        # A group that was set back, or a tail that was lost: that is no speed.
+        return round(max(count, 0) / self._seconds, 3) if self._seconds > 0 else None
+
+
+def _by_name(topics: Iterable[TopicLoad]) -> Mapping[str, TopicLoad]:
+    return {topic.name: topic for topic in topics}
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
+
+
+def _age(seconds: float) -> str:
+    """A short time to the second, a long one to the minute."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if whole >= 3600:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole % 60:02}s" if whole >= 60 else f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
 
 
 @command
 def stats_command(
     folder: QueueFolder,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="How often to look, with --watch.")] = "2s",
+    watch: Annotated[bool, option("--watch", "Look again and again, until Ctrl-C.")] = False,
+    every: Annotated[str, option("--every TIME", "How often to look, with --watch.")] = "2s",
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,
@@ -53,7 +319,7 @@ def stats_command(
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
         raise InvalidRequest(f"--every {every} is too often; give 100ms or more")
-    _watch(looking, every_s, as_json=as_json)
+    _watch_stats(looking, every_s, as_json=as_json)
     return OK
 
 
@@ -83,10 +349,10 @@ class _Looking:
         for own in ("metrics", "waiters", "durability"):
             del found[own]  # of this short opening, which nobody asked about
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
-        return found, _table(found)
+        return found, _stats_table(found)
 
 
-def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
+def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
     """Between two looks the folder belongs to whoever wants it; while somebody has it, it says so."""
     looking.look()  # what is wrong now is an error; what comes later is shown
     console = stdout()
@@ -107,7 +373,7 @@ def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
             time.sleep(every_s)
 
 
-def _table(found: dict[str, Any]) -> Table:
+def _stats_table(found: dict[str, Any]) -> Table:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")
@@ -119,7 +385,7 @@ def _table(found: dict[str, Any]) -> Table:
         facts.add_row("damaged", f"{found['damaged']:,}, which nobody can read: see `holdfast check`")
     if found["oldest_ready_ms"] is not None:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
-        facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age(found['oldest_ready_ms'])} old)")
+        facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age_of(found['oldest_ready_ms'])} old)")
     start, end = found["start"], found["end"]
     if found["partitions"] > 1:  # the offsets are sums, which say nothing
         facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
@@ -130,6 +396,6 @@ def _table(found: dict[str, Any]) -> Table:
     return facts
 
 
-def _age(ms: int) -> str:
+def _age_of(ms: int) -> str:
     now_ms = real_world().clock.now_ns() // 1_000_000
     return str(timedelta(seconds=max(0, now_ms - ms) // 1000))

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
-import typer
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
@@ -39,6 +38,7 @@ from holdfast.broker.tracing.steps import (
 from holdfast.cli.opening import is_queue, opened_broker, topic_of
 from holdfast.cli.options import AsJson, QueueFolder
 from holdfast.cli.output import OK, Section, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.places import argument, option
 from holdfast.cli.text import iso_time, safe, short_time
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -210,18 +210,16 @@ _SHORT_ID: Final = 12
 _MOST_LIVES: Final = 100_000
 _MOST_TOLD: Final = 10_000
 
-_Topic: TypeAlias = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
-_Group: TypeAlias = Annotated[str | None, typer.Option("--group", help="Only of this group.")]
-_Since: TypeAlias = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="From then on: -1h, 2026-11-16T10:00:00Z.")
-]
-_Until: TypeAlias = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")]
+_Topic: TypeAlias = Annotated[str | None, option("--topic", "Only of this topic.")]
+_Group: TypeAlias = Annotated[str | None, option("--group", "Only of this group.")]
+_Since: TypeAlias = Annotated[str | None, option("--since TIME", "From then on: -1h, 2026-11-16T10:00:00Z.")]
+_Until: TypeAlias = Annotated[str | None, option("--until TIME", "Up to then.")]
 
 
 @app.command("show")
 @command
 def show_command(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message, such as orders-0-42.")],
+    message_id: Annotated[str, argument("ID", "Of a message, such as orders-0-42.")],
     folder: QueueFolder,
     as_json: AsJson = False,
 ) -> int:
@@ -252,13 +250,13 @@ def search_command(
     folder: QueueFolder,
     topic: _Topic = None,
     group: _Group = None,
-    event: Annotated[str | None, typer.Option("--event", help="Only this step: leased, nacked, buried, ...")] = None,
-    holder: Annotated[str | None, typer.Option("--holder", help="Only of this holder.")] = None,
-    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors with this in them.")] = None,
+    event: Annotated[str | None, option("--event", "Only this step: leased, nacked, buried, ...")] = None,
+    holder: Annotated[str | None, option("--holder", "Only of this holder.")] = None,
+    error: Annotated[str | None, option("--error TEXT", "Only errors with this in them.")] = None,
     since: _Since = None,
     until: _Until = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many steps.")] = 100,
-    last: Annotated[bool, typer.Option("--last", help="The newest ones instead of the oldest.")] = False,
+    limit: Annotated[int, option("--limit", "At most so many steps.", min=1, max=1_000_000)] = 100,
+    last: Annotated[bool, option("--last", "The newest ones instead of the oldest.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Find steps by topic, group, event, holder, error and time; oldest first."""
@@ -278,7 +276,7 @@ def ls_command(
     folder: QueueFolder,
     topic: _Topic = None,
     since: _Since = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many messages.")] = 20,
+    limit: Annotated[int, option("--limit", "At most so many messages.", min=1, max=100_000)] = 20,
     as_json: AsJson = False,
 ) -> int:
     """List the messages that were traced last, and how they stand; the newest are last."""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,7 +20,8 @@ from holdfast.broker.folder.layout import topics
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.opening import is_queue, trusts_folders
 from holdfast.cli.options import AsJson, DryRun, Folder, Yes
-from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, confirmed, print_json, stderr, stdout
+from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, confirmed, print_json, say, stderr, stdout
+from holdfast.cli.places import option
 from holdfast.cli.text import safe, short_time, size
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
@@ -307,7 +307,7 @@ def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | 
             if done.after.ok
             else f"some damage is left: see `holdfast check {folder}`"
         )
-        stdout().print(f"repaired; {safe(whole)}", soft_wrap=True)
+        say(f"repaired; {safe(whole)}")
     left = any(log.left for name, log in plan.logs.items() if name not in results)
     return DAMAGED if not dry_run and (left or not all(r.after.ok for r in results.values())) else OK
 
@@ -361,13 +361,11 @@ def repair_command(
     dry_run: DryRun = False,
     backup: Annotated[
         str | None,
-        typer.Option(
-            "--backup", metavar="DIR", help="Where the originals go; a new folder inside the log's by default."
-        ),
+        option("--backup DIR", "Where the originals go; a new folder inside the log's by default."),
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="PART", help="Only this part of a queue, by the name that `check` gives it."),
+        option("--part PART", "Only this part of a queue, by the name that `check` gives it."),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,

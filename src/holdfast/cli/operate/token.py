@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from holdfast.api.times import parse_instant, to_datetime
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import OK, Section, command, print_json, stderr, stdout
+from holdfast.cli.output import OK, Section, command, note, print_json, say, stdout
+from holdfast.cli.places import argument, option
 from holdfast.cli.text import safe
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.facts import seconds_of
@@ -46,39 +46,37 @@ _RANDOM_BYTES: Final = 32
 
 TokensFile: TypeAlias = Annotated[
     str | None,
-    typer.Option("--file", metavar="FILE", help="The tokens file; that of the settings (tokens_file) by default."),
+    option("--file FILE", "The tokens file; that of the settings (tokens_file) by default."),
 ]
 
 Topics: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--topics", metavar="PATTERN", help="Only these, such as 'orders.*'. Repeatable."),
+    option("--topics PATTERN", "Only these, such as 'orders.*'. Repeatable."),
 ]
 Locks: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--locks", metavar="PATTERN", help="Only these locks; as --topics by default. Repeatable."),
+    option("--locks PATTERN", "Only these locks; as --topics by default. Repeatable."),
 ]
 Groups: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--groups", metavar="PATTERN", help="Only these groups; as --topics by default. Repeatable."),
+    option("--groups PATTERN", "Only these groups; as --topics by default. Repeatable."),
 ]
 Producers: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--producers", metavar="PATTERN", help="Only these names of producers; as --topics by default. Repeatable."
-    ),
+    option("--producers PATTERN", "Only these names of producers; as --topics by default. Repeatable."),
 ]
 CreateGroups: TypeAlias = Annotated[
-    bool, typer.Option("--create-groups", help="It may make groups by consuming; an admin may anyway.")
+    bool, option("--create-groups", "It may make groups by consuming; an admin may anyway.")
 ]
 
 
 @app.command("new")
 @command
 def new_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, as logs and the audit log say it.")],
+    name: Annotated[str, argument("NAME", "Whose it is, as logs and the audit log say it.")],
     role: Annotated[
         str,
-        typer.Option("--role", metavar="ROLE", help=f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
+        option("--role ROLE", f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
     ],
     topics: Topics = None,
     locks: Locks = None,
@@ -87,11 +85,11 @@ def new_command(
     create_groups: CreateGroups = False,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="TIME", help="In 90d, or at 2027-01-31T00:00:00Z; never by default."),
+        option("--expires TIME", "In 90d, or at 2027-01-31T00:00:00Z; never by default."),
     ] = None,
     certificate: Annotated[
         str | None,
-        typer.Option("--certificate", metavar="NAME", help="No token: whoever has a client certificate of this name."),
+        option("--certificate NAME", "No token: whoever has a client certificate of this name."),
     ] = None,
     file: TokensFile = None,
     as_json: AsJson = False,
@@ -121,10 +119,10 @@ def new_command(
         print_json({**_document(entry), "token": token, "file": path})
         return OK
     if token is not None:
-        stdout().print(token, soft_wrap=True)
-        stderr().print(f"This is shown once. {safe(name)} may {_allowed(entry)}.", soft_wrap=True)
+        say(token)
+        note(f"This is shown once. {safe(name)} may {_allowed(entry)}.")
     else:
-        stdout().print(f"{safe(certificate or '')} may {_allowed(entry)}.", soft_wrap=True)
+        say(f"{safe(certificate or '')} may {_allowed(entry)}.")
     return OK
 
 
@@ -155,7 +153,7 @@ def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
         _show(entries)
     count = f"{len(entries):,} token{'' if len(entries) == 1 else 's'}"
     ended = f", of which {len(expired):,} expired: {', '.join(expired)}" if expired else ""
-    stderr().print(f"{safe(path)} can be used; it has {count}{safe(ended)}", soft_wrap=True)
+    note(f"{safe(path)} can be used; it has {count}{safe(ended)}")
     return OK
 
 
@@ -175,7 +173,7 @@ def _show(entries: Sequence[Entry]) -> None:
 @app.command("rm")
 @command
 def remove_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token.")],
+    name: Annotated[str, argument("NAME", "Whose token.")],
     file: TokensFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -189,7 +187,7 @@ def remove_command(
     if as_json:
         print_json({"removed": name, "file": path})
     else:
-        stdout().print(f"removed {safe(name)}; a running server notices within a second or so", soft_wrap=True)
+        say(f"removed {safe(name)}; a running server notices within a second or so")
     return OK
 
 

@@ -9,18 +9,27 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import typer
-
 import holdfast
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.api.topics import to_of
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.positions import To
-from holdfast.cli.completion import topic_names
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
 from holdfast.cli.opening import chosen_topic
-from holdfast.cli.options import WAIT, AsJson, DataFolder, Limit, PartitionNumber, QueueFolder, Topic, Wait, Where
-from holdfast.cli.output import NOTHING_THERE, OK, command, print_json_line, stderr, stdout, write_bytes
+from holdfast.cli.options import (
+    WAIT,
+    AsJson,
+    DataFolder,
+    Limit,
+    PartitionNumber,
+    QueueFolder,
+    Topic,
+    Wait,
+    Where,
+    topic_names,
+)
+from holdfast.cli.output import NOTHING_THERE, OK, command, note, print_json_line, stdout, write_bytes
+from holdfast.cli.places import argument, option
 from holdfast.cli.reading import TopicReading, Turns, time_of
 from holdfast.cli.text import safe
 from holdfast.cli.use.put import separator_of
@@ -36,16 +45,14 @@ _LAST: Final = 10
 @command
 def tail_command(
     folder: QueueFolder,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, option("--follow", "-f", "Go on with what comes, until Ctrl-C.")] = False,
     begin: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="WHERE", help="start, end, an offset, or a time such as -10m; else the last 10."
-        ),
+        option("--from WHERE", "start, end, an offset, or a time such as -10m; else the last 10."),
     ] = None,
     where: Where = None,
     limit: Limit = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline behind it.")] = False,
+    raw: Annotated[bool, option("--raw", "Print bodies only, each with a newline behind it.")] = False,
     topic: Topic = None,
     partition: PartitionNumber = None,
     as_json: AsJson = False,
@@ -105,28 +112,22 @@ _WAIT_S: Final = 10.0
 @command
 def consume_command(
     folder: DataFolder,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to read.", autocompletion=topic_names)],
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Read as this group: what is printed is handled.")
-    ] = None,
+    topic: Annotated[str, argument("TOPIC", "What to read.", autocompletion=topic_names)],
+    group: Annotated[str | None, option("--group NAME", "Read as this group: what is printed is handled.")] = None,
     mode: Annotated[
-        Mode | None, typer.Option("--mode", help="How the group reads; as it does, or `stream` for a new one.")
+        Mode | None, option("--mode", "How the group reads; as it does, or `stream` for a new one.")
     ] = None,
     begin: Annotated[
         str | None,
-        typer.Option("--from", metavar="WHERE", help="earliest (by default), latest, an offset, or a time as -10m."),
+        option("--from WHERE", "earliest (by default), latest, an offset, or a time as -10m."),
     ] = None,
     partition: PartitionNumber = None,
-    count: Annotated[
-        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="Stop after so many messages.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Wait so long for the next message.")
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline behind it.")] = False,
+    count: Annotated[int | None, option("-n", "--count N", "Stop after so many messages.", min=1)] = None,
+    follow: Annotated[bool, option("--follow", "-f", "Go on with what comes, until Ctrl-C.")] = False,
+    timeout: Annotated[str | None, option("--timeout TIME", "Wait so long for the next message.")] = None,
+    raw: Annotated[bool, option("--raw", "Print bodies only, each with a newline behind it.")] = False,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", metavar="TEXT", help="With --raw: print the key and this before.")
+        str | None, option("--key-separator TEXT", "With --raw: print the key and this before.")
     ] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
@@ -156,7 +157,7 @@ def consume_command(
         _place(begin)  # a mistake, before anything is made
     taken = _GroupTaking(folder, name, group, mode, begin, showing).run(count, wait_s, wait)
     if not taken:
-        stderr().print(f"no message for {safe(group)} in {safe(name)}", soft_wrap=True)
+        note(f"no message for {safe(group)} in {safe(name)}")
     return OK if taken else NOTHING_THERE
 
 

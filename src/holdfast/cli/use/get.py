@@ -1,4 +1,4 @@
-"""`holdfast get`: take messages for a time, with a receipt that a later command settles them by."""
+"""`holdfast get`, and `ack`, `nack`, `reject`, `defer`, `extend`, which settle what it took, by receipt."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 
-import typer
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from holdfast.api.times import parse_duration
+from holdfast.api.ports import port_of
+from holdfast.api.sync.message import taken_of
+from holdfast.api.times import parse_duration, to_datetime
 from holdfast.cli.look.messages import (
     base64_text,
     body_text,
@@ -27,7 +29,7 @@ from holdfast.cli.look.messages import (
     seconds_text,
     text_value,
 )
-from holdfast.cli.opening import chosen_topic, view
+from holdfast.cli.opening import Views, chosen_topic, opened_broker, view
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.output import (
     NOT_DONE,
@@ -35,11 +37,14 @@ from holdfast.cli.output import (
     OK,
     command,
     json_text,
+    note,
+    print_error,
     print_json_line,
-    stderr,
+    say,
     stdout,
     write_bytes,
 )
+from holdfast.cli.places import argument, option
 from holdfast.cli.reading import Turns
 from holdfast.cli.text import preview, safe
 from holdfast.client.address import is_address
@@ -135,22 +140,16 @@ _Taken = Callable[[holdfast.Group[bytes], "list[holdfast.Message[bytes]]"], None
 @command
 def get_command(
     folder: QueueFolder,
-    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="Up to so many messages.")] = 1,
-    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Wait so long for a message.")] = "0",
-    block: Annotated[bool, typer.Option("--block", help="Wait for a message for as long as it takes.")] = False,
-    lease: Annotated[
-        str | None, typer.Option("--lease", metavar="TIME", help="They are yours so long; the queue's own by default.")
-    ] = None,
-    holder: Annotated[
-        str | None, typer.Option("--holder", "--owner", metavar="NAME", help="Who works on them.")
-    ] = None,
-    ack: Annotated[bool, typer.Option("--ack", help="Ack them as soon as they are printed.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the body and nothing else, byte for byte.")] = False,
-    out: Annotated[
-        str | None, typer.Option("--out", "--payload-out", metavar="FILE", help="Write the body to a file.")
-    ] = None,
-    stateful: Annotated[bool, typer.Option("--stateful", help="Tell the document that goes with the message.")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print shell variables, for eval.")] = False,
+    count: Annotated[int, option("--count", "Up to so many messages.", min=1, max=100_000)] = 1,
+    timeout: Annotated[str, option("--timeout TIME", "Wait so long for a message.")] = "0",
+    block: Annotated[bool, option("--block", "Wait for a message for as long as it takes.")] = False,
+    lease: Annotated[str | None, option("--lease TIME", "They are yours so long; the queue's own by default.")] = None,
+    holder: Annotated[str | None, option("--holder", "--owner NAME", "Who works on them.")] = None,
+    ack: Annotated[bool, option("--ack", "Ack them as soon as they are printed.")] = False,
+    raw: Annotated[bool, option("--raw", "Print the body and nothing else, byte for byte.")] = False,
+    out: Annotated[str | None, option("--out", "--payload-out FILE", "Write the body to a file.")] = None,
+    stateful: Annotated[bool, option("--stateful", "Tell the document that goes with the message.")] = False,
+    export: Annotated[bool, option("--export", "Print shell variables, for eval.")] = False,
     topic: Topic = None,
     group: Group = None,
     wait: Wait = WAIT,
@@ -182,7 +181,7 @@ def get_command(
         _take(folder, taken, wanted, wait)
     except Empty as empty:
         sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
-        stderr().print(f"{safe(str(empty))}", soft_wrap=True)
+        note(f"{safe(str(empty))}")
         return NOTHING_THERE
     except HoldfastError:
         sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
@@ -299,7 +298,7 @@ class _Showing:
         """Beside a raw body, for whoever looks; scripts use --export."""
         if not self._acked:
             sys.stdout.flush()
-            stderr().print(f"receipt {safe(message.receipt)}", soft_wrap=True)
+            note(f"receipt {safe(message.receipt)}")
 
     def _show_facts(self, console: Console, message: holdfast.Message[bytes]) -> None:
         facts = Table.grid(padding=(0, 2))
@@ -331,3 +330,178 @@ class _Showing:
         console.print(facts)
         if self._out is None:
             console.print(body_text(message.raw), soft_wrap=True)
+
+
+RECEIPT = "HOLDFAST_RECEIPT"
+GROUP = "HOLDFAST_GROUP"
+
+Receipts: TypeAlias = Annotated[list[str] | None, argument("RECEIPT", f"From `get`; by default ${RECEIPT}.")]
+StateOption: TypeAlias = Annotated[str | None, option("--state JSON", "First keep this document with the messages.")]
+_Message: TypeAlias = holdfast.Message[bytes]
+
+
+@command
+def ack_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Messages are handled: they never come back."""
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "acked", lambda message: message.ack())
+
+
+@command
+def nack_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    delay: Annotated[str | None, option("--delay TIME", "Again after this time; by default the queue's.")] = None,
+    error: Annotated[str | None, option("--error TEXT", "What went wrong.")] = None,
+    state: StateOption = None,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Messages failed: they come back after a while, or go to the dead letters after the last attempt."""
+    delay_s = None if delay is None else parse_duration(delay, "--delay")
+
+    def nack(message: _Message) -> None:
+        message.nack(delay=delay_s, error=error)
+
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "nacked", _with_state(state, nack))
+
+
+@command
+def reject_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    reason: Annotated[str, option("--reason TEXT", "Why.")] = "",
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Messages can never be handled: straight to the dead letters."""
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "rejected", lambda message: message.reject(reason))
+
+
+@command
+def defer_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    delay: Annotated[str, option("--delay TIME", "Again after this time.")] = "0",
+    state: StateOption = None,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Not now: messages come back, and this does not count as an attempt."""
+    delay_s = parse_duration(delay, "--delay")
+
+    def defer(message: _Message) -> None:
+        message.defer(delay=delay_s)
+
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "deferred", _with_state(state, defer))
+
+
+@command
+def extend_command(
+    folder: QueueFolder,
+    receipts: Receipts = None,
+    lease: Annotated[str | None, option("--lease TIME", "So long from now; by default the queue's.")] = None,
+    state: StateOption = None,
+    topic: Topic = None,
+    group: Group = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """More time for messages in hand."""
+    lease_s = None if lease is None else parse_duration(lease, "--lease")
+    settling = _Settling(folder, topic, group, wait, as_json=as_json)
+    return settling.run(receipts, "extended", _with_state(state, lambda message: message.extend(lease_s)))
+
+
+def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callable[[_Message], None]:
+    """The same, after the document was kept; `null` takes it away."""
+    if state is None:
+        return settle
+    try:
+        value = msgspec.json.decode(state.encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"--state is no JSON: {error}. A text needs its quotes: '\"a text\"'") from None
+
+    def keep(message: _Message) -> None:
+        message.state.load()
+        message.state.save(value)
+        settle(message)
+
+    return keep
+
+
+class _Settling:
+    """What became of messages, each receipt for itself: one that is no longer good does not stop the others."""
+
+    def __init__(self, folder: str, topic: str | None, group: str | None, wait: str, *, as_json: bool) -> None:
+        self._folder = folder
+        self._topic = topic
+        self._group = group
+        self._wait = wait
+        self._as_json = as_json
+
+    def run(self, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
+        group = self._group or (None if receipts else os.environ.get(GROUP) or None)
+        code = OK
+        with opened_broker(self._folder, wait=self._wait) as broker:
+            views = Views(broker, self._folder, self._topic, group)
+            for receipt in receipts or [_exported()]:
+                try:
+                    queue = views.of_receipt(receipt)
+                    message = queue.resume(receipt)
+                    settle(message)
+                except HoldfastError as error:
+                    print_error(error.code, str(error), as_json=self._as_json)
+                    code = NOT_DONE
+                    continue
+                self._show(_after(queue, message, verb))
+        return code
+
+    def _show(self, facts: dict[str, Any]) -> None:
+        if self._as_json:
+            print_json_line(facts)
+        else:
+            say(_sentence(facts))
+
+
+def _exported() -> str:
+    receipt = os.environ.get(RECEIPT, "")
+    if not receipt:
+        raise InvalidRequest(f"no receipt: give it behind the folder, or set ${RECEIPT} with `holdfast get --export`")
+    return receipt
+
+
+def _after(group: holdfast.Group[bytes], message: _Message, verb: str) -> dict[str, Any]:
+    """Where the message stands now."""
+    phase, until_ms = {"acked": ("done", 0), "rejected": ("dead", 0)}.get(verb) or port_of(group).phase(
+        taken_of(message)
+    )
+    if phase == "done" and verb != "acked":
+        phase = "dead"  # that was the last attempt
+    until = to_datetime(until_ms * 1_000_000) if until_ms else None
+    return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": phase, **moment("until", until)}
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    text = f"{facts['done']} {safe(facts['id'])}"
+    if facts["until_ms"] is not None:
+        when = seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
+        return f"{text}: {'yours until' if facts['phase'] == 'leased' else 'ready again at'} {when} UTC"
+    rest = {"dead": ": it is with the dead letters now", "ready": ": it is ready again"}
+    return f"{text}{rest.get(facts['phase'], '')}"

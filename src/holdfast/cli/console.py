@@ -1,10 +1,12 @@
-"""How far long work has come: on stderr, and only where somebody is looking."""
+"""Consoles, progress bars and live screens. Rich takes a while to load: only commands that print for people do."""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -19,6 +21,22 @@ from rich.progress import (
 )
 
 from holdfast.cli.output import stderr
+
+# What reads from a pipe has no edge that text must end at.
+_PIPE_CELLS: Final = 1_000
+
+
+class OurConsole(Console):
+    """Nothing in a message is markup, and a reader that went away is an error like any other."""
+
+    def __init__(self, *, stderr: bool) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, stderr=stderr)
+        if not stderr and not self.is_terminal and not os.environ.get("COLUMNS"):
+            self.width = _PIPE_CELLS
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
 
 # Below this it is over before anybody has read it.
 _LONG: Final = 1_000
