@@ -6,19 +6,9 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from holdfast.cli.output import stderr
 
@@ -38,37 +28,33 @@ class OurConsole(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-# Below this it is over before anybody has read it.
-_LONG: Final = 1_000
+# What a bar is made of, and from which point on the work is so long that somebody wants to see it.
+_BARS: Final[dict[str, tuple[str, Callable[[int, int], bool]]]] = {
+    "count": ("Spinner Text MofNComplete TimeElapsed", lambda done, total: done >= 1_000),
+    "share": ("Bar Text MofNComplete TimeElapsed", lambda done, total: done > 0),
+    "bytes": ("Text Bar Download TimeRemaining", lambda done, total: total >= 256 * 1024 * 1024),
+}
 
 
 @contextmanager
-def counter(what: str, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many are done, where nobody knows how many there will be."""
-    with _bar(what, SpinnerColumn(), shown=shown) as update:
-        yield lambda done: update(done, None) if done >= _LONG else None
-
-
-@contextmanager
-def share(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how many are done, and of how many."""
-    with _bar(what, BarColumn(), shown=shown) as update:
-        yield lambda done, total: update(done, total) if done else None
-
-
-@contextmanager
-def _bar(what: str, first: ProgressColumn, *, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
+def progress(what: str, kind: str, *, shown: bool) -> Iterator[Callable[..., None]]:
+    """A function to call with how much is done, and of how much; shows it on stderr, where a person looks on."""
     console = stderr()
     if not shown or not console.is_terminal:
-        yield lambda done, total: None
+        yield lambda done, total=0: None
         return
-    columns = (first, TextColumn(what), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True)
+    from rich import progress as rich_progress
+
+    columns, is_long = _BARS[kind]
+    options: dict[str, dict[str, Any]] = {"Text": {"text_format": what}, "Download": {"binary_units": True}}
+    made = [getattr(rich_progress, f"{name}Column")(**options.get(name, {})) for name in columns.split()]
+    bar = rich_progress.Progress(*made, console=console, transient=True)
     task = bar.add_task(what, total=None)
 
-    def update(done: int, total: int | None) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total)
+    def update(done: int, total: int = 0) -> None:
+        if is_long(done, total):
+            bar.start()
+            bar.update(task, completed=done, total=total or None)
 
     try:
         yield update
@@ -101,8 +87,10 @@ class Plain:
         self._console.print(shown)
 
 
-def screen(console: Console, *, painted: bool = True, whole: bool = False) -> Live | Plain:
+def screen(console: Console, *, painted: bool = True, whole: bool = False) -> Any:
     """For a `with`: the terminal, all of it where that is wanted; or the end of a file."""
     if console.is_terminal and painted:
+        from rich.live import Live
+
         return Live(console=console, auto_refresh=False, screen=whole)
     return Plain(console)

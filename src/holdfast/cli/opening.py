@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 import holdfast
 from holdfast.api.bodies import Bodies
@@ -25,7 +25,7 @@ from holdfast.broker.folder.layout import (
     topic_of_id,
     topics,
 )
-from holdfast.cli.options import WAIT
+from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.places import connected, queue_of
 from holdfast.client.address import Address, is_address
 from holdfast.client.sharing import socket_of
@@ -126,6 +126,24 @@ def trusts_folders() -> bool:
 
 
 # The topic and the group that a command is about.
+
+
+class QueueAt(NamedTuple):
+    """The group of a topic that a command works on. A command that takes it has all of these arguments."""
+
+    folder: QueueFolder
+    topic: Topic = None
+    group: Group = None
+    wait: Wait = WAIT
+    as_json: AsJson = False
+
+    def of(self, message_id: str | None) -> QueueAt:
+        """The same with the topic that an id names, unless one was given."""
+        return self if message_id is None else self._replace(topic=topic_named(self.folder, self.topic, message_id))
+
+    def opened(self) -> AbstractContextManager[holdfast.Group[bytes]]:
+        """The group, with everything done that is due by now."""
+        return opened(self.folder, topic=self.topic, group=self.group, wait=self.wait)
 
 
 @contextmanager
@@ -267,11 +285,9 @@ def settings_of(broker: holdfast.Broker, topic: str) -> TopicSettings:
 class Views:
     """Groups of one place, each opened when it is needed."""
 
-    def __init__(self, broker: holdfast.Broker, place: str, topic: str | None, group: str | None) -> None:
+    def __init__(self, broker: holdfast.Broker, at: QueueAt) -> None:
         self._broker = broker
-        self._place = place
-        self._topic = topic
-        self._group = group
+        self._place, self._topic, self._group = at.folder, at.topic, at.group
         self._known: dict[tuple[str, str | None], holdfast.Group[bytes]] = {}
 
     def of_id(self, message_id: str) -> holdfast.Group[bytes]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import typer
 
-from holdfast.cli.places import AT, PROFILE, App, with_place
+from holdfast.cli.places import AT, PROFILE, App, unbundled, with_place
 from holdfast.cli.text import safe, safe_lines
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 
@@ -157,11 +157,15 @@ def command(function: Callable[_P, int]) -> Callable[_P, None]:
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        as_json = bool(kwargs.get("as_json"))
         for name in (AT, PROFILE):  # by now the folder says it
             kwargs.pop(name, None)
-        raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=bool(kwargs.get("as_json"))))
+        for name, kind in bundles.items():
+            kwargs[name] = kind(**{field: kwargs.pop(field) for field in kind._fields})
+        raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=as_json))
 
-    run.__signature__ = with_place(function)  # type: ignore[attr-defined]
+    signature, bundles = unbundled(function)
+    run.__signature__ = with_place(signature)  # type: ignore[attr-defined]
     return run
 
 

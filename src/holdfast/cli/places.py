@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 import typer
@@ -339,9 +339,35 @@ AtPlace: TypeAlias = Annotated[
 ProfileName: TypeAlias = Annotated[str | None, option("--profile NAME", "The same by the name of a profile.")]
 
 
-def with_place(function: Callable[..., Any]) -> inspect.Signature:
-    """What a command takes; one that works somewhere can be told where by two options as well."""
+def unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """What a command takes, with the fields of each NamedTuple instead of it; and these types by parameter.
+
+    The first field, which is the place, stays where the parameter was; the options behind it come last.
+    """
     signature = inspect.signature(function, eval_str=True)
+    bundles = {
+        name: each.annotation for name, each in signature.parameters.items() if hasattr(each.annotation, "_fields")
+    }
+    first: list[inspect.Parameter] = []
+    last: list[inspect.Parameter] = []
+    for name, each in signature.parameters.items():
+        if name not in bundles:
+            first.append(each)
+            continue
+        hints, defaults = get_type_hints(each.annotation, include_extras=True), each.annotation._field_defaults
+        place, *others = (
+            inspect.Parameter(
+                field, each.kind, default=defaults.get(field, inspect.Parameter.empty), annotation=hints[field]
+            )
+            for field in each.annotation._fields
+        )
+        first.append(place)
+        last += others
+    return signature.replace(parameters=[*first, *last]), bundles
+
+
+def with_place(signature: inspect.Signature) -> inspect.Signature:
+    """What a command takes; one that works somewhere can be told where by two options as well."""
     folder = signature.parameters.get(FOLDER)
     if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
         return signature

@@ -111,6 +111,27 @@ def table(*titles: str, wide: str = "") -> Table:
     return made
 
 
+def facts_table() -> Table:
+    """Two columns without titles: what a fact is called, and the fact, which may take several lines."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2))
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    return made
+
+
+def ruled_table(*titles: str) -> Table:
+    """A table with a line below its titles, whose cells may take several lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    for title in titles:
+        made.add_column(title, overflow="fold")
+    return made
+
+
 def show_table(console: Console, shown: Table) -> None:
     """Print it; where a terminal is too narrow for the names, they go over its edge and are not cut."""
     from rich.cells import cell_len

@@ -24,7 +24,7 @@ from holdfast.cli.output import DAMAGED, OK, Section, command, note, print_json,
 from holdfast.cli.places import option
 from holdfast.cli.reading import check_has_log
 from holdfast.cli.text import as_json as value_as_json
-from holdfast.cli.text import iso_time, preview, safe, short_time, size, time_ns_of
+from holdfast.cli.text import facts_table, iso_time, preview, safe, short_time, size, time_ns_of
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World, real_world
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, InvalidRequest, MessageTooLarge
@@ -194,9 +194,7 @@ def _disk_use(folder: str) -> tuple[int, int]:
 def show_info(console: Console, info: dict[str, Any]) -> None:
     """The same for people."""
     console.print(safe(info["folder"]), soft_wrap=True)
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row("log", f"{info['log_id']}, epoch {info['epoch']}")
     facts.add_row("messages", _messages(info))
     if info["synced_end"] is not None:

@@ -24,11 +24,11 @@ from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.cli.look.trace import life_line
-from holdfast.cli.opening import opened, topic_named
-from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
+from holdfast.cli.opening import QueueAt
+from holdfast.cli.options import Limit, Where
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
+from holdfast.cli.text import as_json, facts_table, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
@@ -311,9 +311,7 @@ def show_everything(found: Everything, *, as_json: bool) -> None:
 
 def _show(console: Console, found: Everything) -> None:
     message, known = found.message, found.document
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row("id", safe(message.id))
     for title, text in _rows(message, known):
         if text:
@@ -370,32 +368,24 @@ DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 
 @command
 def peek_command(
-    folder: QueueFolder,
+    at: QueueAt,
     count: Annotated[int, option("--count", "So many messages.", min=1, max=100_000)] = 10,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Show the messages that would come next, in their order, without taking them."""
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        show_messages(queue.peek(count), USUAL, "no message is ready", as_json=as_json)
+    with at.opened() as queue:
+        show_messages(queue.peek(count), USUAL, "no message is ready", as_json=at.as_json)
     return OK
 
 
 @command
 def list_command(
-    folder: QueueFolder,
+    at: QueueAt,
     phase: Annotated[PhaseName, argument("PHASE", "ready, leased, delayed or dead.")] = "ready",
     where: Where = None,
     limit: Limit = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """List the messages that are ready, leased, delayed or dead."""
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+    with at.opened() as queue:
         messages = queue.messages(phase, where=where, limit=limit)
         nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
         columns: dict[str, tuple[Column, ...]] = {
@@ -404,23 +394,18 @@ def list_command(
             "delayed": (ID, DUE, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE),
             "dead": DEAD,
         }
-        show_messages(messages, columns[phase], nothing, as_json=as_json, leases_of=queue)
+        show_messages(messages, columns[phase], nothing, as_json=at.as_json, leases_of=queue)
     return OK
 
 
 @command
 def show_command(
-    folder: QueueFolder,
+    at: QueueAt,
     message_id: Annotated[str, argument("ID", "Of a message or a dead letter.")],
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Show everything about one message: where it stands, what it holds, what went wrong."""
-    topic = topic_named(folder, topic, message_id)
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        show_everything(everything_about(queue, message_id), as_json=as_json)
+    with at.of(message_id).opened() as queue:
+        show_everything(everything_about(queue, message_id), as_json=at.as_json)
     return OK
 
 

@@ -20,13 +20,13 @@ from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStand
 from holdfast.cli.console import Screen, screen
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.opening import opened, topics_of, unknown_topic
+from holdfast.cli.opening import QueueAt, topics_of, unknown_topic
 from holdfast.cli.operate.topics import topics_document, topics_table
-from holdfast.cli.options import WAIT, AsJson, DataFolder, Group, QueueFolder, Topic, Wait
+from holdfast.cli.options import AsJson, DataFolder, Topic
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
 from holdfast.cli.places import option, queue_of
 from holdfast.cli.reading import ToldStanding, standing_of
-from holdfast.cli.text import safe, show_table, size, table
+from holdfast.cli.text import facts_table, safe, show_table, size, table
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
@@ -296,22 +296,18 @@ def _age(seconds: float) -> str:
 
 @command
 def stats_command(
-    folder: QueueFolder,
+    at: QueueAt,
     watch: Annotated[bool, option("--watch", "Look again and again, until Ctrl-C.")] = False,
     every: Annotated[str, option("--every TIME", "How often to look, with --watch.")] = "2s",
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Count the messages that are ready, leased, delayed and dead, and tell what they take.
 
     Of a folder with several topics it tells what each holds, and how far behind its groups are.
     """
-    looking = _Looking(folder, topic, group, wait)
+    looking = _Looking(at)
     if not watch:
         found, shown = looking.look()
-        if as_json:
+        if at.as_json:
             print_json(found)
         else:
             show_table(stdout(), shown)
@@ -319,30 +315,24 @@ def stats_command(
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
         raise InvalidRequest(f"--every {every} is too often; give 100ms or more")
-    _watch_stats(looking, every_s, as_json=as_json)
+    _watch_stats(looking, every_s, as_json=at.as_json)
     return OK
 
 
 class _Looking:
     """One look after the other at a queue, or at many topics."""
 
-    def __init__(self, folder: str, topic: str | None, group: str | None, wait: str) -> None:
-        self._folder = folder
-        self._topic = topic
-        self._group = group
-        self._wait = wait
+    def __init__(self, at: QueueAt) -> None:
+        self._at = at
 
     def look(self) -> tuple[dict[str, Any], Table]:
         """What there is, for scripts and for people."""
-        if (
-            self._topic is None
-            and self._group is None
-            and len(topics_of(self._folder)) > 1
-            and not queue_of(self._folder)
-        ):
-            topics = list(standing_of(self._folder).topics())
-            return topics_document(self._folder, topics), topics_table(topics)
-        with opened(self._folder, topic=self._topic, group=self._group, wait=self._wait) as queue:
+        place = self._at.folder
+        named = self._at.topic or self._at.group or queue_of(place)
+        if not named and len(topics_of(place)) > 1:
+            topics = list(standing_of(place).topics())
+            return topics_document(place, topics), topics_table(topics)
+        with self._at.opened() as queue:
             oldest_ns = port_of(queue).oldest_ready_ns()
             stats = queue.stats()  # behind the look, which may come across damage
             found: dict[str, Any] = {**msgspec.to_builtins(stats), "folder": queue.folder}
@@ -374,9 +364,7 @@ def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
 
 
 def _stats_table(found: dict[str, Any]) -> Table:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     of_group = "" if found["group"] == DEFAULT_GROUP else f", group {safe(found['group'])}"
     facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
     for phase in ("ready", "leased", "delayed", "dead"):

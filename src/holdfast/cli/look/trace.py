@@ -39,7 +39,7 @@ from holdfast.cli.opening import is_queue, opened_broker, topic_of
 from holdfast.cli.options import AsJson, QueueFolder
 from holdfast.cli.output import OK, Section, command, print_json, print_json_line, stderr, stdout
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import iso_time, safe, short_time
+from holdfast.cli.text import facts_table, iso_time, safe, short_time
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
@@ -454,9 +454,7 @@ def _lives_table(lives: list[_Life]) -> Table:
 
 
 def _stats_table(found: TraceStats) -> Table:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row("messages", f"{found.messages:,}")
     for step, count in found.steps.items():
         facts.add_row(safe(step), f"{count:,}")

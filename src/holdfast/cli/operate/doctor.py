@@ -19,7 +19,7 @@ from holdfast.broker.streams.queries import list_queries
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, command, print_json, stdout
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import duration, safe, size
+from holdfast.cli.text import duration, facts_table, safe, size
 from holdfast.env import World, real_world
 from holdfast.errors import HoldfastError, NotALog
 from holdfast.settings import LogSettings
@@ -239,9 +239,7 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
 def show(console: Console, diagnosis: Diagnosis) -> None:
     """A diagnosis for people."""
     console.print(safe(diagnosis.folder), soft_wrap=True)
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row(
         "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue, no log"
     )

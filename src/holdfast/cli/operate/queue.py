@@ -10,7 +10,6 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import holdfast
 from holdfast.api.letters import DeadGroup
@@ -20,6 +19,7 @@ from holdfast.api.times import parse_instant
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.positions import ResetEffect
+from holdfast.cli.console import progress
 from holdfast.cli.look.messages import (
     DEAD,
     dead_id,
@@ -30,7 +30,7 @@ from holdfast.cli.look.messages import (
     show_everything,
     show_messages,
 )
-from holdfast.cli.opening import Views, chosen_topic, opened, opened_broker, topic_named, view
+from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
 from holdfast.cli.options import (
     WAIT,
     AsJson,
@@ -88,17 +88,13 @@ def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
 
 @command
 def cancel_command(
-    folder: QueueFolder,
+    at: QueueAt,
     ids: Annotated[list[str], argument("ID", "What `put` printed.")],
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Take back messages that nobody works on: ready or delayed ones."""
     code = OK
-    with opened_broker(folder, wait=wait) as broker:
-        views = Views(broker, folder, topic, group)
+    with opened_broker(at.folder, wait=at.wait) as broker:
+        views = Views(broker, at)
         for message_id in ids:
             try:
                 if not views.of_id(message_id).cancel(message_id):
@@ -106,10 +102,10 @@ def cancel_command(
                         f"{message_id} cannot be cancelled: somebody works on it, or it is done, dead or cancelled"
                     )
             except HoldfastError as error:
-                print_error(error.code, str(error), as_json=as_json)
+                print_error(error.code, str(error), as_json=at.as_json)
                 code = NOT_DONE
                 continue
-            if as_json:
+            if at.as_json:
                 print_json_line({"done": "cancelled", "id": message_id})
             else:
                 say(f"cancelled {safe(message_id)}")
@@ -264,57 +260,46 @@ _Do: TypeAlias = Callable[[Sequence[str]], int]
 @dead_app.command("ls")
 @command
 def dead_ls_command(
-    folder: QueueFolder,
+    at: QueueAt,
     by_error: Annotated[bool, option("--by-error", "Count them by reason and kind of error.")] = False,
     where: Where = None,
     limit: Limit = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """List the dead letters, oldest first."""
-    with _looking(folder, topic, group, wait) as (_, letters):
+    with _looking(at) as (_, letters):
         if by_error:
-            _show_groups(letters.groups(where=where)[:limit], as_json=as_json)
+            _show_groups(letters.groups(where=where)[:limit], as_json=at.as_json)
         else:
-            show_messages(letters.list(where=where, limit=limit), DEAD, "no dead letters", as_json=as_json)
+            show_messages(letters.list(where=where, limit=limit), DEAD, "no dead letters", as_json=at.as_json)
     return OK
 
 
 @dead_app.command("show")
 @command
 def dead_show_command(
-    folder: QueueFolder,
+    at: QueueAt,
     letter_id: Annotated[str, argument("ID", "Of a dead letter, or the message's own.")],
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Show everything about one dead letter: every error, and where it came from."""
-    topic = topic_named(folder, topic, letter_id)
-    with _looking(folder, topic, group, wait) as (queue, letters):
+    with _looking(at.of(letter_id)) as (queue, letters):
         if queue is None:
             found = everything_about_letter(letters.show(letter_id))
         else:
             found = everything_about(queue, dead_id(queue, letter_id))
         # What the letter itself remembers, which is the same beside an owner; `holdfast show` tells the whole chain.
-        show_everything(found._replace(history=()), as_json=as_json)
+        show_everything(found._replace(history=()), as_json=at.as_json)
     return OK
 
 
 @contextmanager
-def _looking(
-    folder: str, topic: str | None, group: str | None, wait: str
-) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
+def _looking(at: QueueAt) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
     """The queue and its letters; beside a living owner only the letters, as it has written them."""
     with ExitStack() as closing:
         try:
-            queue = closing.enter_context(opened(folder, topic=topic, group=group, wait=wait))
+            queue = closing.enter_context(at.opened())
         except Busy:
-            name = check_name(group or DEFAULT_GROUP, "group")
-            yield None, LettersBeside(real_world(), folder.rstrip("/"), chosen_topic(folder, topic), name)
+            name = check_name(at.group or DEFAULT_GROUP, "group")
+            yield None, LettersBeside(real_world(), at.folder.rstrip("/"), chosen_topic(at.folder, at.topic), name)
         else:
             yield queue, queue.dead
 
@@ -322,7 +307,7 @@ def _looking(
 @dead_app.command("redrive")
 @command
 def dead_redrive_command(
-    folder: QueueFolder,
+    at: QueueAt,
     ids: _Ids = None,
     where: Where = None,
     limit: Limit = None,
@@ -330,43 +315,33 @@ def dead_redrive_command(
     to: Annotated[str | None, option("--to TOPIC", "Make them new messages of another topic instead.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Put dead letters back into the queue, in their original order, each once; or into another one."""
     if rate is not None and not rate > 0:
         raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
     size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
     pause_s = 0.0 if rate is None else size / rate
-    topic = topic_named(folder, topic, ids[0]) if ids else topic
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+    with at.of(ids[0] if ids else None).opened() as queue:
         chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
         done = "put back" if to is None else f"put into {safe(to)}"
-        moving = _Moving("redrive", done, chosen, size, pause_s, as_json=as_json)
+        moving = _Moving("redrive", done, chosen, size, pause_s, as_json=at.as_json)
         return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
 
 
 @dead_app.command("purge")
 @command
 def dead_purge_command(
-    folder: QueueFolder,
+    at: QueueAt,
     ids: _Ids = None,
     where: Where = None,
     limit: Limit = None,
     dry_run: DryRun = False,
     yes: Yes = False,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Drop dead letters for good."""
-    topic = topic_named(folder, topic, ids[0]) if ids else topic
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+    with at.of(ids[0] if ids else None).opened() as queue:
         chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids
-        moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=as_json)
+        moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=at.as_json)
         return moving.run(lambda some: queue.dead.purge(some).done, dry_run=dry_run, yes=yes)
 
 
@@ -390,12 +365,12 @@ class _Moving:
         if not dry_run and ids:
             if not confirmed("Go on?", f"dead {self._verb}", yes=yes, as_json=self._as_json):
                 return NOT_DONE
-            with _bar(self._verb, len(ids), shown=not self._as_json) as advance:
+            with progress(self._verb, "share", shown=not self._as_json and len(ids) > _AT_ONCE) as advance:
                 for i in range(0, len(ids), self._size):
                     if i and self._pause_s:
                         time.sleep(self._pause_s)
                     done += do(ids[i : i + self._size])
-                    advance(min(i + self._size, len(ids)))
+                    advance(min(i + self._size, len(ids)), len(ids))
             if not self._as_json:
                 stdout().print(f"{count_of(done, 'dead letter')} {self._done}")
         if self._as_json:
@@ -405,18 +380,6 @@ class _Moving:
 
 def _given(ids: list[str] | None) -> list[str] | None:
     return ids or None
-
-
-@contextmanager
-def _bar(what: str, total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    console = stderr()
-    if not shown or not console.is_terminal or total <= _AT_ONCE:
-        yield lambda done: None
-        return
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 def _show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:

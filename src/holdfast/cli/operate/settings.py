@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from holdfast.broker.folder.catalog import Catalog
@@ -17,7 +16,7 @@ from holdfast.cli.opening import asked, chosen_topic, opened_broker, see_to_queu
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, Section, command, print_json, stdout
 from holdfast.cli.places import PLACE, argument, option
-from holdfast.cli.text import safe
+from holdfast.cli.text import ruled_table, safe
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import FILE_VARIABLE, Effective, Origin, Setting, read_settings
 from holdfast.delivery.facts import seconds_of
@@ -67,9 +66,7 @@ def show_settings(shown: dict[str, Any]) -> None:
     if not shown:
         stdout().print("all settings have their default values; --all shows them")
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in ("setting", "value", "default"):
-        table.add_column(title, overflow="fold")
+    table = ruled_table("setting", "value", "default")
     for name, value in shown.items():
         table.add_row(name, _value_text(value), "" if value == defaults[name] else _value_text(defaults[name]))
     stdout().print(table)
@@ -211,9 +208,7 @@ def _show_told(place: str, *, as_json: bool) -> int:
             }
         )
         return OK
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in ("setting", "value", "from"):
-        table.add_column(title, overflow="fold")
+    table = ruled_table("setting", "value", "from")
     for name, each in [("", told), *((f"{TOPICS}.{name}.", each) for name, each in topics.items())]:
         for setting in each.settings:
             value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
@@ -268,9 +263,7 @@ def _settings_document(settings: Iterable[Setting]) -> dict[str, Any]:
 
 
 def _settings_table(effective: Effective, topics: dict[str, list[Setting]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in ("setting", "value", "from"):
-        table.add_column(title, overflow="fold")
+    table = ruled_table("setting", "value", "from")
     for setting in effective.settings():
         table.add_row(setting.name, _setting_text(setting), safe(str(setting.origin)))
     for topic, settings in topics.items():

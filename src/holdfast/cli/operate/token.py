@@ -11,14 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from holdfast.api.times import parse_instant, to_datetime
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, Section, command, note, print_json, say, stdout
 from holdfast.cli.places import argument, option
-from holdfast.cli.text import safe
+from holdfast.cli.text import ruled_table, safe
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.facts import seconds_of
 from holdfast.env import real_world
@@ -158,9 +155,7 @@ def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
 
 
 def _show(entries: Sequence[Entry]) -> None:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in ("name", "known by", "may", "expires"):
-        table.add_column(title, overflow="fold")
+    table = ruled_table("name", "known by", "may", "expires")
     now_ns = real_world().clock.now_ns()
     for entry in entries:
         ways = (["token"] if entry.sha256 else []) + ([f"certificate {entry.certificate}"] if entry.certificate else [])

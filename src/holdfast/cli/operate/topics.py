@@ -15,7 +15,7 @@ from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
 from holdfast.broker.inspect.standing import GroupStanding, TopicStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
-from holdfast.cli.console import share
+from holdfast.cli.console import progress
 from holdfast.cli.look.trace import time_text
 from holdfast.cli.opening import chosen_topic, engine_of, opened_broker, settings_of, some_of, topics_of, unknown_topic
 from holdfast.cli.operate.queue import moves_of, show_moves
@@ -533,5 +533,5 @@ def _compacted(broker: holdfast.Broker, name: str, *, as_json: bool) -> KeysComp
                 f"`holdfast compact {broker.folder} --topic {name}`"
             )
         engine_of(broker).tick()
-        with share("compacting", shown=not as_json) as progress:
-            return topic.compact_keys(progress, roll=True)
+        with progress("compacting", "share", shown=not as_json) as advance:
+            return topic.compact_keys(advance, roll=True)

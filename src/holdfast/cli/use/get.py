@@ -8,11 +8,10 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Annotated, Any, Final, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 import holdfast
 from holdfast.api.ports import port_of
@@ -29,8 +28,7 @@ from holdfast.cli.look.messages import (
     seconds_text,
     text_value,
 )
-from holdfast.cli.opening import Views, chosen_topic, opened_broker, view
-from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
+from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
 from holdfast.cli.output import (
     NOT_DONE,
     NOTHING_THERE,
@@ -46,7 +44,7 @@ from holdfast.cli.output import (
 )
 from holdfast.cli.places import argument, option
 from holdfast.cli.reading import Turns
-from holdfast.cli.text import preview, safe
+from holdfast.cli.text import facts_table, preview, safe
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
@@ -139,7 +137,7 @@ _Taken = Callable[[holdfast.Group[bytes], "list[holdfast.Message[bytes]]"], None
 
 @command
 def get_command(
-    folder: QueueFolder,
+    at: QueueAt,
     count: Annotated[int, option("--count", "Up to so many messages.", min=1, max=100_000)] = 1,
     timeout: Annotated[str, option("--timeout TIME", "Wait so long for a message.")] = "0",
     block: Annotated[bool, option("--block", "Wait for a message for as long as it takes.")] = False,
@@ -150,24 +148,19 @@ def get_command(
     out: Annotated[str | None, option("--out", "--payload-out FILE", "Write the body to a file.")] = None,
     stateful: Annotated[bool, option("--stateful", "Tell the document that goes with the message.")] = False,
     export: Annotated[bool, option("--export", "Print shell variables, for eval.")] = False,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Take the next message, or several. Ack it with its receipt when it is handled; else it comes back.
 
     Exit code: 3 where no message is ready.
     """
-    _check_call(count, out, raw=raw, export=export, as_json=as_json)
+    _check_call(count, out, raw=raw, export=export, as_json=at.as_json)
     lease_s = None if lease is None else parse_duration(lease, "--lease")
-    holder = default_holder() if holder is None else holder
 
     def taken(queue: holdfast.Group[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
             with _body_file(messages[0], out, export=export) as path:
-                showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
-                showing.show(messages, raw=raw, export=export, as_json=as_json)
+                showing = _Showing(at.folder, queue, acked=ack, out=path, stateful=stateful)
+                showing.show(messages, raw=raw, export=export, as_json=at.as_json)
                 sys.stdout.flush()
         except BaseException:
             for message in messages:
@@ -177,8 +170,9 @@ def get_command(
             queue.ack_many(messages)
 
     try:
-        wanted = _Wanted(chosen_topic(folder, topic), group, count, _patience_s(timeout, block=block), lease_s, holder)
-        _take(folder, taken, wanted, wait)
+        options = {"lease": lease_s, "holder": default_holder() if holder is None else holder, "detached": True}
+        timeout_s = _patience_s(timeout, block=block)
+        _take(at._replace(topic=chosen_topic(at.folder, at.topic)), taken, count, timeout_s, options)
     except Empty as empty:
         sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
         note(f"{safe(str(empty))}")
@@ -231,34 +225,18 @@ def default_holder() -> str:
     return f"{note['host']}:{os.getppid()}"
 
 
-class _Wanted(NamedTuple):
-    """What is to be taken, and for whom."""
-
-    topic: str
-    group: str | None
-    most: int
-    timeout_s: float
-    lease_s: float | None
-    holder: str
-
-
-def _take(folder: str, taken: _Taken, wanted: _Wanted, wait: str) -> None:
+def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dict[str, Any]) -> None:
     """Hand over what is ready, or what comes in time."""
-    with closing(Turns(folder, wanted.topic, wanted.timeout_s, wait).each()) as turns:
-        for broker, timeout_s in turns:
-            group = view(broker, wanted.topic, wanted.group, make=True)
-            found = group.receive_many(
-                wanted.most, timeout=timeout_s, lease=wanted.lease_s, holder=wanted.holder, detached=True
-            )
+    topic = at.topic or ""
+    with closing(Turns(at.folder, topic, timeout_s, at.wait).each()) as turns:
+        for broker, wait_s in turns:
+            group = view(broker, topic, at.group, make=True)
+            found = group.receive_many(count, timeout=wait_s, **options)
             if found:
                 taken(group, found)
                 return
-    raise _nothing(folder, wanted)
-
-
-def _nothing(folder: str, wanted: _Wanted) -> Empty:
-    within = f"within {wanted.timeout_s:g} s" if wanted.timeout_s else "now"
-    return Empty(f"no message is ready {within} in {folder}")
+    within = f"within {timeout_s:g} s" if timeout_s else "now"
+    raise Empty(f"no message is ready {within} in {at.folder}")
 
 
 class _Showing:
@@ -301,9 +279,7 @@ class _Showing:
             note(f"receipt {safe(message.receipt)}")
 
     def _show_facts(self, console: Console, message: holdfast.Message[bytes]) -> None:
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(no_wrap=True)
-        facts.add_column(overflow="fold")
+        facts = facts_table()
         facts.add_row("id", safe(message.id))
         if self._acked:
             facts.add_row("acked", "yes")
@@ -342,29 +318,20 @@ _Message: TypeAlias = holdfast.Message[bytes]
 
 @command
 def ack_command(
-    folder: QueueFolder,
+    at: QueueAt,
     receipts: Receipts = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Messages are handled: they never come back."""
-    settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "acked", lambda message: message.ack())
+    return _settled(at, receipts, "acked", lambda message: message.ack())
 
 
 @command
 def nack_command(
-    folder: QueueFolder,
+    at: QueueAt,
     receipts: Receipts = None,
     delay: Annotated[str | None, option("--delay TIME", "Again after this time; by default the queue's.")] = None,
     error: Annotated[str | None, option("--error TEXT", "What went wrong.")] = None,
     state: StateOption = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Messages failed: they come back after a while, or go to the dead letters after the last attempt."""
     delay_s = None if delay is None else parse_duration(delay, "--delay")
@@ -372,35 +339,25 @@ def nack_command(
     def nack(message: _Message) -> None:
         message.nack(delay=delay_s, error=error)
 
-    settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "nacked", _with_state(state, nack))
+    return _settled(at, receipts, "nacked", _with_state(state, nack))
 
 
 @command
 def reject_command(
-    folder: QueueFolder,
+    at: QueueAt,
     receipts: Receipts = None,
     reason: Annotated[str, option("--reason TEXT", "Why.")] = "",
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Messages can never be handled: straight to the dead letters."""
-    settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "rejected", lambda message: message.reject(reason))
+    return _settled(at, receipts, "rejected", lambda message: message.reject(reason))
 
 
 @command
 def defer_command(
-    folder: QueueFolder,
+    at: QueueAt,
     receipts: Receipts = None,
     delay: Annotated[str, option("--delay TIME", "Again after this time.")] = "0",
     state: StateOption = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """Not now: messages come back, and this does not count as an attempt."""
     delay_s = parse_duration(delay, "--delay")
@@ -408,25 +365,19 @@ def defer_command(
     def defer(message: _Message) -> None:
         message.defer(delay=delay_s)
 
-    settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "deferred", _with_state(state, defer))
+    return _settled(at, receipts, "deferred", _with_state(state, defer))
 
 
 @command
 def extend_command(
-    folder: QueueFolder,
+    at: QueueAt,
     receipts: Receipts = None,
     lease: Annotated[str | None, option("--lease TIME", "So long from now; by default the queue's.")] = None,
     state: StateOption = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """More time for messages in hand."""
     lease_s = None if lease is None else parse_duration(lease, "--lease")
-    settling = _Settling(folder, topic, group, wait, as_json=as_json)
-    return settling.run(receipts, "extended", _with_state(state, lambda message: message.extend(lease_s)))
+    return _settled(at, receipts, "extended", _with_state(state, lambda message: message.extend(lease_s)))
 
 
 def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callable[[_Message], None]:
@@ -446,38 +397,27 @@ def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callab
     return keep
 
 
-class _Settling:
-    """What became of messages, each receipt for itself: one that is no longer good does not stop the others."""
-
-    def __init__(self, folder: str, topic: str | None, group: str | None, wait: str, *, as_json: bool) -> None:
-        self._folder = folder
-        self._topic = topic
-        self._group = group
-        self._wait = wait
-        self._as_json = as_json
-
-    def run(self, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
-        group = self._group or (None if receipts else os.environ.get(GROUP) or None)
-        code = OK
-        with opened_broker(self._folder, wait=self._wait) as broker:
-            views = Views(broker, self._folder, self._topic, group)
-            for receipt in receipts or [_exported()]:
-                try:
-                    queue = views.of_receipt(receipt)
-                    message = queue.resume(receipt)
-                    settle(message)
-                except HoldfastError as error:
-                    print_error(error.code, str(error), as_json=self._as_json)
-                    code = NOT_DONE
-                    continue
-                self._show(_after(queue, message, verb))
-        return code
-
-    def _show(self, facts: dict[str, Any]) -> None:
-        if self._as_json:
-            print_json_line(facts)
-        else:
-            say(_sentence(facts))
+def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
+    """Settle messages, each receipt for itself: one that is no longer good does not stop the others."""
+    group = at.group or (None if receipts else os.environ.get(GROUP) or None)
+    code = OK
+    with opened_broker(at.folder, wait=at.wait) as broker:
+        views = Views(broker, at._replace(group=group))
+        for receipt in receipts or [_exported()]:
+            try:
+                view = views.of_receipt(receipt)
+                message = view.resume(receipt)
+                settle(message)
+            except HoldfastError as error:
+                print_error(error.code, str(error), as_json=at.as_json)
+                code = NOT_DONE
+                continue
+            facts = _after(view, message, verb)
+            if at.as_json:
+                print_json_line(facts)
+            else:
+                say(_sentence(facts))
+    return code
 
 
 def _exported() -> str:

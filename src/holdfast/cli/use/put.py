@@ -20,7 +20,7 @@ from holdfast.api.drafts import NewMessage
 from holdfast.api.ports import port_of
 from holdfast.api.sync.producer import Producer
 from holdfast.api.times import parse_duration, parse_instant
-from holdfast.cli.console import counter
+from holdfast.cli.console import progress
 from holdfast.cli.look.trace import time_text
 from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue
 from holdfast.cli.operate.settings import size_of
@@ -307,7 +307,7 @@ class _Putting:
 
     def put_all(self, broker: holdfast.Broker, batches: Iterable[list[Item]]) -> None:
         """One batch after the other, with the count of them for those who look on."""
-        with counter("putting", shown=not self._as_json) as told:
+        with progress("putting", "count", shown=not self._as_json) as told:
             for batch in batches:
                 self.put(broker, batch)
                 told(self.stored)
@@ -499,7 +499,7 @@ class _Producing:
         """Send all of them and wait for their answers; an error says how many were stored before it."""
         began = time.monotonic()
         try:
-            with counter("producing", shown=shown) as told:
+            with progress("producing", "count", shown=shown) as told:
                 for place, message in items:
                     self._send(place, message)
                     if not self.sent % _TELL_EVERY:
