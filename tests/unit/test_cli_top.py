@@ -11,7 +11,8 @@ import pytest
 
 import holdfast
 from holdfast.cli.look import stats as top_module
-from holdfast.cli.look.stats import FolderSource, Load, TopicLoad, document, load_table
+from holdfast.cli.look.stats import Load, TopicLoad, document, load_table
+from holdfast.cli.look.stats import LoadSource as FolderSource
 from holdfast.errors import Unavailable
 from tests.unit.commands import Run, runner
 

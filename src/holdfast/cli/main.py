@@ -13,7 +13,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
-from holdfast.cli.places import PLACE, App, option
+from holdfast.cli.places import PLACE, CommandApp, option
 from holdfast.env.process import set_variable
 from holdfast.errors import HoldfastError
 from holdfast.storage.opening import TRUST
@@ -106,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(given))
 
 
-def app_of(names: Iterable[str]) -> App:
+def app_of(names: Iterable[str]) -> CommandApp:
     """The program with these commands."""
-    app = App(
+    app = CommandApp(
         name="holdfast",
         help="Durable queues and topics, in a folder or at a server: put, get, look, check, repair. All speak JSON.",
         pretty_exceptions_enable=False,

@@ -246,11 +246,6 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + more
 
 
-def topic_of(folder: str) -> str:
-    """A topic of the folder; NotAQueue where there is none."""
-    return next(iter(topics_of(folder)), "")
-
-
 def log_of(folder: str, topic: str | None = None, partition: int = 0) -> str:
     """Where the messages of a topic's partition lie, for those who only read."""
     return join(partition_folder(folder, chosen_topic(folder, topic), partition), "log")

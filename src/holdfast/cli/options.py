@@ -13,21 +13,20 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import GROUPS, names_in, topic_folder, topics
 from holdfast.broker.folder.policy import GroupNotes
-from holdfast.cli.output import OK, Section, command
+from holdfast.cli.output import OK, CommandSection
 from holdfast.cli.places import AT, PLACE, PROFILE, argument, option, place_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError
 from holdfast.storage.files import join
 
-completion_app = Section("Completion of commands and names in a shell.")
+completion_app = CommandSection("Completion of commands and names in a shell.")
 
 Shell: TypeAlias = Literal["bash", "zsh", "fish"]
 _VARIABLE: Final = "_HOLDFAST_COMPLETE"
 
 
 @completion_app.command("show")
-@command
 def completion_show_command(shell: Annotated[Shell, argument("SHELL", "bash, zsh or fish.")]) -> int:
     """Print the script that teaches a shell to complete: save it where the shell looks for such scripts."""
     sys.stdout.write(get_completion_script(prog_name="holdfast", complete_var=_VARIABLE, shell=shell) + "\n")

@@ -16,16 +16,18 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import typer
 
-from holdfast.cli.places import AT, PROFILE, App, unbundled, with_place
+from holdfast.cli.places import AT, PROFILE, CommandApp, unbundled, with_place
 from holdfast.cli.text import safe, safe_lines
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 # Asking before something is changed for good.
@@ -57,12 +59,22 @@ def somebody_answers() -> bool:
 # Commands behind one word, such as `holdfast topic`.
 
 
-class Section(App):
+class CommandSection(CommandApp):
     """Commands that belong together; their word alone shows which there are."""
 
     def __init__(self, about: str) -> None:
         super().__init__(help=about, rich_markup_mode=None)
         self.callback(invoke_without_command=True)(_show_commands)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
+        """One of the commands: a function that answers with its exit code."""
+        added = super().command(name, **options)
+
+        def add(function: _Function) -> _Function:
+            added(command(function))
+            return function
+
+        return add
 
 
 def _show_commands(context: typer.Context) -> None:

@@ -33,8 +33,7 @@ from holdfast.cli.output import (
     INTERRUPTED,
     NOT_DONE,
     OK,
-    Section,
-    command,
+    CommandSection,
     confirmed,
     print_error,
     print_json,
@@ -176,7 +175,7 @@ def standing_table(standings: Sequence[Standing], running: Mapping[str, int | No
     return shown
 
 
-app = Section("Pipelines from queues to tables and back, on Spark.")
+app = CommandSection("Pipelines from queues to tables and back, on Spark.")
 
 Names: TypeAlias = Annotated[list[str] | None, argument("[NAME]...", "Which pipelines.")]
 Declared: TypeAlias = Annotated[str, option("--config FILE", "The file that declares the pipelines, YAML or Python.")]
@@ -185,7 +184,6 @@ FILE = "pipelines.yaml"
 
 
 @app.command("run")
-@command
 def run_command(
     names: Names = None,
     declared: Declared = FILE,
@@ -226,7 +224,6 @@ def run_command(
 
 
 @app.command("plan")
-@command
 def plan_command(
     names: Names = None, declared: Declared = FILE, everything: All = False, as_json: AsJson = False
 ) -> int:
@@ -244,7 +241,6 @@ def plan_command(
 
 
 @app.command("ls")
-@command
 def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
     """List the pipelines that a file declares."""
     project = _project(declared)
@@ -265,7 +261,6 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 
 
 @app.command("status")
-@command
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
     """Show how far pipelines are: batches, rows, lag, and who runs them. Needs neither Spark's JVM nor a lock."""
     project = _project(declared)
@@ -284,7 +279,6 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
 
 
 @app.command("new")
-@command
 def new_command(
     name: Annotated[str, argument("NAME", "The name of the pipeline.")],
     kind: Annotated[str, option("--kind KIND", "What it does.")] = "land",
@@ -315,7 +309,6 @@ def new_command(
 
 
 @app.command("export")
-@command
 def export_command(
     folder: Annotated[str, option("--sdp DIR", "Where the project goes.")],
     declared: Declared = FILE,

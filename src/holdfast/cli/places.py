@@ -504,7 +504,7 @@ class PlacedGroup(TakesPlain, TyperGroup):
     """What is said before the command."""
 
 
-class App(typer.Typer):
+class CommandApp(typer.Typer):
     """Commands that belong together; each may work somewhere."""
 
     def __init__(self, **options: Any) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Final, TypeAlias
+from typing import Final
 
 import holdfast
 from holdfast.api.ports import port_of
@@ -18,6 +18,7 @@ from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
+from holdfast.broker.inspect.delayed import count_beside
 from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
 from holdfast.broker.routing import check_partition
 from holdfast.cli.look.messages import AnyMessage, reader_of
@@ -272,7 +273,7 @@ class ServerLogs:
                 asked(self._broker, ReadMessages, *path, offset=end, limit=1, wait=min(most_s, _WAIT_S))
 
 
-class Turns:
+class OpeningTurns:
     """Opens a place again and again while a command waits for something there.
 
     Nobody else can use a folder while this process owns it, so a command that waits lets go of it between two turns.
@@ -372,7 +373,7 @@ def check_has_log(folder: str, topic: str, log: str) -> None:
         raise NotALog(f"{topic} in {folder} holds no messages yet: nobody has opened it since it was made")
 
 
-class ToldStanding:
+class ServerStanding:
     """A server at one moment, with the methods of `Standing`."""
 
     def __init__(self, place: str) -> None:
@@ -392,21 +393,30 @@ class ToldStanding:
         return sorted((group for each in found for group in each.groups), key=lambda group: (group.name, group.topic))
 
     def look(self, topic: str | None = None) -> tuple[list[TopicStanding], dict[str, int]]:
-        """The topics, and how many messages of each wait for their time."""
+        """The topics, and for each the number of messages that wait for their time."""
         from holdfast.protocol.topics import Standings
 
+        topics: list[TopicStanding] = []
+        delayed: dict[str, int] = {}
+        query: dict[str, str | None] = {"topic": topic}
         with opened_broker(self._place) as broker:
-            told = asked(broker, Standings, "standing", topic=topic)
-            topics, delayed = told.topics, told.delayed
-            while told.next:
-                told = asked(broker, Standings, "standing", after=told.next)
+            while query:
+                told = asked(broker, Standings, "standing", **query)
                 topics, delayed = topics + told.topics, delayed | told.delayed
+                query = {"after": told.next} if told.next else {}
         return topics, delayed
 
 
-AnyStanding: TypeAlias = Standing | ToldStanding
+def standing_of(place: str) -> Standing | ServerStanding:
+    """How topics and groups stand now."""
+    return ServerStanding(place) if is_address(place) else Standing(real_world(), place)
 
 
-def standing_of(place: str) -> AnyStanding:
-    """How things stand there now."""
-    return ToldStanding(place) if is_address(place) else Standing(real_world(), place)
+def standing_with_delayed(place: str, topic: str | None) -> tuple[list[TopicStanding], dict[str, int]]:
+    """How topics stand now, and for each the number of messages that wait for their time."""
+    standing, world = standing_of(place), real_world()
+    if isinstance(standing, ServerStanding):
+        return standing.look(topic)
+    found = list(standing.topics()) if topic is None else [standing.topic(topic)]
+    parts = {each.name: [partition_folder(place, each.name, one.number) for one in each.partitions] for each in found}
+    return found, {name: sum(count_beside(world, part) for part in each) for name, each in parts.items()}

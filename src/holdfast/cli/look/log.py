@@ -20,7 +20,7 @@ from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.routing import check_partition
 from holdfast.cli.opening import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
-from holdfast.cli.output import DAMAGED, OK, Section, command, note, print_json, print_json_line, stdout
+from holdfast.cli.output import DAMAGED, OK, CommandSection, note, print_json, print_json_line, stdout
 from holdfast.cli.places import option
 from holdfast.cli.reading import check_has_log
 from holdfast.cli.text import as_json as value_as_json
@@ -46,7 +46,7 @@ _LOCKS: Final = Path("/proc/locks")
 _NOTE_BYTES: Final = 512
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
+class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the owner. `alive` is None where that cannot be told from here."""
 
     alive: bool | None
@@ -61,7 +61,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
         return f"process {self.pid} on {self.host} ({self.command}), since {self.since}"
 
 
-def owner_of(folder: str, locks: Path = _LOCKS) -> Owner | None:
+def owner_of(folder: str, locks: Path = _LOCKS) -> LockOwner | None:
     """The owner of the folder, or the last one; None where it was never owned."""
     path = os.path.join(folder, LOCK)
     try:
@@ -76,10 +76,10 @@ def owner_of(folder: str, locks: Path = _LOCKS) -> Owner | None:
     return msgspec.structs.replace(note, alive=held)
 
 
-def _note(content: bytes) -> Owner:
+def _note(content: bytes) -> LockOwner:
     try:
         facts = json.loads(content)
-        return Owner(
+        return LockOwner(
             alive=None,
             pid=int(facts["pid"]),
             host=str(facts["host"]),
@@ -87,7 +87,7 @@ def _note(content: bytes) -> Owner:
             since=str(facts["since"]),
         )
     except (ValueError, KeyError, TypeError):
-        return Owner(alive=None)
+        return LockOwner(alive=None)
 
 
 def _is_locked(locks: str, inode: int) -> bool | None:
@@ -215,7 +215,7 @@ def _messages(info: dict[str, Any]) -> str:
 
 
 def _add_owner(facts: Table, info: dict[str, Any]) -> None:
-    owner = None if info["owner"] is None else msgspec.convert(info["owner"], Owner)
+    owner = None if info["owner"] is None else msgspec.convert(info["owner"], LockOwner)
     if owner is not None and owner.alive:
         facts.add_row("owner", safe(str(owner)))
         return
@@ -387,11 +387,10 @@ def _document(kind: Kind, record: Record) -> dict[str, Any]:
     }
 
 
-app = Section("Look into a log.")
+app = CommandSection("Look into a log.")
 
 
 @app.command("info")
-@command
 def info_command(folder: Folder, as_json: AsJson = False) -> int:
     """Show a log's offsets, times, segments, owner and disk use; of a queue: those of each of its logs."""
     if not is_queue(folder):
@@ -414,7 +413,6 @@ def info_command(folder: Folder, as_json: AsJson = False) -> int:
 
 
 @app.command("dump")
-@command
 def dump_command(
     folder: Folder,
     offset: Annotated[int | None, option("--offset", "Begin here, not at the start.", min=0)] = None,

@@ -50,7 +50,7 @@ _MOST_SHOWN_BYTES: Final = 4_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Column(NamedTuple):
+class MessageColumn(NamedTuple):
     """A column of a table; one that says nothing in a whole page is left out."""
 
     title: str
@@ -117,19 +117,19 @@ def header_text(message: AnyMessage) -> str:
     return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
 
 
-ID: Final = Column("id", 8, lambda message: safe(message.id))
-TIME: Final = Column("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
-DUE: Final = Column("due (UTC)", 19, lambda message: seconds_text(message.due_at))
-KEY: Final = Column("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
-HEADERS: Final = Column("headers", 16, header_text)
-PRIORITY: Final = Column("pri", 3, lambda message: str(message.priority or ""), "right")
-ATTEMPTS: Final = Column("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
-HOLDER: Final = Column("holder", 16, lambda message: safe(getattr(message, "holder", "")))
-REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reason", "")))
-ERROR: Final = Column(
+ID: Final = MessageColumn("id", 8, lambda message: safe(message.id))
+TIME: Final = MessageColumn("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
+DUE: Final = MessageColumn("due (UTC)", 19, lambda message: seconds_text(message.due_at))
+KEY: Final = MessageColumn("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
+HEADERS: Final = MessageColumn("headers", 16, header_text)
+PRIORITY: Final = MessageColumn("pri", 3, lambda message: str(message.priority or ""), "right")
+ATTEMPTS: Final = MessageColumn("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
+HOLDER: Final = MessageColumn("holder", 16, lambda message: safe(getattr(message, "holder", "")))
+REASON: Final = MessageColumn("reason", 12, lambda message: safe(getattr(message, "reason", "")))
+ERROR: Final = MessageColumn(
     "error", _MOST_ERROR_CELLS, lambda message: safe(getattr(message, "error", "").partition("\n")[0])
 )
-SIZE: Final = Column("bytes", 6, lambda message: f"{message.size:,}", "right")
+SIZE: Final = MessageColumn("bytes", 6, lambda message: f"{message.size:,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 
 
@@ -168,11 +168,11 @@ def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
 class Pages:
     """A table of any length, page by page; columns keep their place from one page to the next."""
 
-    def __init__(self, console: Console, columns: Sequence[Column] = USUAL) -> None:
+    def __init__(self, console: Console, columns: Sequence[MessageColumn] = USUAL) -> None:
         self._console = console
         self._room = console.width
         self._columns = columns
-        self._shown: list[Column] = []
+        self._shown: list[MessageColumn] = []
         self._page: list[AnyMessage] = []
 
     def show(self, messages: Iterable[AnyMessage]) -> int:
@@ -199,7 +199,7 @@ class Pages:
         places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
         self._shown = used
         bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
-        shown = [*used, Column(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
+        shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
         cells = _fitting({column.title: column.cells for column in shown}, self._room)
         # Rich would cut every column alike, ids as well: what still does not fit goes over the edge instead.
         self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
@@ -212,7 +212,7 @@ class Pages:
         self._console.print(table)
         self._page.clear()
 
-    def _width(self, column: Column, texts: Sequence[str]) -> int:
+    def _width(self, column: MessageColumn, texts: Sequence[str]) -> int:
         """As wide as needed up to the column's own width; an id is never cut, for it is there to be copied."""
         before = next((each.cells for each in self._shown if each.title == column.title), 0)
         longest = max(map(cell_len, texts))
@@ -388,7 +388,7 @@ def list_command(
     with at.opened() as queue:
         messages = queue.messages(phase, where=where, limit=limit)
         nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
-        columns: dict[str, tuple[Column, ...]] = {
+        columns: dict[str, tuple[MessageColumn, ...]] = {
             "ready": USUAL,
             "leased": (ID, _until(queue), HOLDER, KEY, ATTEMPTS, SIZE),
             "delayed": (ID, DUE, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE),
@@ -411,7 +411,7 @@ def show_command(
 
 def show_messages(
     messages: Iterable[AnyMessage],
-    columns: tuple[Column, ...],
+    columns: tuple[MessageColumn, ...],
     nothing: str,
     *,
     as_json: bool,
@@ -432,5 +432,5 @@ def _lease(queue: holdfast.Group[Any] | None, message: AnyMessage) -> dict[str, 
     return {} if until is None else moment("lease_until", until)
 
 
-def _until(queue: holdfast.Group[Any]) -> Column:
-    return Column("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))
+def _until(queue: holdfast.Group[Any]) -> MessageColumn:
+    return MessageColumn("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 from rich.console import Group as Lines
@@ -14,9 +14,8 @@ from rich.text import Text
 
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, to_datetime
-from holdfast.broker.folder.layout import DEFAULT_GROUP, partition_folder
-from holdfast.broker.inspect.delayed import count_beside
-from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
+from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.inspect.standing import GroupStanding, TopicStanding
 from holdfast.cli.console import Screen, screen
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text
@@ -25,7 +24,7 @@ from holdfast.cli.operate.topics import topics_document, topics_table
 from holdfast.cli.options import AsJson, DataFolder, Topic
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
 from holdfast.cli.places import option, queue_of
-from holdfast.cli.reading import ToldStanding, standing_of
+from holdfast.cli.reading import standing_of, standing_with_delayed
 from holdfast.cli.text import facts_table, safe, show_table, size, table
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -64,58 +63,28 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     topics: list[TopicLoad]
 
 
-class LoadSource(Protocol):
-    """Where the numbers come from."""
-
-    name: str
-
-    def look(self) -> Load:
-        """How things are now."""
-
-    def owner(self) -> str:
-        """Who runs it, for people."""
-
-
-class FolderSource:
-    """A data folder, read without owning it."""
-
-    def __init__(self, folder: str, topic: str | None) -> None:
-        self.name = folder
-        self._topic = topic
-        self._world = real_world()
-        found = topics_of(folder)
-        if topic is not None and topic not in found:
-            raise unknown_topic(folder, topic, found)
-
-    def look(self) -> Load:
-        standing, at_s = Standing(self._world, self.name), time.monotonic()
-        found = standing.topics() if self._topic is None else [standing.topic(self._topic)]
-        return Load(at_s=at_s, topics=[_load_of(topic, self._delayed(topic)) for topic in found])
-
-    def owner(self) -> str:
-        owner = owner_of(self.name)
-        return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
-
-    def _delayed(self, topic: TopicStanding) -> int:
-        return sum(
-            count_beside(self._world, partition_folder(self.name, topic.name, each.number)) for each in topic.partitions
-        )
-
-
-class ServerSource:
-    """A server, which is asked."""
+class LoadSource:
+    """Where the numbers come from: a data folder, read without owning it, or a server."""
 
     def __init__(self, place: str, topic: str | None) -> None:
         self.name = place
         self._topic = topic
+        if not is_address(place):
+            found = topics_of(place)
+            if topic is not None and topic not in found:
+                raise unknown_topic(place, topic, found)
 
     def look(self) -> Load:
-        topics, delayed = ToldStanding(self.name).look(self._topic)
-        loads = [_load_of(topic, delayed.get(topic.name, 0)) for topic in topics]
-        return Load(at_s=time.monotonic(), topics=loads)
+        """How things are now."""
+        at_s, (topics, delayed) = time.monotonic(), standing_with_delayed(self.name, self._topic)
+        return Load(at_s=at_s, topics=[_load_of(topic, delayed.get(topic.name, 0)) for topic in topics])
 
     def owner(self) -> str:
-        return "a server"
+        """The process that has it, for people."""
+        if is_address(self.name):
+            return "a server"
+        owner = owner_of(self.name)
+        return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
 
 
 def _load_of(topic: TopicStanding, delayed: int) -> TopicLoad:
@@ -158,7 +127,7 @@ def top_command(
     interval_s = parse_duration(interval, "--interval")
     if interval_s < 0.1:
         raise InvalidRequest(f"--interval {interval} is too often; give 100ms or more")
-    source: LoadSource = ServerSource(folder, topic) if is_address(folder) else FolderSource(folder, topic)
+    source = LoadSource(folder, topic)
     if not once:
         _watch(source, interval_s, as_json=as_json)
     load = source.look()

@@ -35,9 +35,9 @@ from holdfast.broker.tracing.steps import (
     STEPS,
     TraceStep,
 )
-from holdfast.cli.opening import is_queue, opened_broker, topic_of
+from holdfast.cli.opening import is_queue, opened_broker, topics_of
 from holdfast.cli.options import AsJson, QueueFolder
-from holdfast.cli.output import OK, Section, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import OK, CommandSection, print_json, print_json_line, stderr, stdout
 from holdfast.cli.places import argument, option
 from holdfast.cli.text import facts_table, iso_time, safe, short_time
 from holdfast.client.address import is_address
@@ -203,7 +203,7 @@ class _Drawing:
         return "+" + time_text(max(at_ms * 1_000_000 - self._begin_ns, 0))
 
 
-app = Section("Traces: what became of messages, step by step.")
+app = CommandSection("Traces: what became of messages, step by step.")
 
 _SHORT_ID: Final = 12
 # Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
@@ -217,7 +217,6 @@ _Until: TypeAlias = Annotated[str | None, option("--until TIME", "Up to then.")]
 
 
 @app.command("show")
-@command
 def show_command(
     message_id: Annotated[str, argument("ID", "Of a message, such as orders-0-42.")],
     folder: QueueFolder,
@@ -227,7 +226,11 @@ def show_command(
     if is_address(message_id) or is_queue(message_id):  # all other commands take the folder first
         message_id, folder = folder, message_id
     topic_of_id(message_id)  # or a mistake in the call
-    steps = _trace(folder, message_id)
+    if is_address(folder):
+        with opened_broker(folder) as broker:
+            steps = broker.trace(message_id)
+    else:
+        steps = trace(_log(folder), message_id)
     if not steps:
         raise InvalidRequest(
             f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
@@ -245,7 +248,6 @@ def show_command(
 
 
 @app.command("search")
-@command
 def search_command(
     folder: QueueFolder,
     topic: _Topic = None,
@@ -271,7 +273,6 @@ def search_command(
 
 
 @app.command("ls")
-@command
 def ls_command(
     folder: QueueFolder,
     topic: _Topic = None,
@@ -293,7 +294,6 @@ def ls_command(
 
 
 @app.command("stats")
-@command
 def stats_command(
     folder: QueueFolder,
     topic: _Topic = None,
@@ -312,13 +312,6 @@ def stats_command(
     return OK
 
 
-def _trace(place: str, message_id: str) -> list[TraceStep]:
-    if is_address(place):
-        with opened_broker(place) as broker:
-            return broker.trace(message_id)
-    return trace(_log(place), message_id)
-
-
 def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
     if is_address(place):
         with opened_broker(place) as broker:
@@ -328,27 +321,23 @@ def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[Tr
 
 
 def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
-    """All that fit; of a server's as many of the newest as it tells at once."""
+    """All that fit; from a server, as many of the newest as it answers at once."""
     return iter(_steps(place, wanted, _MOST_TOLD, last=True)) if is_address(place) else search(_log(place), wanted)
 
 
 def _question(wanted: Search) -> dict[str, Any]:
-    """A search as a face takes it."""
-    names = ("topic", "group", "event", "holder", "error")
-    asked: dict[str, Any] = {name: getattr(wanted, name) for name in names}
-    ever = Search()
-    if wanted.since_ns != ever.since_ns:
-        asked["since"] = to_datetime(wanted.since_ns)
-    if wanted.until_ns != ever.until_ns:
-        asked["until"] = to_datetime(wanted.until_ns)
-    return asked
+    """A search as a broker takes it."""
+    ever, names = Search(), ("topic", "group", "event", "holder", "error")
+    times = {"since": (wanted.since_ns, ever.since_ns), "until": (wanted.until_ns, ever.until_ns)}
+    said = {name: to_datetime(ns) for name, (ns, unset) in times.items() if ns != unset}
+    return {name: getattr(wanted, name) for name in names} | said
 
 
 def _log(folder: str) -> LogReader:
     world = real_world()
     place = join(partition_folder(folder, TRACES), "log")
     if not is_log(world, place):
-        topic_of(folder)  # or there is nothing here at all
+        topics_of(folder)  # or there is nothing here at all
         raise NotAQueue(f"nothing was traced in {folder} yet: give a topic the setting trace_sample, from 0 to 1")
     return LogReader(place, world=world)
 
@@ -370,7 +359,7 @@ def _document(step: TraceStep) -> dict[str, Any]:
 
 
 def _summary(message_id: str, steps: list[TraceStep]) -> str:
-    life = _Life(steps[0])
+    life = _TracedMessage(steps[0])
     for step in steps:
         life.add(step)
     attempts = f", taken {count_of(life.deliveries, 'time')}" if life.deliveries else ""
@@ -390,7 +379,7 @@ def _show_steps(steps: Iterable[TraceStep]) -> bool:
     return shown
 
 
-class _Life:
+class _TracedMessage:
     """One message, as far as its steps tell."""
 
     def __init__(self, first: TraceStep) -> None:
@@ -422,13 +411,13 @@ class _Life:
         }
 
 
-def _lives(steps: Iterator[TraceStep]) -> list[_Life]:
+def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
     """What became of each message, the one that was heard of last at the end."""
-    lives: dict[str, _Life] = {}
+    lives: dict[str, _TracedMessage] = {}
     for step in steps:
         life = lives.pop(step.id, None)
         if life is None or step.step == PUBLISHED:
-            life = _Life(step)
+            life = _TracedMessage(step)
         life.add(step)
         lives[step.id] = life
         if len(lives) > _MOST_LIVES:
@@ -436,7 +425,7 @@ def _lives(steps: Iterator[TraceStep]) -> list[_Life]:
     return list(lives.values())
 
 
-def _lives_table(lives: list[_Life]) -> Table:
+def _lives_table(lives: list[_TracedMessage]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for title in ("id", "begun (UTC)", "took", "taken", "last", "trace", "error"):
         table.add_column(title, no_wrap=True, overflow="ellipsis" if title == "error" else "ignore")

@@ -11,19 +11,18 @@ import msgspec
 from holdfast.broker.folder.layout import check_name
 from holdfast.cli import places
 from holdfast.cli.options import AsJson, TlsKey
-from holdfast.cli.output import OK, Section, command, note, print_json, say, stdout
+from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdout
 from holdfast.cli.places import PLACE, argument, option
 from holdfast.cli.text import safe, show_table, table
 from holdfast.client.address import is_address, parse_address
 from holdfast.errors import InvalidRequest
 
-app = Section("Places with a name, and what it takes to get in there.")
+app = CommandSection("Places with a name, and what it takes to get in there.")
 
 Name: TypeAlias = Annotated[str, argument("NAME", "The profile's name.")]
 
 
 @app.command("ls")
-@command
 def ls_command(as_json: AsJson = False) -> int:
     """List the profiles; tokens are not shown."""
     known = places.read()
@@ -42,7 +41,6 @@ def ls_command(as_json: AsJson = False) -> int:
 
 
 @app.command("add")
-@command
 def add_command(
     name: Name,
     place: Annotated[str, argument(PLACE, "The data folder, or the address of a server.")],
@@ -86,7 +84,6 @@ def add_command(
 
 
 @app.command("rm")
-@command
 def rm_command(name: Name, as_json: AsJson = False) -> int:
     """Forget a profile."""
     known = places.read()
@@ -98,7 +95,6 @@ def rm_command(name: Name, as_json: AsJson = False) -> int:
 
 
 @app.command("use")
-@command
 def use_command(
     name: Annotated[str | None, argument("[NAME]", "The profile; none to use none.")] = None,
     as_json: AsJson = False,

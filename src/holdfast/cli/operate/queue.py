@@ -47,7 +47,7 @@ from holdfast.cli.options import (
 from holdfast.cli.output import (
     NOT_DONE,
     OK,
-    Section,
+    CommandSection,
     command,
     confirmed,
     print_error,
@@ -248,7 +248,7 @@ def apply_retention_command(
     return OK
 
 
-dead_app = Section("Dead letters: look at them, put them back, drop them.")
+dead_app = CommandSection("Dead letters: look at them, put them back, drop them.")
 
 _AT_ONCE: Final = 500
 _COUNT_CELLS: Final = 7
@@ -258,7 +258,6 @@ _Do: TypeAlias = Callable[[Sequence[str]], int]
 
 
 @dead_app.command("ls")
-@command
 def dead_ls_command(
     at: QueueAt,
     by_error: Annotated[bool, option("--by-error", "Count them by reason and kind of error.")] = False,
@@ -275,7 +274,6 @@ def dead_ls_command(
 
 
 @dead_app.command("show")
-@command
 def dead_show_command(
     at: QueueAt,
     letter_id: Annotated[str, argument("ID", "Of a dead letter, or the message's own.")],
@@ -305,7 +303,6 @@ def _looking(at: QueueAt) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLe
 
 
 @dead_app.command("redrive")
-@command
 def dead_redrive_command(
     at: QueueAt,
     ids: _Ids = None,
@@ -329,7 +326,6 @@ def dead_redrive_command(
 
 
 @dead_app.command("purge")
-@command
 def dead_purge_command(
     at: QueueAt,
     ids: _Ids = None,

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-from rich.table import Table
 
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import SETTINGS, TOPIC, TOPICS, topic_folder
 from holdfast.broker.folder.policy import NOT_KEPT, kept_settings
 from holdfast.cli.opening import asked, chosen_topic, opened_broker, see_to_queue, settings_of
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
-from holdfast.cli.output import OK, Section, command, print_json, stdout
+from holdfast.cli.output import OK, CommandSection, command, print_json, stdout
 from holdfast.cli.places import PLACE, argument, option
 from holdfast.cli.text import ruled_table, safe
 from holdfast.client.address import is_address
@@ -145,14 +144,13 @@ def _value_text(value: Any) -> str:
     return "none" if value is None else safe(str(value))
 
 
-config_app = Section("The settings file, and what is in force.")
+config_app = CommandSection("The settings file, and what is in force.")
 
 _TIMES: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 
 
 @config_app.command("show")
-@command
 def config_show_command(
     folder: Annotated[
         str | None,
@@ -167,67 +165,58 @@ def config_show_command(
     if folder is not None and is_address(folder):
         if settings_file is not None:
             raise InvalidRequest("a server has its own settings file; leave out --config")
-        return _show_told(folder, as_json=as_json)
-    world = real_world()
-    effective = read_settings(world, environment(), settings_file)
-    if folder is not None and not world.disk.exists(folder):
-        raise InvalidRequest(
-            f"there is no folder {folder}; name a data folder, or none to see only the settings file's"
-        )
-    topics = _topics(world, effective, folder or effective.data_dir)
+        file = data_dir = None
+        settings, topics = _server_settings(folder)
+    else:
+        world = real_world()
+        effective = read_settings(world, environment(), settings_file)
+        if folder is not None and not world.disk.exists(folder):
+            raise InvalidRequest(
+                f"there is no folder {folder}; name a data folder, or none to see only the settings file's"
+            )
+        file, data_dir, settings = effective.path, effective.data_dir, list(effective.settings())
+        topics = _topics(world, effective, folder or data_dir)
     if as_json:
-        print_json(
-            {
-                "file": effective.path,
-                "data_dir": effective.data_dir,
-                "settings": _settings_document(effective.settings()),
-                "topics": {topic: _settings_document(settings) for topic, settings in topics.items()},
-            }
-        )
+        documents = {topic: _settings_document(each) for topic, each in topics.items()}
+        print_json({"file": file, "data_dir": data_dir, "settings": _settings_document(settings), "topics": documents})
         return OK
-    named = f"settings file: {safe(effective.path)}" if effective.path else "settings file: none"
-    stdout().print(named if effective.path else f"{named} (name one with --config, or with {FILE_VARIABLE})")
-    stdout().print(_settings_table(effective, topics))
+    if not is_address(folder):
+        hint = f"none (name one with --config, or with {FILE_VARIABLE})"
+        stdout().print(f"settings file: {safe(file) if file else hint}")
+    shown = ruled_table("setting", "value", "from")
+    for prefix, some in [("", settings), *((f"{TOPICS}.{safe(topic)}.", each) for topic, each in topics.items())]:
+        for setting in some:
+            shown.add_row(f"{prefix}{setting.name}", _setting_text(setting), safe(str(setting.origin)))
+    stdout().print(shown)
     return OK
 
 
-def _show_told(place: str, *, as_json: bool) -> int:
-    """What a server follows."""
+class _ServerOrigin(Origin, frozen=True):
+    """Where a server has a value from, in its own words."""
+
+    def __str__(self) -> str:
+        return self.where or self.kind
+
+
+def _server_settings(place: str) -> tuple[list[Setting], dict[str, list[Setting]]]:
+    """What a server follows, as a whole and for each topic."""
     from holdfast.protocol.topics import SettingsTold
 
     with opened_broker(place) as broker:
-        told = asked(broker, SettingsTold, "settings")
+        whole = asked(broker, SettingsTold, "settings")
         topics = {name: asked(broker, SettingsTold, "topics", name, "settings", all=False) for name in broker.topics()}
-    if as_json:
-        print_json(
-            {
-                "file": None,
-                "data_dir": None,
-                "settings": _told_document(told.settings),
-                "topics": {name: _told_document(each.settings) for name, each in topics.items()},
-            }
+    return _as_settings(whole), {name: _as_settings(each) for name, each in topics.items()}
+
+
+def _as_settings(told: Any) -> list[Setting]:
+    return [
+        Setting(
+            each.name,
+            tuple(each.value) if isinstance(each.value, list) else each.value,
+            _ServerOrigin(each.kind, "" if each.kind == "default" else each.origin),
         )
-        return OK
-    table = ruled_table("setting", "value", "from")
-    for name, each in [("", told), *((f"{TOPICS}.{name}.", each) for name, each in topics.items())]:
-        for setting in each.settings:
-            value = tuple(setting.value) if isinstance(setting.value, list) else setting.value
-            shown = _setting_text(Setting(setting.name, value, Origin("default")))
-            table.add_row(f"{safe(name)}{setting.name}", shown, safe(setting.origin))
-    stdout().print(table)
-    return OK
-
-
-def _told_document(settings: Iterable[Any]) -> dict[str, Any]:
-    return {
-        each.name: {
-            "value": each.value,
-            "from": each.kind,
-            "where": None if each.kind == "default" else each.origin,
-            "line": None,
-        }
-        for each in settings
-    }
+        for each in told.settings
+    ]
 
 
 def _topics(world: World, effective: Effective, folder: str | None) -> dict[str, list[Setting]]:
@@ -260,16 +249,6 @@ def _settings_document(settings: Iterable[Setting]) -> dict[str, Any]:
         }
         for setting in settings
     }
-
-
-def _settings_table(effective: Effective, topics: dict[str, list[Setting]]) -> Table:
-    table = ruled_table("setting", "value", "from")
-    for setting in effective.settings():
-        table.add_row(setting.name, _setting_text(setting), safe(str(setting.origin)))
-    for topic, settings in topics.items():
-        for setting in settings:
-            table.add_row(f"{TOPICS}.{safe(topic)}.{setting.name}", _setting_text(setting), safe(str(setting.origin)))
-    return table
 
 
 def _setting_text(setting: Setting) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from holdfast.api.times import parse_instant, to_datetime
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import OK, Section, command, note, print_json, say, stdout
+from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdout
 from holdfast.cli.places import argument, option
 from holdfast.cli.text import ruled_table, safe
 from holdfast.config.settings_file import read_settings
@@ -35,7 +35,7 @@ from holdfast.server.access.tokens import (
     without_entry,
 )
 
-app = Section("Who may call a server, and what each may do.")
+app = CommandSection("Who may call a server, and what each may do.")
 
 # So that whoever finds one in a log or a repository knows what it is, and scanners find it first.
 _PREFIX: Final = "holdfast_"
@@ -68,7 +68,6 @@ CreateGroups: TypeAlias = Annotated[
 
 
 @app.command("new")
-@command
 def new_command(
     name: Annotated[str, argument("NAME", "Whose it is, as logs and the audit log say it.")],
     role: Annotated[
@@ -124,7 +123,6 @@ def new_command(
 
 
 @app.command("ls")
-@command
 def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     """List who may call, and what each may do; never the tokens themselves, which nobody has."""
     entries = _tokens(_path(file)).entries
@@ -136,7 +134,6 @@ def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
 
 
 @app.command("check")
-@command
 def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     """Read the tokens file as a server would: say what is wrong with it (exit code 2), or who may do what."""
     path = _path(file)
@@ -166,7 +163,6 @@ def _show(entries: Sequence[Entry]) -> None:
 
 
 @app.command("rm")
-@command
 def remove_command(
     name: Annotated[str, argument("NAME", "Whose token.")],
     file: TokensFile = None,

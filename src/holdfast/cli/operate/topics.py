@@ -21,7 +21,7 @@ from holdfast.cli.opening import chosen_topic, engine_of, opened_broker, setting
 from holdfast.cli.operate.queue import moves_of, show_moves
 from holdfast.cli.operate.settings import changes_of, show_settings
 from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes, topic_names
-from holdfast.cli.output import NOT_DONE, OK, Section, command, confirmed, note, print_json, say, stdout
+from holdfast.cli.output import NOT_DONE, OK, CommandSection, confirmed, note, print_json, say, stdout
 from holdfast.cli.places import argument, option
 from holdfast.cli.reading import standing_of, time_of
 from holdfast.cli.text import safe, short_time, show_table, size, table
@@ -31,13 +31,12 @@ from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGro
 from holdfast.storage.checks.finding import count_of
 from holdfast.storage.compaction import KeysCompacted
 
-group_app = Section("Groups: how far they are, and how to let one go on elsewhere.")
+group_app = CommandSection("Groups: how far they are, and how to let one go on elsewhere.")
 
 GroupName: TypeAlias = Annotated[str, argument("GROUP", "The group's name.")]
 
 
 @group_app.command("ls")
-@command
 def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False) -> int:
     """List the groups and how far behind they are, in messages and in time. Needs no lock."""
     topics_of(folder)
@@ -95,7 +94,6 @@ def _age(seconds: float) -> str:
 
 
 @group_app.command("show")
-@command
 def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None, as_json: AsJson = False) -> int:
     """Show how far one group is in each partition. Needs no lock."""
     found = _groups(folder, name, topic)
@@ -177,7 +175,6 @@ def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
 
 
 @group_app.command("reset")
-@command
 def group_reset_command(
     folder: DataFolder,
     name: GroupName,
@@ -217,7 +214,6 @@ def _target(to: str) -> str | int | datetime:
 
 
 @group_app.command("delete")
-@command
 def group_delete_command(
     folder: DataFolder,
     name: GroupName,
@@ -257,7 +253,7 @@ def _delete(folder: str, group: GroupStanding, wait: str) -> None:
         broker.delete_group(group.name, group.topic if group.mode == "queue" else None)
 
 
-topic_app = Section("Topics: make them, look at them, change them, take them away.")
+topic_app = CommandSection("Topics: make them, look at them, change them, take them away.")
 
 TopicName: TypeAlias = Annotated[str, argument("TOPIC", "The topic's name.", autocompletion=topic_names)]
 _Changes: TypeAlias = Annotated[
@@ -266,7 +262,6 @@ _Changes: TypeAlias = Annotated[
 
 
 @topic_app.command("create")
-@command
 def topic_create_command(
     folder: DataFolder,
     name: TopicName,
@@ -300,7 +295,6 @@ def topic_create_command(
 
 
 @topic_app.command("ls")
-@command
 def topic_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """List the topics: what they hold, and how far behind their groups are. Needs no lock."""
     topics_of(folder)
@@ -358,7 +352,6 @@ def topics_table(found: list[TopicStanding]) -> Table:
 
 
 @topic_app.command("show")
-@command
 def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = False) -> int:
     """Show all of one topic: partitions, groups, settings. Needs no lock."""
     topic = _standing(folder, name)
@@ -405,7 +398,6 @@ def _partitions_table(topic: TopicStanding) -> Table:
 
 
 @topic_app.command("alter")
-@command
 def topic_alter_command(
     folder: DataFolder,
     name: TopicName,
@@ -430,7 +422,6 @@ def topic_alter_command(
 
 
 @topic_app.command("partitions")
-@command
 def topic_partitions_command(
     folder: DataFolder,
     name: TopicName,
@@ -461,7 +452,6 @@ def topic_partitions_command(
 
 
 @topic_app.command("delete")
-@command
 def topic_delete_command(
     folder: DataFolder,
     name: TopicName,
@@ -505,7 +495,6 @@ def _loss(topic: TopicStanding, behind: int, will: str) -> str:
 
 
 @topic_app.command("compact")
-@command
 def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT, as_json: AsJson = False) -> int:
     """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
     _standing(folder, name)

@@ -30,7 +30,7 @@ from holdfast.cli.options import (
 )
 from holdfast.cli.output import NOTHING_THERE, OK, command, note, print_json_line, stdout, write_bytes
 from holdfast.cli.places import argument, option
-from holdfast.cli.reading import TopicReading, Turns, time_of
+from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
 from holdfast.cli.text import safe
 from holdfast.cli.use.put import separator_of
 from holdfast.errors import InvalidRequest
@@ -193,7 +193,7 @@ class _GroupTaking:
 
     def run(self, count: int | None, timeout_s: float, wait: str) -> int:
         """Print what there is and what comes, until nothing has come for that long; answers how many."""
-        turns = Turns(self._folder, self._topic, timeout_s, wait)
+        turns = OpeningTurns(self._folder, self._topic, timeout_s, wait)
         left: float = math.inf if count is None else count
         taken = 0
         with closing(turns.each(patient=True)) as brokers:

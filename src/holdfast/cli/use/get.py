@@ -43,7 +43,7 @@ from holdfast.cli.output import (
     write_bytes,
 )
 from holdfast.cli.places import argument, option
-from holdfast.cli.reading import Turns
+from holdfast.cli.reading import OpeningTurns
 from holdfast.cli.text import facts_table, preview, safe
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -228,7 +228,7 @@ def default_holder() -> str:
 def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dict[str, Any]) -> None:
     """Hand over what is ready, or what comes in time."""
     topic = at.topic or ""
-    with closing(Turns(at.folder, topic, timeout_s, at.wait).each()) as turns:
+    with closing(OpeningTurns(at.folder, topic, timeout_s, at.wait).each()) as turns:
         for broker, wait_s in turns:
             group = view(broker, topic, at.group, make=True)
             found = group.receive_many(count, timeout=wait_s, **options)

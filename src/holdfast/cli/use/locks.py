@@ -19,9 +19,19 @@ from holdfast.broker.locks import Standing
 from holdfast.cli.look.messages import moment, seconds_text
 from holdfast.cli.opening import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
-from holdfast.cli.output import NOT_DONE, NOTHING_THERE, OK, Section, command, json_text, note, print_json, say, stdout
+from holdfast.cli.output import (
+    NOT_DONE,
+    NOTHING_THERE,
+    OK,
+    CommandSection,
+    json_text,
+    note,
+    print_json,
+    say,
+    stdout,
+)
 from holdfast.cli.places import argument, option
-from holdfast.cli.reading import Turns
+from holdfast.cli.reading import OpeningTurns
 from holdfast.cli.text import safe, show_table, table
 from holdfast.cli.use.get import default_holder
 from holdfast.client.address import is_address
@@ -30,7 +40,7 @@ from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
 from holdfast.local.locks import document_from, info_of
 
-lock_app = Section("Locks with leases and fencing numbers.")
+lock_app = CommandSection("Locks with leases and fencing numbers.")
 
 LEASE_ID: Final = "HOLDFAST_LEASE_ID"
 _NAMES: Final = ("HOLDFAST_LOCK", LEASE_ID, "HOLDFAST_FENCE")
@@ -40,7 +50,6 @@ LeaseIdArgument: TypeAlias = Annotated[str | None, argument("LEASE", f"From `acq
 
 
 @lock_app.command("acquire")
-@command
 def acquire_command(
     folder: DataFolder,
     name: LockName,
@@ -82,7 +91,7 @@ def acquire_command(
 
 def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float, wait: str) -> holdfast.Lock:
     refused: LockHeld | None = None
-    with closing(Turns(folder, None, timeout_s, wait).each(create=True)) as turns:
+    with closing(OpeningTurns(folder, None, timeout_s, wait).each(create=True)) as turns:
         for broker, wait_s in turns:
             try:
                 return broker.locks.acquire(name, wait=wait_s, **options)
@@ -97,7 +106,6 @@ def _nothing_exported(code: int) -> str:
 
 
 @lock_app.command("keepalive")
-@command
 def keepalive_command(
     folder: DataFolder,
     lease_id: LeaseIdArgument = None,
@@ -113,7 +121,6 @@ def keepalive_command(
 
 
 @lock_app.command("release")
-@command
 def release_command(
     folder: DataFolder,
     lease_id: LeaseIdArgument = None,
@@ -139,7 +146,6 @@ def release_command(
 
 
 @lock_app.command("show")
-@command
 def lock_show_command(folder: DataFolder, name: LockName, as_json: AsJson = False) -> int:
     """Who has a lock, since and until when. Takes no lock of the folder."""
     info = _infos(folder, check_name(name, "lock"))[0]
@@ -156,7 +162,6 @@ def lock_show_command(folder: DataFolder, name: LockName, as_json: AsJson = Fals
 
 
 @lock_app.command("ls")
-@command
 def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """List the locks that somebody has. Takes no lock of the folder."""
     infos = _infos(folder)
@@ -230,7 +235,7 @@ def _seconds_or_dash(when: datetime | None) -> str:
     return "-" if when is None else seconds_text(when)
 
 
-state_app = Section("State documents: JSON values with versions.")
+state_app = CommandSection("State documents: JSON values with versions.")
 
 DocumentName: TypeAlias = Annotated[str, argument("NAME", "The document's name.")]
 Version: TypeAlias = Annotated[
@@ -240,7 +245,6 @@ LeaseIdOption: TypeAlias = Annotated[str | None, option("--lease-id LEASE", "Onl
 
 
 @state_app.command("get")
-@command
 def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = False) -> int:
     """Print a document as JSON. Takes no lock of the folder. Exit code: 3 where there is none."""
     document = _document(folder, check_name(name, "document"))
@@ -255,7 +259,6 @@ def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = 
 
 
 @state_app.command("put")
-@command
 def state_put_command(
     folder: DataFolder,
     name: DocumentName,
@@ -281,7 +284,6 @@ def state_put_command(
 
 
 @state_app.command("rm")
-@command
 def state_rm_command(
     folder: DataFolder,
     name: DocumentName,
@@ -301,7 +303,6 @@ def state_rm_command(
 
 
 @state_app.command("ls")
-@command
 def state_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
     """List the documents. Takes no lock of the folder."""
     found = _documents(folder)
