@@ -28,7 +28,7 @@ class OurConsole(Console):
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
-# What a bar is made of, and from which point on the work is so long that somebody wants to see it.
+# The columns of each kind of bar, and when the work is long enough to show one.
 _BARS: Final[dict[str, tuple[str, Callable[[int, int], bool]]]] = {
     "count": ("Spinner Text MofNComplete TimeElapsed", lambda done, total: done >= 1_000),
     "share": ("Bar Text MofNComplete TimeElapsed", lambda done, total: done > 0),

@@ -43,7 +43,7 @@ _COMMANDS: Final = {
     "apply-retention": "operate.queue:apply_retention_command",
     "settings": "operate.settings:settings_command",
     "completion": "options:completion_app",
-    "config": "operate.settings:config_app",
+    "config": "operate.settings:settings_file_app",
     "dead": "operate.queue:dead_app",
     "group": "operate.topics:group_app",
     "lock": "use.locks:lock_app",
@@ -140,7 +140,7 @@ def _program(name: str | None) -> Callable[..., Any]:
 
 
 def _named(arguments: Sequence[str]) -> str | None:
-    """The command that is meant, if there is one of that name and nobody asks for all."""
+    """The command that is called; None if there is no such command, or if all of them are needed."""
     if _COMPLETING in os.environ:
         return None
     words = iter(arguments)

@@ -49,9 +49,9 @@ _Answer = TypeVar("_Answer")
 def opened_broker(
     place: str, *, wait: str | float = WAIT, create: bool = False, keep: bool = True
 ) -> Iterator[holdfast.Broker]:
-    """The topics of a place: of a folder that this process owns meanwhile, of a folder's owner, or of a server.
+    """The broker of a place: a folder, which this process owns until the end, its owner's, or a server's.
 
-    Another short command may own the folder, so we wait a little for it. With `keep`, threads look after the folder.
+    Another short command may own the folder, so we wait a little for it. With `keep`, the upkeep threads run.
     """
     if is_address(place):
         broker = connected(place, _seconds(wait))
@@ -138,11 +138,11 @@ class QueueAt(NamedTuple):
     as_json: AsJson = False
 
     def of(self, message_id: str | None) -> QueueAt:
-        """The same with the topic that an id names, unless one was given."""
+        """This target with the topic that a message id names, unless a topic was given."""
         return self if message_id is None else self._replace(topic=topic_named(self.folder, self.topic, message_id))
 
     def opened(self) -> AbstractContextManager[holdfast.Group[bytes]]:
-        """The group, with everything done that is due by now."""
+        """The group, brought up to date."""
         return opened(self.folder, topic=self.topic, group=self.group, wait=self.wait)
 
 
@@ -150,20 +150,20 @@ class QueueAt(NamedTuple):
 def opened(
     place: str, *, topic: str | None = None, group: str | None = None, wait: str | float = WAIT
 ) -> Iterator[holdfast.Group[bytes]]:
-    """A group of a topic, with everything done that is due by now."""
+    """A group of a topic, brought up to date."""
     topic = chosen_topic(place, topic)
     with opened_broker(place, wait=wait) as broker:
         yield view(broker, topic, group)
 
 
 def view(broker: holdfast.Broker, topic: str, group: str | None, *, make: bool = False) -> holdfast.Group[bytes]:
-    """A group in queue mode, with everything done that is due by now; `make` creates one that is missing."""
+    """A group in queue mode, brought up to date; with `make` it is created if it is missing."""
     name = check_name(group or DEFAULT_GROUP, "group")
     try:
         return holdfast.Group(port_of(broker).existing_group(topic, name, Bodies(None)))
     except UnknownGroup:
         there = broker.describe_topic(topic).groups
-    # Among other groups nobody means one that is not named: it would keep all messages, and nobody would take them.
+    # Do not create the default group beside others unless it is named: it would keep every message, unread.
     if make and (group is not None or not there):
         broker.group(topic, name)
         return view(broker, topic, group)
@@ -264,7 +264,7 @@ def see_to_queue(broker: holdfast.Broker, name: str, changes: Mapping[str, Any] 
         broker.queue(name, **(changes or {}))
         return True
     except Forbidden:
-        pass  # a caller that may only publish is not told
+        pass  # a caller that may only publish cannot see topics
     return False
 
 
@@ -297,7 +297,7 @@ class Views:
     def _holding(self, topic: str, receipt: str) -> str | None:
         """The group whose delivery the receipt proves; None where no group has the message any more."""
         groups: list[str] = []
-        with suppress(Forbidden):  # a caller that may only consume is not told which groups there are
+        with suppress(Forbidden):  # a caller that may only consume cannot list groups
             groups = self._broker.describe_topic(topic).groups
         holding = [group for group in groups if len(groups) > 1 and self._holds(topic, group, receipt)]
         if len(holding) > 1:
@@ -309,7 +309,7 @@ class Views:
         return None if DEFAULT_GROUP in groups else next(iter(groups), None)
 
     def _holds(self, topic: str, group: str, receipt: str) -> bool:
-        with suppress(HoldfastError):  # what is wrong with the receipt is said when it is used
+        with suppress(HoldfastError):  # using the receipt reports what is wrong with it
             held: bool = port_of(self._view(topic, group)).holds(receipt)
             return held
         return False

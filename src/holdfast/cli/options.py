@@ -93,7 +93,7 @@ def _folder(context: typer.Context) -> str | None:
     return said_or_usual(folder) if isinstance(folder, str) else None
 
 
-# Long enough for another command to be through with the folder, short enough to be told of an owner that stays.
+# Long enough for another command to finish, short enough to report an owner that stays.
 WAIT: Final = "1s"
 
 Folder: TypeAlias = Annotated[str, argument("DIR", "The folder of a queue, or of a log.")]

@@ -1,8 +1,8 @@
-"""How commands speak: results on stdout, everything else on stderr, errors as one line, and always an exit code.
+"""Output of commands: results on stdout, everything else on stderr, errors on one line, and an exit code.
 
 0    done; nothing is wrong
 1    done, but damage was found, or is left
-2    not done: a mistake in the call, no such log or queue, somebody owns it, no room
+2    not done: a mistake in the call, no such log or queue, it has another owner, the disk is full
 3    nothing there: no message was ready in time
 130  interrupted
 """
@@ -34,7 +34,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
-    """Whether it may be done. Where nobody can answer and nobody said yes beforehand, that is an error."""
+    """Ask for confirmation. Without a terminal and without --yes that is an error."""
     if yes:
         return True
     if as_json or not somebody_answers():
@@ -60,7 +60,7 @@ def somebody_answers() -> bool:
 
 
 class CommandSection(CommandApp):
-    """Commands that belong together; their word alone shows which there are."""
+    """A group of commands, such as `holdfast topic`; called without a command, it prints its help."""
 
     def __init__(self, about: str) -> None:
         super().__init__(help=about, rich_markup_mode=None)
@@ -120,15 +120,15 @@ def note(text: str) -> None:
 
 
 def json_text(document: Any, *, indent: int | None = None) -> str:
-    """JSON of plain ASCII without a single control character, whatever the document holds."""
+    """JSON in plain ASCII, without control characters."""
     return json.dumps(document, indent=indent)
 
 
 def write_bytes(content: bytes) -> None:
-    """All of it to stdout, behind what was printed before, or an error.
+    """Write all of it to stdout, after what was printed before.
 
-    With PYTHONUNBUFFERED stdout has no buffer, and what it is given may be taken in part: when the reader
-    goes away in between, a single write tells nobody.
+    With PYTHONUNBUFFERED stdout has no buffer, and one write may take only a part: if the reader goes away then, it
+    raises nothing.
     """
     sys.stdout.flush()
     rest = memoryview(content)
@@ -170,7 +170,7 @@ def command(function: Callable[_P, int]) -> Callable[_P, None]:
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
         as_json = bool(kwargs.get("as_json"))
-        for name in (AT, PROFILE):  # by now the folder says it
+        for name in (AT, PROFILE):  # the folder has the place now
             kwargs.pop(name, None)
         for name, kind in bundles.items():
             kwargs[name] = kind(**{field: kwargs.pop(field) for field in kind._fields})
@@ -209,7 +209,7 @@ def _exit_code(call: Callable[[], int], *, as_json: bool) -> int:
 
 
 def hush() -> None:
-    """The reader of stdout is gone: let the interpreter's last words go nowhere."""
+    """Discard what the interpreter still writes to stdout at exit, since its reader is gone."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

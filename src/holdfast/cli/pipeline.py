@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Progress], None]]:
-    """A line for each pipeline, on stderr, where somebody is looking."""
+    """A progress bar for each pipeline on stderr, if that is a terminal."""
     console = stderr()
     if not shown or not console.is_terminal:
         yield lambda progress: None

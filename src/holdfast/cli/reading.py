@@ -38,8 +38,8 @@ from holdfast.storage.opening import is_log
 from holdfast.storage.reader import Arrivals, FollowSettings
 
 PAGE_MESSAGES: Final = 100
-_FURTHER: Final = 8  # so many times as far back where too few of the newest are wanted
-# Where nobody tells of news: people look on, and a look costs little.
+_FURTHER: Final = 8  # look this many times further back if too few of the newest match
+# Polling intervals for commands that people watch.
 _AT_A_TERMINAL: Final = {"poll_interval_ms": 250, "poll_jitter_ms": 50}
 STARTS: Final = ("start", "earliest")
 ENDS: Final = ("end", "latest")
@@ -47,7 +47,7 @@ _AT_ONCE: Final = 1_000
 _WAIT_S: Final = 10.0
 _BETWEEN_S: Final = 0.25
 _LOOK_EVERY_S: Final = 0.1
-# A message may have been given back meanwhile, which no log tells.
+# A message may have been returned, which no log shows.
 _OPEN_EVERY_S: Final = 2.0
 
 
@@ -56,7 +56,7 @@ class TopicReading:
 
     def __init__(self, place: str, topic: str, partition: int | None = None, where: str | None = None) -> None:
         self._where = where
-        self._wanted()  # a mistake in it is told before anything is read
+        self._wanted()  # report a mistake in it before anything is read
         self._logs = (ServerLogs if is_address(place) else FolderLogs)(place, topic, partition)
         self._at = self._logs.starts()
 
@@ -74,7 +74,7 @@ class TopicReading:
             self._at = {number: self._logs.find_time(number, since_ns) for number in self._logs.starts()}
 
     def last(self, count: int) -> list[AnyMessage]:
-        """The newest messages that are wanted; what follows goes on behind them."""
+        """The newest messages that match; reading continues after them."""
         ends, back = self._logs.ends(), count
         while True:
             starts = self._logs.starts()
@@ -114,7 +114,7 @@ class TopicReading:
                 yield message
 
     def _wanted(self) -> Callable[[AnyMessage], bool]:
-        """Which messages are chosen by now: their age changes."""
+        """The condition on messages, compiled anew each time since it may ask for their age."""
         return compile_where(self._where, now_ms=real_world().clock.now_ns() // 1_000_000)
 
     def _of_partition(self, number: int, end: int) -> Iterator[AnyMessage]:
@@ -162,11 +162,11 @@ class FolderLogs:
         self._find()
 
     def starts(self) -> dict[int, int]:
-        """Where each partition begins by now."""
+        """The first offset of each partition."""
         return {number: reader.start for number, reader in self._readers.items()}
 
     def ends(self) -> dict[int, int]:
-        """Where each partition ends by now."""
+        """The next offset of each partition."""
         return {number: reader.end for number, reader in self._readers.items()}
 
     def find_time(self, number: int, since_ns: int) -> int:
@@ -235,11 +235,11 @@ class ServerLogs:
         return kept if self._only is None else [kept[self._only]]
 
     def starts(self) -> dict[int, int]:
-        """Where each partition begins by now."""
+        """The first offset of each partition."""
         return {each.number: each.start for each in self._partitions()}
 
     def ends(self) -> dict[int, int]:
-        """Where each partition ends by now."""
+        """The next offset of each partition."""
         return {each.number: each.end for each in self._partitions()}
 
     def find_time(self, number: int, since_ns: int) -> int:
@@ -269,15 +269,15 @@ class ServerLogs:
 
         for number, end in ends.items():
             path = ("topics", self._topic, "partitions", number, "messages")
-            with suppress(OffsetOutOfRange):  # dropped meanwhile, which reading will find out
+            with suppress(OffsetOutOfRange):  # reading will report what was dropped
                 asked(self._broker, ReadMessages, *path, offset=end, limit=1, wait=min(most_s, _WAIT_S))
 
 
 class OpeningTurns:
-    """Opens a place again and again while a command waits for something there.
+    """Opens a place repeatedly while a command waits for something there.
 
-    Nobody else can use a folder while this process owns it, so a command that waits lets go of it between two turns.
-    Where the topics are shared with others, it waits there, in one long turn.
+    No other process can use a folder that this one owns, so a command that waits closes it between two turns. If the
+    topics are shared with other processes, one turn waits for the whole time.
     """
 
     def __init__(self, place: str, topic: str | None, timeout_s: float, wait: str | float) -> None:
@@ -356,7 +356,7 @@ def follow_settings(world: World) -> FollowSettings:
 
 
 def time_of(text: str, name: str) -> int:
-    """Nanoseconds since 1970 of a time that was written beside words and offsets."""
+    """A time as nanoseconds since 1970, where words and offsets were possible, too."""
     now_ms = real_world().clock.now_ns() // 1_000_000
     try:
         return instant_ns(parse_instant(text, now_ms), name)
@@ -368,7 +368,7 @@ def time_of(text: str, name: str) -> int:
 
 
 def check_has_log(folder: str, topic: str, log: str) -> None:
-    """Say of a topic that nobody has used yet that it is empty."""
+    """Raise NotALog for a topic that has no log yet."""
     if not is_log(real_world(), log):
         raise NotALog(f"{topic} in {folder} holds no messages yet: nobody has opened it since it was made")
 

@@ -37,11 +37,11 @@ from holdfast.storage.opening import require_own
 
 logger = logging.getLogger(__name__)
 
-# Whoever wants the interpreter gets it from a thread that computes after so long, instead of 5 ms. One call needs it
-# some twenty times: the loop after each wait, a thread before and after each sync. Shorter is hardly shorter, for a
-# thread needs that long to wake up; the switches cost nothing that could be measured.
+# How long a thread may compute before another one gets the interpreter, instead of 5 ms. One call switches some twenty
+# times: the loop after each wait, a thread before and after each sync. A shorter interval gains nothing, since a thread
+# needs that long to wake up; the cost of the switches could not be measured.
 _SWITCH_S: Final = 0.0001
-# Loaded when somebody first asks for a page. A server that lacks one says so when it starts, and not to that caller.
+# Loaded for the first page. A server that lacks one of them says so when it starts.
 _LATER: Final = ("jinja2", "prometheus_client", "python_multipart")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
@@ -123,7 +123,7 @@ def run(
     """
     if folder is None:
         raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
-    gc.disable()  # until it listens: whatever is loaded now will stay
+    gc.disable()  # until it listens: what is loaded now stays
     try:
         return _run(
             folder, effective, settings, say or _say, shares=not settings.read_only if shares is None else shares
@@ -198,7 +198,7 @@ def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def told(folder: str, addresses: Sequence[str], settings: ServerSettings) -> list[str]:
-    """Where it listens, for people and for whoever started it: with addresses that can be opened on this machine."""
+    """What the server prints when it listens, with addresses that can be opened on this machine."""
     usable, everywhere = [], []
     for address in addresses:
         version, port = _all_of(address)
@@ -227,7 +227,7 @@ def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> Non
 
 
 def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effective, ServerSettings]:
-    """The settings, lowered where nobody has set them and this process may not open so many files."""
+    """The settings, with defaults lowered to the number of files that this process may open."""
     from holdfast.server.limits import budget, read_segments
     from holdfast.storage.segment import KEPT_OPEN
 
@@ -303,7 +303,7 @@ def ui_command(
 
 
 def _settings(port: int, *, read_only: bool) -> ServerSettings:
-    """Those of a server for one person: at a port of this machine, whatever the settings file says."""
+    """Settings of a server for one person: on loopback, whatever the settings file says."""
     return ServerSettings(host="127.0.0.1", port=port, read_only=read_only, drain_ms=1_000)
 
 
@@ -406,7 +406,7 @@ def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_js
 
 
 def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
-    """Acts and refusals, the newest first: told by a server, or read from the files that one of the folder writes."""
+    """Acts and refusals, newest first: from a server, or from the audit files in a folder."""
     if is_address(place):
         from holdfast.server.api.admin import Acts
 

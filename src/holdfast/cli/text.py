@@ -22,10 +22,10 @@ def safe(text: str) -> str:
 
 
 def safe_lines(text: str) -> str:
-    """The same for a text that points at a place with a caret: its lines stay, and the caret stays under its place."""
+    """Make a text safe that may point at a place with a caret: its lines stay, and so does the caret's column."""
     lines = text.split("\n")
     if not any(line.strip(" ") == "^" for line in lines):
-        return safe(text)  # whatever else has lines has them from outside
+        return safe(text)  # line breaks in any other text come from user data
     from rich.cells import cell_len
 
     shown: list[str] = []
@@ -39,7 +39,7 @@ def safe_lines(text: str) -> str:
 
 def preview(value: bytes, most: int) -> str:
     """The beginning of a value on one line of at most `most` characters; bytes that are not text as escapes."""
-    # A character has at most four bytes, so this is enough of them, and a cut one lies beyond what is shown.
+    # A character has at most four bytes, so a character that is cut here is not shown.
     text = safe(value[: most * 4 + 4].decode("utf-8", "backslashreplace"))
     return text if len(text) <= most else text[: most - 1] + "…"
 

@@ -36,7 +36,7 @@ from holdfast.storage.index import NO_TIME
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.state import State
 
-# Who owns a log, found out without touching its lock.
+# Finding the owner of a log without touching its lock.
 #
 # To try the lock, even for a moment, could turn away an owner that is just starting. The kernel lists the locks that
 # are held; the note in the lock file says who wrote it last.
@@ -47,7 +47,7 @@ _NOTE_BYTES: Final = 512
 
 
 class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the owner. `alive` is None where that cannot be told from here."""
+    """What is known about the owner. `alive` is None where it cannot be determined from here."""
 
     alive: bool | None
     pid: int | None = None
@@ -91,7 +91,7 @@ def _note(content: bytes) -> LockOwner:
 
 
 def _is_locked(locks: str, inode: int) -> bool | None:
-    """A holder in another container is not listed: that nobody is seen does not mean that nobody is there."""
+    """Whether a process holds the lock; None if none is listed, since one in another container would not be."""
     for line in locks.splitlines():
         fields = line.split()
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[3] == "WRITE" and fields[5].endswith(f":{inode}"):
@@ -164,7 +164,7 @@ def _segment(reader: LogReader, facts: SegmentFacts) -> dict[str, Any]:
 
 
 def _first_time_ns(reader: LogReader, facts: SegmentFacts) -> int | None:
-    """The time of a segment's first message; None where it is damaged or trimmed meanwhile."""
+    """The time of a segment's first message; None if it is damaged or has just been trimmed."""
     if facts.next_offset <= facts.base_offset:
         return None
     try:
@@ -192,7 +192,7 @@ def _disk_use(folder: str) -> tuple[int, int]:
 
 
 def show_info(console: Console, info: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print the facts as text."""
     console.print(safe(info["folder"]), soft_wrap=True)
     facts = facts_table()
     facts.add_row("log", f"{info['log_id']}, epoch {info['epoch']}")
@@ -251,7 +251,7 @@ def _show_segments(console: Console, segments: list[dict[str, Any]]) -> None:
         console.print(f"{count_of(len(segments), 'segment')} in all; --json lists them all")
 
 
-# Printing messages, page by page for people and line by line for scripts, past whatever is damaged.
+# Printing messages, page by page for people and line by line for scripts; damaged ones are skipped.
 
 
 _PAGE_ROWS: Final = 100

@@ -87,7 +87,7 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
         **moment("due_at", message.due_at),
         **moment("expires_at", message.expires_at),
     }
-    # By what it has and not by its type: what came over a wire is of other types, with the same names.
+    # By attribute, not by type: messages from a server have other types with the same attributes.
     for names in (("attempt", "holder", "receipt"), ("phase", "attempts", "holder", "reason", "error")):
         if hasattr(message, names[0]):
             found |= {name: getattr(message, name) for name in names}
@@ -141,7 +141,7 @@ def body_text(body: bytes) -> str:
 
 
 def lease_end(queue: holdfast.Group[Any], message: AnyMessage) -> datetime | None:
-    """When a lease ends, by the clock on the wall; None where nobody has the message."""
+    """The wall-clock time at which a lease ends; None if the message is not leased."""
     until_ns = 0
     if isinstance(message, holdfast.Message):
         until_ns = port_of(queue).ends_ns(taken_of(message))
@@ -151,7 +151,7 @@ def lease_end(queue: holdfast.Group[Any], message: AnyMessage) -> datetime | Non
 
 
 def is_tombstone(message: AnyMessage) -> bool:
-    """Whether it only says that whatever had its key is gone."""
+    """Whether it is a tombstone, which deletes earlier messages with its key."""
     return bool(record_of(message).flags & TOMBSTONE)
 
 
@@ -201,7 +201,7 @@ class Pages:
         bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
         shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
         cells = _fitting({column.title: column.cells for column in shown}, self._room)
-        # Rich would cut every column alike, ids as well: what still does not fit goes over the edge instead.
+        # Rich would cut every column alike, ids as well. Let lines that still do not fit overflow instead.
         self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
         table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
         for column in shown:
@@ -233,7 +233,7 @@ def base64_text(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-# Everything that is known of one message, wherever it is by now.
+# Everything that is known about one message.
 
 
 class Everything(NamedTuple):

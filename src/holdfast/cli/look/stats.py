@@ -187,7 +187,7 @@ def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
 
 
 def load_table(load: Load, before: Load | None) -> Table:
-    """The same for people: a line for each group, and one for a topic that has none."""
+    """A table with a line for each group, and one for each topic that has none."""
     rates = _Rates(load, before)
     titles = ("topic", "group", "ready>", "leased>", "delayed>", "dead>", "oldest>", "in/s>", "out/s>", "disk>")
     shown = table(*titles)
@@ -306,13 +306,13 @@ class _Looking:
             stats = queue.stats()  # behind the look, which may come across damage
             found: dict[str, Any] = {**msgspec.to_builtins(stats), "folder": queue.folder}
         for own in ("metrics", "waiters", "durability"):
-            del found[own]  # of this short opening, which nobody asked about
+            del found[own]  # these describe this process only
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
         return found, _stats_table(found)
 
 
 def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
-    """Between two looks the folder belongs to whoever wants it; while somebody has it, it says so."""
+    """Print the counts again and again. The folder is free between two looks; while it is busy, say so."""
     looking.look()  # what is wrong now is an error; what comes later is shown
     console = stdout()
     with screen(console, painted=not as_json) as live:

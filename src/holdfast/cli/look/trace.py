@@ -1,4 +1,4 @@
-"""`holdfast trace`: what became of a message, step by step. Reads beside whoever owns the folder, and takes nothing."""
+"""`holdfast trace`: the history of a message, step by step. Reads without a lock, and takes nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _MARKS: Final = {
     OMITTED: "⋮",
 }
 _STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
-# What ends a lease: a bar goes from its beginning to here.
+# Steps that end a lease, and with it its bar.
 _ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
 
 _TIME_CELLS: Final = 9
@@ -90,7 +90,7 @@ _UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
 def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[Text]:
-    """The lines of the picture; the steps are in the order of time, `now_ns` is where a running lease has come to."""
+    """The lines of the picture. The steps are ordered by time; a lease that still runs is drawn up to `now_ns`."""
     if not steps:
         return
     drawing = _Drawing(steps, width, now_ns)
@@ -168,7 +168,7 @@ class _Drawing:
         return min(max(cell, 0), self._cells - 1)
 
     def _lease_end_ns(self, i: int, step: TraceStep) -> int | None:
-        """When the lease that began here ended; None where it runs still, as far as anybody wrote down."""
+        """When the lease that began here ended; None if no step says that it has."""
         for later in self._steps[i + 1 :]:
             if later.step in _ENDS and later.span_id == step.span_id and later.id == step.id:
                 return later.at_ns
@@ -206,7 +206,7 @@ class _Drawing:
 app = CommandSection("Traces: what became of messages, step by step.")
 
 _SHORT_ID: Final = 12
-# Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
+# The list tracks this many messages at a time; the ones with the oldest last step are dropped first.
 _MOST_LIVES: Final = 100_000
 _MOST_TOLD: Final = 10_000
 

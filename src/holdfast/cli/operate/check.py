@@ -252,7 +252,7 @@ def _show_damage(console: Console, what: str) -> None:
 
 
 def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
-    """Mend all of it, or one part, while nobody can own the queue."""
+    """Repair all of a queue, or one part. Nobody else can own it until that is done."""
     with progress("looking", "bytes", shown=not as_json) as advance:
         plan = plan_folder_repair(folder, part=part, progress=advance)
     if not as_json:
@@ -322,7 +322,7 @@ def check_command(folder: Folder, as_json: AsJson = False) -> int:
     return OK if report.ok else DAMAGED
 
 
-# `holdfast repair`: mend what `check` found, after saying what it will cost.
+# `holdfast repair`: repair what `check` found, after showing what that costs.
 
 
 @command

@@ -209,7 +209,7 @@ def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 
 def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
-    """Queries that hold old messages though nobody may read them any more."""
+    """Queries that keep old messages although they may have ended."""
     for query in list_queries(world, folder):
         place = f"{QUERIES}/{query.file}"
         if query.wrong:

@@ -177,7 +177,7 @@ def _place(to: str | None, offset: int | None, when: str | None) -> str | int | 
 def moves_of(
     broker: holdfast.Broker, group: str, topic: str, to: str | int | datetime, partition: int | None
 ) -> list[ResetEffect]:
-    """Where a group would go on in each partition, and what that would do to its messages."""
+    """The new position of a group in each partition, and its effect on messages."""
     resets = broker.reset_offsets(group, topic, to=to, partition=partition, dry_run=True)
     effects: list[ResetEffect] = port_of(broker).effects(group, resets)
     return effects
@@ -284,7 +284,7 @@ def dead_show_command(
             found = everything_about_letter(letters.show(letter_id))
         else:
             found = everything_about(queue, dead_id(queue, letter_id))
-        # What the letter itself remembers, which is the same beside an owner; `holdfast show` tells the whole chain.
+        # Only what the letter itself holds, as beside an owner; `holdfast show` has the whole history.
         show_everything(found._replace(history=()), as_json=at.as_json)
     return OK
 

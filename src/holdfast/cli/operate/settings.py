@@ -144,14 +144,14 @@ def _value_text(value: Any) -> str:
     return "none" if value is None else safe(str(value))
 
 
-config_app = CommandSection("The settings file, and what is in force.")
+settings_file_app = CommandSection("The settings file, and what is in force.")
 
 _TIMES: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
 _SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
 
 
-@config_app.command("show")
-def config_show_command(
+@settings_file_app.command("show")
+def settings_file_show_command(
     folder: Annotated[
         str | None,
         argument(f"[{PLACE}]", "A data folder, whose topics keep settings too; or a server."),
@@ -192,7 +192,7 @@ def config_show_command(
 
 
 class _ServerOrigin(Origin, frozen=True):
-    """Where a server has a value from, in its own words."""
+    """Where a server says that a value comes from."""
 
     def __str__(self) -> str:
         return self.where or self.kind
@@ -231,9 +231,9 @@ def _topics(world: World, effective: Effective, folder: str | None) -> dict[str,
             partitions = catalog.facts(topic).partitions
             kept = kept_settings(world, f"{topic_folder(folder, topic)}/{SETTINGS}")
         except UnknownTopic:
-            continue  # deleted meanwhile
+            continue  # it has just been deleted
         settings = effective.topic_settings(topic, kept, f"{place}/{SETTINGS}")
-        # How many there are is a fact, whatever anybody wishes.
+        # The number of partitions is a fact of the folder, whatever the settings file says.
         counted = Setting("partitions", partitions, Origin("folder", f"{place}/{TOPIC}"))
         found[topic] = [counted, *(setting for setting in settings if setting.name != "partitions")]
     return dict(sorted(found.items()))

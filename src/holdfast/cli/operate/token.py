@@ -37,7 +37,7 @@ from holdfast.server.access.tokens import (
 
 app = CommandSection("Who may call a server, and what each may do.")
 
-# So that whoever finds one in a log or a repository knows what it is, and scanners find it first.
+# People and scanners recognize a leaked token by this prefix.
 _PREFIX: Final = "holdfast_"
 _RANDOM_BYTES: Final = 32
 
@@ -198,7 +198,7 @@ def _tokens(path: str, *, missing_ok: bool = False) -> Tokens:
 
 
 def _role(text: str) -> str | list[str]:
-    """A role by its name, or actions; `admin` is both, and the same."""
+    """A role by its name, or a list of actions; `admin` is both."""
     parts = [part.strip() for part in text.split(",")]
     return text if text in ROLES or not set(parts) & set(ACTIONS) else parts
 
@@ -222,7 +222,7 @@ def _allowed(entry: Entry) -> str:
 
 
 def _document(entry: Entry) -> dict[str, Any]:
-    """An entry without what the token could be told by."""
+    """An entry without the hash of its token."""
     principal = principal_of(entry)
     return {
         "name": entry.name,
@@ -245,7 +245,7 @@ def _text(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Put the file in place as a whole, for nobody but its owner; who owned it before does so again."""
+    """Replace the file atomically, readable by its owner only; the owner stays the same."""
     parse_tokens(text.encode(), path)
     real = os.path.realpath(path)
     temporary = f"{real}.tmp"

@@ -78,7 +78,7 @@ def groups_table(groups: Sequence[GroupStanding]) -> Table:
 
 
 def _renewed(group: GroupStanding) -> tuple[str, str]:
-    """When a query last said that it runs, and for how long that counts."""
+    """When a query was last renewed, and its timeout."""
     if group.query is None:
         return "", ""
     stale = " (stale)" if group.query.stale else ""
@@ -111,7 +111,7 @@ def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None,
 
 
 def _tell_of_damage(folder: str, groups: Sequence[GroupStanding]) -> None:
-    """What is wrong with each group, once: one in stream mode may stand there with every topic."""
+    """Print each fault of a group once: a group in stream mode is listed for each of its topics."""
     for name, wrong in dict.fromkeys((group.name, wrong) for group in groups for wrong in group.wrong):
         what = f"{safe(name)}: {safe(wrong)}; see `holdfast check {safe(folder)}`"
         note(f"damaged: group {what}")
@@ -146,7 +146,7 @@ def _lags_table(group: GroupStanding) -> Table:
 
 
 def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
-    """The group on each of its topics, or on the one that was said."""
+    """The group on each of its topics, or on one of them."""
     check_name(name, "group")
     topics_of(folder)
     everyone = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
@@ -196,7 +196,7 @@ def group_reset_command(
         if not dry_run:
             if not confirmed("Go there?", "group reset", yes=yes, as_json=as_json):
                 return NOT_DONE
-            for move in moves:  # what was shown, whatever has come since
+            for move in moves:  # exactly the positions that were shown
                 broker.reset_offsets(name, group.topic, to=move.after, partition=move.partition)
     if as_json:
         found: dict[str, Any] = {"group": name, "topic": group.topic, "mode": group.mode, "changed": not dry_run}

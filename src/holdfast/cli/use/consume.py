@@ -1,4 +1,4 @@
-"""`holdfast consume`: read a topic, as a bystander or as a group that goes on where it was."""
+"""`holdfast consume` and `holdfast tail`: read a topic, without a group or as one that remembers its position."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from holdfast.cli.text import safe
 from holdfast.cli.use.put import separator_of
 from holdfast.errors import InvalidRequest
 
-# `holdfast tail`: read along without consuming, beside whoever owns the queue.
+# `holdfast tail`: read without consuming and without a lock.
 
 
 _COLUMNS: Final = (ID, TIME, KEY, HEADERS, PRIORITY, SIZE)
@@ -279,7 +279,7 @@ class _GroupTaking:
             self._showing.show(messages)
         except BaseException:
             for message in messages:
-                message.defer()  # nobody has seen it
+                message.defer()  # it was not printed
             raise
         if messages:
             group.ack_many(messages)

@@ -164,7 +164,7 @@ def get_command(
                 sys.stdout.flush()
         except BaseException:
             for message in messages:
-                message.defer()  # nobody has seen it
+                message.defer()  # it was not printed
             raise
         if ack:
             queue.ack_many(messages)
@@ -199,9 +199,9 @@ def _patience_s(timeout: str, *, block: bool) -> float:
 
 @contextmanager
 def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: bool) -> Iterator[str | None]:
-    """The file that the body is in: the one that was said, or a new one where the environment cannot hold it.
+    """The file with the body: the given one, or a new one if the environment cannot hold the body.
 
-    Whoever handles the message removes a new one; we do where nobody was told of it.
+    The handler of the message removes a new file; we do so if its path was never printed.
     """
     path, made = out, False
     if path is None and export and not fits_variable(message):
@@ -220,7 +220,7 @@ def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: boo
 
 
 def default_holder() -> str:
-    """The shell that this command was called by: the command itself is gone when somebody looks."""
+    """The shell that called this command: the command itself ends at once."""
     note = real_world().ids.process_note()
     return f"{note['host']}:{os.getppid()}"
 
@@ -273,7 +273,7 @@ class _Showing:
                 self._show_facts(console, message)
 
     def _show_receipt(self, message: holdfast.Message[bytes]) -> None:
-        """Beside a raw body, for whoever looks; scripts use --export."""
+        """Print the receipt on stderr, beside a raw body; scripts use --export."""
         if not self._acked:
             sys.stdout.flush()
             note(f"receipt {safe(message.receipt)}")
@@ -381,7 +381,7 @@ def extend_command(
 
 
 def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callable[[_Message], None]:
-    """The same, after the document was kept; `null` takes it away."""
+    """A function that saves the document before it settles; `null` removes the document."""
     if state is None:
         return settle
     try:

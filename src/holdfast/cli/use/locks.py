@@ -179,7 +179,7 @@ def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
 
 
 def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
-    """One lock, or all that are held, beside whoever owns the folder; or a server's."""
+    """One lock, or all that are held: read without owning the folder, or asked of a server."""
     if is_address(folder):
         with opened_broker(folder) as broker:
             return broker.locks.list() if name is None else [broker.locks.describe(name)]

@@ -61,7 +61,7 @@ class Item(NamedTuple):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of JSON: what a message can have, with the words of the library: `at` is the option --due."""
+    """One line of JSON. Its names are the library's: `at` is the option --due."""
 
     body: str | msgspec.UnsetType | None = msgspec.UNSET
     body_base64: str | msgspec.UnsetType = msgspec.UNSET
@@ -191,7 +191,7 @@ def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _body(line: Line) -> bytes | None:
-    """None is a tombstone: whatever had the key is gone."""
+    """The body of a line; None for a tombstone, which deletes the messages with its key."""
     given = [name for name in ("body", "body_base64", "json") if getattr(line, name) is not msgspec.UNSET]
     if len(given) != 1:
         found = f"{' and '.join(given)} are given" if given else "there is no body"
@@ -355,7 +355,7 @@ class _Putting:
 
 
 def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> str:
-    """Which message of a batch cannot be stored; all of them where that cannot be told."""
+    """The place of the message that cannot be stored, or of the whole batch if that is not known."""
     found = port_of(broker).unfit(topic, [item.message for item in batch])
     return f"{batch[0].place} to {batch[-1].place}" if found is None else batch[found].place
 
@@ -423,7 +423,7 @@ def produce_command(
     intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
     chosen = chosen_topic(folder, topic)
     items = _keyed(intake.items(bodies or [], files or []), separator)
-    first = list(islice(items, 1))  # before the folder is owned: nobody need wait for our input
+    first = list(islice(items, 1))  # before the folder is owned, so that no other command waits for our input
     with opened_broker(folder, wait=wait) as broker:
         producing = _Producing(broker.producer(name=name, resume=resume, **changes), chosen, partition)
         producing.run(chain(first, items), shown=not as_json)
@@ -542,13 +542,13 @@ class _Producing:
             self._answered(_MOST_UNANSWERED // 2)
 
     def _answered(self, most: int) -> None:
-        """Take in answers until at most so many are left."""
+        """Wait for answers until at most `most` are left."""
         if not most:
             self._producer.flush()
         while len(self._unanswered) > most:
             stored = self._unanswered.popleft().result()
             if stored is None:
-                continue  # nobody waits for an answer
+                continue  # sent with acks=none
             self.known += stored.duplicate
             self.stored += not stored.duplicate
             if stored.offset is not None:
@@ -562,7 +562,7 @@ class _Producing:
             try:
                 self._answered(0)
             except HoldfastError:
-                continue  # the first error is the one that is told
+                continue  # the first error is the one to report
         try:
             self._producer.close()
         except HoldfastError:
