@@ -307,3 +307,14 @@ def test_a_token_from_the_environment_or_a_profile_lets_a_command_in(run, tmp_pa
         assert "PUT /v1/queues/{queue}" in run("audit", server.url).out
         monkeypatch.delenv("HOLDFAST_TOKEN")
         assert run("audit", tmp_path / "data").code == 0
+
+
+def test_a_command_answers_alike_wherever_the_topic_is(run, place):
+    assert run("topic", "create", place, "orders", "--partitions", 2).code == 0
+    assert run("settings", place, "--topic", "orders", "--json").document["differing"] == {"partitions": 2}
+    for number in range(2):
+        assert run("produce", place, "orders", "-m", f"a{number}", "-m", f"b{number}", "--partition", number).code == 0
+    taking = ("consume", place, "orders", "--group", "late", "--mode", "queue", "--raw")
+    assert sorted(run(*taking, "--from", 1).out.split()) == ["b0", "b1"]  # an offset means each partition's
+    lost = run("show", place, "orders-0-77", "--group", "late")
+    assert (lost.code, f"there is no message orders-0-77 in {place}: " in lost.err) == (2, True)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli.reading import Reading, follow_settings
+from holdfast.cli.reading import FolderLogs as Reading
+from holdfast.cli.reading import follow_settings
 from holdfast.env import real_world
 from holdfast.errors import BadSettings
 from holdfast.storage import FollowSettings

@@ -12,7 +12,8 @@ pytest.importorskip("pyspark")
 from rich.console import Console
 
 import holdfast
-from holdfast.cli import pipeline, pipeline_view
+from holdfast.cli import pipeline
+from holdfast.cli import pipeline as pipeline_view
 from holdfast.env import real_world
 from holdfast.spark.pipelines.checkpoint import held
 from holdfast.spark.pipelines.ledger import Batch, Ledger

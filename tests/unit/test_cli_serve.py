@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.serve.serve import told
+from holdfast.cli.serve import told
 from holdfast.settings import ServerSettings
 from tests.unit.commands import runner
 

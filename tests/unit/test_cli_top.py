@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli.look import top as top_module
-from holdfast.cli.look.top import FolderSource, Load, TopicLoad, document, load_table
+from holdfast.cli.look import stats as top_module
+from holdfast.cli.look.stats import Load, TopicLoad, document, load_table
+from holdfast.cli.look.stats import LoadSource as FolderSource
 from holdfast.errors import Unavailable
 from tests.unit.commands import Run, runner
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +16,7 @@ from holdfast.api.contents import Body, Contents, Home
 from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import DEAD_SUFFIX, message_id
 from holdfast.broker.messages import CORRELATION_ID, DeadNote, mark
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.delivery.where import compile_where
 from holdfast.errors import InvalidRequest
@@ -163,6 +164,20 @@ class DeadLetter(Listed[Body]):
         """The document that went with it, or None."""
         content = self._note.state
         return None if content is None else msgspec.json.decode(content)
+
+
+class Found(NamedTuple):
+    """Everything known about one message; times are milliseconds since 1970, 0 for none."""
+
+    message: Listed[Any]
+    phase: str
+    leased_at_ms: int = 0
+    lease_until_ms: int = 0
+    first_delivery_ms: int = 0
+    last_delivery_ms: int = 0
+    failures: tuple[Failure, ...] = ()
+    state: Any = None
+    history: Sequence[TraceStep] = ()
 
 
 # For the rest of the package: what is kept of a dead letter beside the message itself; when the lease of a message ends

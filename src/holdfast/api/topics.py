@@ -67,6 +67,12 @@ class GroupInfo(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
+def topic_settings(differing: Mapping[str, Any]) -> TopicSettings:
+    """Settings of those that differ from the defaults; what this release does not know is passed over."""
+    known = {name: value for name, value in differing.items() if name in TopicSettings.__struct_fields__}
+    return msgspec.convert(known, TopicSettings)
+
+
 def to_of(to: object) -> To:
     """Where a reset goes: "earliest", "latest", a time or an offset."""
     if isinstance(to, str) and to in ("earliest", "latest"):

@@ -13,7 +13,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli.output import INTERRUPTED, NOT_DONE, print_error
-from holdfast.cli.places import PLACE, App
+from holdfast.cli.places import PLACE, CommandApp, option
 from holdfast.env.process import set_variable
 from holdfast.errors import HoldfastError
 from holdfast.storage.opening import TRUST
@@ -22,12 +22,12 @@ from holdfast.storage.opening import TRUST
 _COMMANDS: Final = {
     "put": "use.put:put_command",
     "get": "use.get:get_command",
-    "ack": "use.settle:ack_command",
-    "nack": "use.settle:nack_command",
-    "reject": "use.settle:reject_command",
-    "defer": "use.settle:defer_command",
-    "extend": "use.settle:extend_command",
-    "produce": "use.produce:produce_command",
+    "ack": "use.get:ack_command",
+    "nack": "use.get:nack_command",
+    "reject": "use.get:reject_command",
+    "defer": "use.get:defer_command",
+    "extend": "use.get:extend_command",
+    "produce": "use.put:produce_command",
     "consume": "use.consume:consume_command",
     "worker": "use.worker:worker_command",
     "peek": "look.messages:peek_command",
@@ -35,30 +35,30 @@ _COMMANDS: Final = {
     "list": "look.messages:list_command",
     "show": "look.messages:show_command",
     "stats": "look.stats:stats_command",
-    "top": "look.top:top_command",
+    "top": "look.stats:top_command",
     "cancel": "operate.queue:cancel_command",
     "seek": "operate.queue:seek_command",
     "purge": "operate.queue:purge_command",
     "compact": "operate.queue:compact_command",
     "apply-retention": "operate.queue:apply_retention_command",
     "settings": "operate.settings:settings_command",
-    "completion": "completion:app",
-    "config": "operate.config:app",
-    "dead": "operate.dead:app",
-    "group": "operate.group:app",
-    "lock": "use.lock:app",
+    "completion": "options:completion_app",
+    "config": "operate.settings:settings_file_app",
+    "dead": "operate.queue:dead_app",
+    "group": "operate.topics:group_app",
+    "lock": "use.locks:lock_app",
     "log": "look.log:app",
     "pipeline": "pipeline:app",
     "profile": "operate.profile:app",
-    "state": "use.state:app",
+    "state": "use.locks:state_app",
     "token": "operate.token:app",
-    "topic": "operate.topic:app",
+    "topic": "operate.topics:topic_app",
     "trace": "look.trace:app",
-    "serve": "serve.serve:serve_command",
-    "ui": "serve.serve:ui_command",
-    "status": "look.server:status_command",
-    "waiters": "look.server:waiters_command",
-    "audit": "look.server:audit_command",
+    "serve": "serve:serve_command",
+    "ui": "serve:ui_command",
+    "status": "serve:status_command",
+    "waiters": "serve:waiters_command",
+    "audit": "serve:audit_command",
     "check": "operate.check:check_command",
     "repair": "operate.check:repair_command",
     "doctor": "operate.doctor:doctor_command",
@@ -81,17 +81,13 @@ def _show_version(wanted: bool) -> None:
 
 def _root(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, option("--version", "Print the version.", callback=_show_version, is_eager=True)] = False,
     at: Annotated[
         str | None, typer.Option("--at", metavar=PLACE, help="Where the command works, instead of its first argument.")
     ] = None,
-    profile_name: Annotated[
-        str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
-    ] = None,
+    profile_name: Annotated[str | None, option("--profile NAME", "The same by the name of a profile.")] = None,
     trust_folder: Annotated[
-        bool, typer.Option("--trust-folder", help="Use a folder though other users may write to it, or have it.")
+        bool, option("--trust-folder", "Use a folder though other users may write to it, or have it.")
     ] = False,
 ) -> None:
     if trust_folder:
@@ -110,9 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(_run(given))
 
 
-def app_of(names: Iterable[str]) -> App:
+def app_of(names: Iterable[str]) -> CommandApp:
     """The program with these commands."""
-    app = App(
+    app = CommandApp(
         name="holdfast",
         help="Durable queues and topics, in a folder or at a server: put, get, look, check, repair. All speak JSON.",
         pretty_exceptions_enable=False,
@@ -144,7 +140,7 @@ def _program(name: str | None) -> Callable[..., Any]:
 
 
 def _named(arguments: Sequence[str]) -> str | None:
-    """The command that is meant, if there is one of that name and nobody asks for all."""
+    """The command that is called; None if there is no such command, or if all of them are needed."""
     if _COMPLETING in os.environ:
         return None
     words = iter(arguments)

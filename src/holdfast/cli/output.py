@@ -1,8 +1,8 @@
-"""How commands speak: results on stdout, everything else on stderr, errors as one line, and always an exit code.
+"""Output of commands: results on stdout, everything else on stderr, errors on one line, and an exit code.
 
 0    done; nothing is wrong
 1    done, but damage was found, or is left
-2    not done: a mistake in the call, no such log or queue, somebody owns it, no room
+2    not done: a mistake in the call, no such log or queue, it has another owner, the disk is full
 3    nothing there: no message was ready in time
 130  interrupted
 """
@@ -16,23 +16,25 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import typer
 
-from holdfast.cli.places import AT, PROFILE, App, with_place
+from holdfast.cli.places import AT, PROFILE, CommandApp, unbundled, with_place
 from holdfast.cli.text import safe, safe_lines
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 
 # Asking before something is changed for good.
 
 
 def confirmed(question: str, what: str, *, yes: bool, as_json: bool) -> bool:
-    """Whether it may be done. Where nobody can answer and nobody said yes beforehand, that is an error."""
+    """Ask for confirmation. Without a terminal and without --yes that is an error."""
     if yes:
         return True
     if as_json or not somebody_answers():
@@ -57,17 +59,27 @@ def somebody_answers() -> bool:
 # Commands behind one word, such as `holdfast topic`.
 
 
-class Section(App):
-    """Commands that belong together; their word alone shows which there are."""
+class CommandSection(CommandApp):
+    """A group of commands, such as `holdfast topic`; called without a command, it prints its help."""
 
     def __init__(self, about: str) -> None:
         super().__init__(help=about, rich_markup_mode=None)
         self.callback(invoke_without_command=True)(_show_commands)
 
+    def command(self, name: str | None = None, **options: Any) -> Callable[[_Function], _Function]:
+        """One of the commands: a function that answers with its exit code."""
+        added = super().command(name, **options)
+
+        def add(function: _Function) -> _Function:
+            added(command(function))
+            return function
+
+        return add
+
 
 def _show_commands(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        stdout().print(context.get_help(), soft_wrap=True)
+        say(context.get_help())
         raise typer.Exit(NOT_DONE)
 
 
@@ -92,21 +104,31 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    from holdfast.cli.consoles import OurConsole
+    from holdfast.cli.console import OurConsole
 
     return OurConsole(stderr=stderr)
 
 
+def say(text: str) -> None:
+    """One line of the result; it is not broken, so that it can be copied."""
+    stdout().print(text, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    stderr().print(text, soft_wrap=True)
+
+
 def json_text(document: Any, *, indent: int | None = None) -> str:
-    """JSON of plain ASCII without a single control character, whatever the document holds."""
+    """JSON in plain ASCII, without control characters."""
     return json.dumps(document, indent=indent)
 
 
 def write_bytes(content: bytes) -> None:
-    """All of it to stdout, behind what was printed before, or an error.
+    """Write all of it to stdout, after what was printed before.
 
-    With PYTHONUNBUFFERED stdout has no buffer, and what it is given may be taken in part: when the reader
-    goes away in between, a single write tells nobody.
+    With PYTHONUNBUFFERED stdout has no buffer, and one write may take only a part: if the reader goes away then, it
+    raises nothing.
     """
     sys.stdout.flush()
     rest = memoryview(content)
@@ -147,11 +169,15 @@ def command(function: Callable[_P, int]) -> Callable[_P, None]:
 
     @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> None:
-        for name in (AT, PROFILE):  # by now the folder says it
+        as_json = bool(kwargs.get("as_json"))
+        for name in (AT, PROFILE):  # the folder has the place now
             kwargs.pop(name, None)
-        raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=bool(kwargs.get("as_json"))))
+        for name, kind in bundles.items():
+            kwargs[name] = kind(**{field: kwargs.pop(field) for field in kind._fields})
+        raise typer.Exit(_exit_code(lambda: function(*args, **kwargs), as_json=as_json))
 
-    run.__signature__ = with_place(function)  # type: ignore[attr-defined]
+    signature, bundles = unbundled(function)
+    run.__signature__ = with_place(signature)  # type: ignore[attr-defined]
     return run
 
 
@@ -183,7 +209,7 @@ def _exit_code(call: Callable[[], int], *, as_json: bool) -> int:
 
 
 def hush() -> None:
-    """The reader of stdout is gone: let the interpreter's last words go nowhere."""
+    """Discard what the interpreter still writes to stdout at exit, since its reader is gone."""
     with suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

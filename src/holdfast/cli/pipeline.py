@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from holdfast.cli.output import note, say, stderr, stdout
+from holdfast.cli.text import safe, short_time, show_table, size, table
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.spark.pipelines import context
+    from holdfast.spark.pipelines.checkpoint import Standing
+    from holdfast.spark.pipelines.runner import Runner
+
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
-
-import msgspec
-import typer
 
 from holdfast.api.times import parse_duration
 from holdfast.cli.look.log import owner_of
@@ -18,51 +33,165 @@ from holdfast.cli.output import (
     INTERRUPTED,
     NOT_DONE,
     OK,
-    Section,
-    command,
+    CommandSection,
     confirmed,
     print_error,
     print_json,
-    stderr,
-    stdout,
 )
-from holdfast.cli.pipeline_view import (
-    bars,
-    ending_in_order,
-    outcomes_document,
-    plan_lines,
-    show_outcomes,
-    standing_table,
-)
-from holdfast.cli.text import safe, show_table, table
+from holdfast.cli.places import argument, option
 from holdfast.env import real_world
-from holdfast.errors import HoldfastError, InvalidRequest, NotInstalled
+from holdfast.errors import InvalidRequest, NotInstalled
 
 if TYPE_CHECKING:
     from holdfast.spark.pipelines.spec import Project
 
-app = Section("Pipelines from queues to tables and back, on Spark.")
 
-Names: TypeAlias = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which pipelines.")]
-Declared: TypeAlias = Annotated[
-    str, typer.Option("--config", metavar="FILE", help="The file that declares the pipelines, YAML or Python.")
-]
-All: TypeAlias = Annotated[bool, typer.Option("--all", help="All pipelines of the file.")]
+@contextmanager
+def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Progress], None]]:
+    """A progress bar for each pipeline on stderr, if that is a terminal."""
+    console = stderr()
+    if not shown or not console.is_terminal:
+        yield lambda progress: None
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.fields[pipeline]}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks = {name: progress.add_task("waiting", pipeline=safe(name), total=None) for name in names}
+
+        def tell(news: context.Progress) -> None:
+            if news.pipeline not in tasks:
+                return
+            total = None if news.lag is None else news.rows_in + news.lag
+            words = f"batch {news.batch}, {news.rows_in:,} rows in, {news.rows_out:,} out"
+            progress.update(tasks[news.pipeline], completed=news.rows_in, total=total, description=words)
+
+        yield tell
+
+
+@contextmanager
+def ending_in_order(runner: Runner) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run between two batches, the second one ends the process at once.
+
+    An exception would free the locks on its way out, while other threads may still be writing.
+    """
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def end(number: int, frame: Any) -> None:
+        runner.stop()
+        stderr().show_cursor(True)  # bars hide it, and may not get to show it again
+        note("ending; the batch in hand is finished first")
+        for each in former:
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in former:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def outcomes_document(outcomes: Sequence[context.Outcome]) -> dict[str, Any]:
+    """The one document of a run."""
+    documents = []
+    for outcome in outcomes:
+        document = {} if outcome.summary is None else msgspec.to_builtins(outcome.summary)
+        error = None
+        if outcome.error is not None:
+            code = outcome.error.code if isinstance(outcome.error, HoldfastError) else "os_error"
+            error = {"code": code, "message": str(outcome.error)}
+        documents.append({"pipeline": outcome.pipeline, **document, "error": error})
+    return {"pipelines": documents}
+
+
+def show_outcomes(outcomes: Sequence[context.Outcome]) -> None:
+    """What was done, as a table, then what is worth a sentence."""
+    summaries = [outcome.summary for outcome in outcomes if outcome.summary is not None]
+    if not summaries:
+        return
+    shown = table(
+        "pipeline", "batches>", "rows in>", "out>", "dropped>", "aside>", "doubles>", "files>", "behind>", "seconds>"
+    )
+    for each in summaries:
+        counts = (
+            each.batches,
+            each.rows_in,
+            each.rows_out,
+            each.dropped,
+            each.quarantined,
+            each.duplicates,
+            each.files,
+        )
+        lag = "" if each.lag is None else f"{each.lag:,}"
+        shown.add_row(safe(each.pipeline), *(f"{count:,}" for count in counts), lag, f"{each.seconds:.1f}")
+    show_table(stdout(), shown)
+    for each in summaries:
+        for name, count in each.expectations.items():
+            if count:
+                say(f"{safe(each.pipeline)}: {count:,} not as expected: {safe(name)}")
+        for remark in each.notes:
+            say(f"{safe(each.pipeline)}: {safe(remark)}")
+
+
+def plan_lines(plan: context.Plan) -> Iterator[str]:
+    """A plan for people."""
+    rows = "" if plan.rows is None else f", about {plan.rows:,} rows"
+    content = "" if plan.bytes is None else f", {size(plan.bytes)}"
+    yield f"{safe(plan.pipeline)} ({plan.kind}){rows}{content}"
+    for read in plan.reads:
+        count = "" if read.rows is None else f" ({read.rows:,} rows)"
+        yield f"  reads   {safe(read.what)} from {safe(read.start)} to {safe(read.end)}{count}"
+    for place in plan.writes:
+        yield f"  writes  {safe(place)}"
+    for remark in plan.notes:
+        yield f"  note    {safe(remark)}"
+
+
+def standing_table(standings: Sequence[Standing], running: Mapping[str, int | None]) -> Table:
+    """Where pipelines are."""
+    shown = table(
+        "pipeline", "kind", "last batch>", "at", "rows in>", "out>", "dropped>", "aside>", "behind>", "running"
+    )
+    for each in standings:
+        at_ms = each.last_batch_at_ms
+        shown.add_row(
+            safe(each.pipeline),
+            each.kind,
+            "-" if each.last_batch is None else str(each.last_batch),
+            "-" if at_ms is None else short_time(at_ms * 1_000_000),
+            f"{each.rows_in:,}",
+            f"{each.rows_out:,}",
+            f"{each.dropped:,}",
+            f"{each.quarantined:,}",
+            "" if each.lag is None else f"{each.lag:,}",
+            f"process {running[each.pipeline]}" if running.get(each.pipeline) else "",
+        )
+    return shown
+
+
+app = CommandSection("Pipelines from queues to tables and back, on Spark.")
+
+Names: TypeAlias = Annotated[list[str] | None, argument("[NAME]...", "Which pipelines.")]
+Declared: TypeAlias = Annotated[str, option("--config FILE", "The file that declares the pipelines, YAML or Python.")]
+All: TypeAlias = Annotated[bool, option("--all", "All pipelines of the file.")]
 FILE = "pipelines.yaml"
 
 
 @app.command("run")
-@command
 def run_command(
     names: Names = None,
     declared: Declared = FILE,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C or SIGTERM.")] = False,
-    every: Annotated[
-        str, typer.Option("--every", metavar="TIME", help="With --follow: look for news so often, from 100ms on.")
-    ] = "1s",
+    follow: Annotated[bool, option("--follow", "Go on until Ctrl-C or SIGTERM.")] = False,
+    every: Annotated[str, option("--every TIME", "With --follow: look for news so often, from 100ms on.")] = "1s",
     everything: All = False,
     full_refresh: Annotated[
-        bool, typer.Option("--full-refresh", help="Remove the tables and checkpoints first, and begin anew.")
+        bool, option("--full-refresh", "Remove the tables and checkpoints first, and begin anew.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -95,7 +224,6 @@ def run_command(
 
 
 @app.command("plan")
-@command
 def plan_command(
     names: Names = None, declared: Declared = FILE, everything: All = False, as_json: AsJson = False
 ) -> int:
@@ -108,12 +236,11 @@ def plan_command(
         print_json({"plans": msgspec.to_builtins(plans)})
         return OK
     for plan in plans:
-        stdout().print("\n".join(plan_lines(plan)), soft_wrap=True)
+        say("\n".join(plan_lines(plan)))
     return OK
 
 
 @app.command("ls")
-@command
 def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
     """List the pipelines that a file declares."""
     project = _project(declared)
@@ -134,7 +261,6 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 
 
 @app.command("status")
-@command
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
     """Show how far pipelines are: batches, rows, lag, and who runs them. Needs neither Spark's JVM nor a lock."""
     project = _project(declared)
@@ -153,14 +279,11 @@ def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJs
 
 
 @app.command("new")
-@command
 def new_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the pipeline.")],
-    kind: Annotated[str, typer.Option("--kind", metavar="KIND", help="What it does.")] = "land",
-    python: Annotated[bool, typer.Option("--python", help="A function of your own, in a Python file.")] = False,
-    declared: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help=f"The file to write; {FILE} by default.")
-    ] = None,
+    name: Annotated[str, argument("NAME", "The name of the pipeline.")],
+    kind: Annotated[str, option("--kind KIND", "What it does.")] = "land",
+    python: Annotated[bool, option("--python", "A function of your own, in a Python file.")] = False,
+    declared: Annotated[str | None, option("--config FILE", f"The file to write; {FILE} by default.")] = None,
 ) -> int:
     """Write a commented file to begin with; where it is there already, print the entry to add to it."""
     _need_spark()
@@ -178,17 +301,16 @@ def new_command(
     except FileExistsError:
         if python:
             raise InvalidRequest(f"{path} is there already; nothing was written") from None
-        stderr().print(f"{safe(str(path))} is there already; add this below its pipelines:", soft_wrap=True)
-        stdout().print(entry(name, kind).rstrip("\n"), soft_wrap=True)
+        note(f"{safe(str(path))} is there already; add this below its pipelines:")
+        say(entry(name, kind).rstrip("\n"))
         return OK
-    stderr().print(f"wrote {safe(str(path))}; look through it, then: holdfast pipeline plan {name}", soft_wrap=True)
+    note(f"wrote {safe(str(path))}; look through it, then: holdfast pipeline plan {name}")
     return OK
 
 
 @app.command("export")
-@command
 def export_command(
-    folder: Annotated[str, typer.Option("--sdp", metavar="DIR", help="Where the project goes.")],
+    folder: Annotated[str, option("--sdp DIR", "Where the project goes.")],
     declared: Declared = FILE,
     as_json: AsJson = False,
 ) -> int:
@@ -200,9 +322,9 @@ def export_command(
     if as_json:
         print_json(msgspec.to_builtins(exported))
         return OK
-    for note in exported.notes:
-        stderr().print(safe(note), soft_wrap=True)
-    stderr().print(f"wrote {len(exported.files)} files; {safe(exported.files[1])} says how to run it", soft_wrap=True)
+    for each in exported.notes:
+        note(safe(each))
+    note(f"wrote {len(exported.files)} files; {safe(exported.files[1])} says how to run it")
     return OK
 
 

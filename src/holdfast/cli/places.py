@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 import typer
@@ -49,7 +49,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 
 class Profiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """All of them, and which is meant where nobody names one."""
+    """All profiles, and the one to use by default."""
 
     use: str | None = None
     profiles: dict[str, Profile] = {}
@@ -87,7 +87,7 @@ def read() -> Profiles:
 
 
 def write(profiles: Profiles) -> None:
-    """Replace the file; it may hold tokens, so that nobody else may read it."""
+    """Replace the file. It may hold tokens, so only its owner may read it."""
     place = path()
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = place.with_name(f"{place.name}.{os.getpid()}.new")
@@ -181,7 +181,7 @@ _CONNECT_S: Final = 5.0
 _PAUSE_S: Final = 0.05
 
 
-# Of the places that came from a profile: a command is told only where it works.
+# The profile of each place that came from one: commands are given only the place.
 _entries: Final[dict[str, Profile]] = {}
 
 
@@ -193,7 +193,7 @@ def place_of(name: str) -> str:
 
 
 def usual_place() -> str | None:
-    """Where a command works that is not told: HOLDFAST_URL, or the profile in use."""
+    """The default place of a command: HOLDFAST_URL, or the profile in use."""
     named = os.environ.get(URL)
     if named:
         return named
@@ -202,7 +202,7 @@ def usual_place() -> str | None:
 
 
 def said_or_usual(place: str) -> str:
-    """The place that was said; `@` is the usual one."""
+    """The given place; `@` stands for the default one."""
     if place != USUAL:
         return place
     found = usual_place()
@@ -215,7 +215,7 @@ def said_or_usual(place: str) -> str:
 
 
 def queue_of(place: str) -> str | None:
-    """The queue that a place stands for besides: by its address, or by its profile."""
+    """The queue that an address or a profile names besides the place."""
     named = parse_address(place).queue if is_address(place) else None
     return named or _entry(place).queue
 
@@ -259,7 +259,7 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
             return _knock(address, tls)
         except (OSError, EOFError) as error:
             why = distrust(error)
-            if why:  # it is the same each time
+            if why:  # trying again would not help
                 raise _not_trusted(address, why, strictness(error)) from None
             if time.monotonic() >= give_up:
                 raise _unreachable(address, error) from None
@@ -267,7 +267,7 @@ def _reach(address: Address, tls: Any, wait_s: float) -> None:
 
 
 def _knock(address: Address, tls: Any) -> None:
-    """Ask for a word: who is not wanted, or speaks otherwise, may be let in and be shown out before any."""
+    """Wait for the first byte of an answer: a server may accept a connection and then close it without one."""
     if address.socket is not None:
         connect_unix(address.socket, _CONNECT_S).close()
         return
@@ -308,7 +308,7 @@ def _unreachable(address: Address, error: Exception) -> Unavailable:
     return Unavailable(f"no server can be reached at {address.text}: {why}. {advice}")
 
 
-# Commands that work somewhere: DIR may be an address, and may be said in other ways or be left out.
+# Commands that take a place: DIR may be an address, an option or the default.
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -320,17 +320,54 @@ AT: Final = "at_place"
 DUE: Final = "due"
 PROFILE: Final = "profile_name"
 
+
+def option(*words: str, **more: Any) -> Any:
+    """An option: its names, the last with what its value is called behind it, then its help."""
+    *names, about = words
+    last, _, metavar = names.pop().partition(" ")
+    return typer.Option(*names, last, metavar=metavar or None, help=about, **more)
+
+
+def argument(metavar: str, about: str, **more: Any) -> Any:
+    """An argument: what it is called, and its help."""
+    return typer.Argument(metavar=metavar, help=about, **more)
+
+
 AtPlace: TypeAlias = Annotated[
     str | None, typer.Option("--at", metavar=PLACE, help="Where, instead of the first argument.")
 ]
-ProfileName: TypeAlias = Annotated[
-    str | None, typer.Option("--profile", metavar="NAME", help="The same by the name of a profile.")
-]
+ProfileName: TypeAlias = Annotated[str | None, option("--profile NAME", "The same by the name of a profile.")]
 
 
-def with_place(function: Callable[..., Any]) -> inspect.Signature:
-    """What a command takes; one that works somewhere can be told where by two options as well."""
+def unbundled(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[str, Any]]:
+    """What a command takes, with the fields of each NamedTuple instead of it; and these types by parameter.
+
+    The first field, which is the place, stays where the parameter was; the options behind it come last.
+    """
     signature = inspect.signature(function, eval_str=True)
+    bundles = {
+        name: each.annotation for name, each in signature.parameters.items() if hasattr(each.annotation, "_fields")
+    }
+    first: list[inspect.Parameter] = []
+    last: list[inspect.Parameter] = []
+    for name, each in signature.parameters.items():
+        if name not in bundles:
+            first.append(each)
+            continue
+        hints, defaults = get_type_hints(each.annotation, include_extras=True), each.annotation._field_defaults
+        place, *others = (
+            inspect.Parameter(
+                field, each.kind, default=defaults.get(field, inspect.Parameter.empty), annotation=hints[field]
+            )
+            for field in each.annotation._fields
+        )
+        first.append(place)
+        last += others
+    return signature.replace(parameters=[*first, *last]), bundles
+
+
+def with_place(signature: inspect.Signature) -> inspect.Signature:
+    """The parameters of a command; one that takes a place gets --at and --profile as well."""
     folder = signature.parameters.get(FOLDER)
     if folder is None or not any(PLACE in (getattr(each, "metavar", "") or "") for each in _notes(folder)):
         return signature
@@ -399,7 +436,7 @@ class PlacedCommand(TakesPlain, TyperCommand):
         return super().parse_args(ctx, args)
 
     def _by_option(self, ctx: Any, args: list[str], names: set[str]) -> list[str]:
-        """For a command that is told by --at alone, or works nowhere."""
+        """For a command that takes a place only by --at, or takes none."""
         place = self._said(ctx, {})
         if place is None:
             return args
@@ -464,10 +501,10 @@ def _refuse_time(place: object) -> None:
 
 
 class PlacedGroup(TakesPlain, TyperGroup):
-    """What is said before the command."""
+    """The options before the command."""
 
 
-class App(typer.Typer):
+class CommandApp(typer.Typer):
     """Commands that belong together; each may work somewhere."""
 
     def __init__(self, **options: Any) -> None:

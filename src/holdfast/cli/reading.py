@@ -1,32 +1,36 @@
-"""The partitions of a topic, read side by side by somebody who owns nothing."""
+"""The partitions of a topic, and how topics and groups stand, read without owning a folder."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from functools import partial
 from heapq import merge
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
+import holdfast
 from holdfast.api.ports import port_of
-from holdfast.api.times import instant_ns, parse_instant
+from holdfast.api.times import instant_ns, parse_duration, parse_instant
+from holdfast.api.topics import PartitionInfo
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
+from holdfast.broker.inspect.delayed import count_beside
+from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
 from holdfast.broker.routing import check_partition
-from holdfast.broker.topic import Topic
 from holdfast.cli.look.messages import AnyMessage, reader_of
-from holdfast.cli.opening import opened_broker
-from holdfast.cli.output import stderr
+from holdfast.cli.opening import asked, engine_of, opened_broker
+from holdfast.cli.output import note
+from holdfast.cli.text import safe
 from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, read_settings
 from holdfast.delivery.where import compile_where
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
-from holdfast.errors import DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
+from holdfast.errors import Busy, DamagedRange, InvalidRequest, NotALog, OffsetOutOfRange
 from holdfast.storage import LogReader
 from holdfast.storage.checks.finding import count_of
 from holdfast.storage.files import join
@@ -34,55 +38,55 @@ from holdfast.storage.opening import is_log
 from holdfast.storage.reader import Arrivals, FollowSettings
 
 PAGE_MESSAGES: Final = 100
-_FURTHER: Final = 8  # so many times as far back where too few of the newest are wanted
-# Where nobody tells of news: people look on, and a look costs little.
+_FURTHER: Final = 8  # look this many times further back if too few of the newest match
+# Polling intervals for commands that people watch.
 _AT_A_TERMINAL: Final = {"poll_interval_ms": 250, "poll_jitter_ms": 50}
 STARTS: Final = ("start", "earliest")
 ENDS: Final = ("end", "latest")
+_AT_ONCE: Final = 1_000
+_WAIT_S: Final = 10.0
+_BETWEEN_S: Final = 0.25
+_LOOK_EVERY_S: Final = 0.1
+# A message may have been returned, which no log shows.
+_OPEN_EVERY_S: Final = 2.0
 
 
-class Reading:
+class TopicReading:
     """Messages of a topic as they stand in its logs; those of several partitions in the order of their times."""
 
-    def __init__(self, folder: str, topic: str, partition: int | None = None, where: str | None = None) -> None:
-        self._world = real_world()
+    def __init__(self, place: str, topic: str, partition: int | None = None, where: str | None = None) -> None:
         self._where = where
-        self._wanted()  # a mistake in it is told before anything is read
-        self._folder = folder
-        self._topic = topic
-        count = Catalog(self._world, folder).facts(topic).partitions
-        self._only = None if partition is None else check_partition(partition, topic, count)
-        self._count = count
-        self._readers: dict[int, LogReader] = {}
-        self._at: dict[int, int] = {}
-        self._arrivals = Arrivals(self._world, follow_settings(self._world))
-        self._find()
+        self._wanted()  # report a mistake in it before anything is read
+        self._logs = (ServerLogs if is_address(place) else FolderLogs)(place, topic, partition)
+        self._at = self._logs.starts()
 
     def begin(self, where: str, name: str = "--from") -> None:
         """Go on at the start, at the end, at an offset or at a time."""
-        if where not in (*STARTS, *ENDS) and not (where.isascii() and where.isdigit()):
-            time_of(where, name)  # a mistake is one also where there is no partition yet
-        for number, reader in self._readers.items():
-            self._at[number] = self._place(reader, where, name)
+        if where in STARTS or where in ENDS:
+            self._at = self._logs.starts() if where in STARTS else self._logs.ends()
+        elif where.isascii() and where.isdigit():
+            starts, ends = self._logs.starts(), self._logs.ends()
+            self._at = {
+                number: _offset(int(where), start, ends[number], len(starts)) for number, start in starts.items()
+            }
+        else:
+            since_ns = time_of(where, name)
+            self._at = {number: self._logs.find_time(number, since_ns) for number in self._logs.starts()}
 
     def last(self, count: int) -> list[AnyMessage]:
-        """The newest messages that are wanted; what follows goes on behind them."""
-        ends, back = self.ends(), count
+        """The newest messages that match; reading continues after them."""
+        ends, back = self._logs.ends(), count
         while True:
-            starts = {number: reader.start for number, reader in self._readers.items()}
-            self._at = {number: max(start, ends[number] - back) for number, start in starts.items()}
+            starts = self._logs.starts()
+            self._at = {number: max(start, ends.get(number, start) - back) for number, start in starts.items()}
             from_start = self._at == starts
             found = deque(self._there(), maxlen=count)
             if len(found) == count or from_start:
                 return list(found)
             back *= _FURTHER
 
-    def ends(self) -> dict[int, int]:
-        """Where each partition ends by now."""
-        return {number: reader.end for number, reader in self._readers.items()}
-
     def pages(self, limit: int | None, wait_s: float) -> Iterator[list[AnyMessage]]:
-        """What there is, a page at a time; then what comes, as long as nothing is awaited longer than `wait_s`."""
+        """What there is, a page at a time; then what comes, until nothing has come for `wait_s`."""
         left = math.inf if limit is None else limit
         idle_from, there = time.monotonic(), self._there()
         while left > 0:
@@ -92,13 +96,90 @@ class Reading:
                 yield page
                 idle_from = time.monotonic()
             elif (left_s := wait_s - (time.monotonic() - idle_from)) > 0:
-                self.wait(dict(self._at), left_s)
+                self._logs.wait(dict(self._at), left_s)
                 there = self._there()
             else:
                 return
 
+    def _there(self) -> Iterator[AnyMessage]:
+        """All up to the ends of this moment; each counts as read when it is handed over."""
+        starts, ends = self._logs.starts(), self._logs.ends()
+        for number, end in ends.items():  # after a power cut the log may end before
+            self._at[number] = min(self._at.get(number, starts.get(number, 0)), end)
+        streams = [self._of_partition(number, end) for number, end in ends.items()]
+        wanted = self._wanted()
+        for message in streams[0] if len(streams) == 1 else merge(*streams, key=lambda each: each.timestamp_ns):
+            self._at[message.partition] = message.offset + 1
+            if wanted(message):
+                yield message
+
+    def _wanted(self) -> Callable[[AnyMessage], bool]:
+        """The condition on messages, compiled anew each time since it may ask for their age."""
+        return compile_where(self._where, now_ms=real_world().clock.now_ns() // 1_000_000)
+
+    def _of_partition(self, number: int, end: int) -> Iterator[AnyMessage]:
+        at = self._at[number]
+        while at < end:
+            try:
+                for message in self._logs.messages(number, at):
+                    if message.offset >= end:
+                        break
+                    at = message.offset + 1
+                    yield message
+                break
+            except DamagedRange as damage:
+                lost = damage.next_offset - damage.first_offset
+                note(f"damaged: {count_of(lost, 'message')} passed over")
+                at = damage.next_offset
+            except OffsetOutOfRange as gone:
+                if at >= gone.start:
+                    raise
+                note(f"dropped before it was read: {count_of(gone.start - at, 'message')}")
+                at = gone.start
+        self._at[number] = max(self._at[number], end)  # also where the last ones were removed or are damaged
+
+
+def _offset(offset: int, start: int, end: int, partitions: int) -> int:
+    if start <= offset <= end or partitions > 1:
+        return max(start, min(offset, end))  # the nearest: each partition has offsets of its own
+    raise OffsetOutOfRange(
+        f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
+    )
+
+
+class FolderLogs:
+    """The logs of a topic's partitions, read beside the process that owns the folder."""
+
+    def __init__(self, folder: str, topic: str, partition: int | None = None) -> None:
+        self._world = real_world()
+        self._folder = folder
+        self._topic = topic
+        count = Catalog(self._world, folder).facts(topic).partitions
+        self._only = None if partition is None else check_partition(partition, topic, count)
+        self._count = count
+        self._readers: dict[int, LogReader] = {}
+        self._arrivals = Arrivals(self._world, follow_settings(self._world))
+        self._find()
+
+    def starts(self) -> dict[int, int]:
+        """The first offset of each partition."""
+        return {number: reader.start for number, reader in self._readers.items()}
+
+    def ends(self) -> dict[int, int]:
+        """The next offset of each partition."""
+        return {number: reader.end for number, reader in self._readers.items()}
+
+    def find_time(self, number: int, since_ns: int) -> int:
+        """The offset of the first message of that time or later."""
+        reader = self._readers[number]
+        return max(reader.find_time(since_ns), reader.start)
+
+    def messages(self, number: int, at: int) -> Iterator[AnyMessage]:
+        """The messages of a partition from an offset on."""
+        return map(reader_of(self._topic, number), self._readers[number].records(at))
+
     def wait(self, ends: Mapping[int, int], most_s: float) -> None:
-        """Return when a partition does not end there, or came to be since, or when the time is over."""
+        """Return when a partition does not end there, when one was added, or when the time is over."""
         stop_s = time.monotonic() + most_s
         while self.ends() == ends and (left_s := stop_s - time.monotonic()) > 0:
             unused = self._unused()
@@ -115,7 +196,7 @@ class Reading:
         return self.ends() != ends or self._unused() != unused
 
     def _unused(self) -> list[str]:
-        """The folders in which the logs of partitions without one will come to be, as far as they are there."""
+        """The folders in which the logs of unused partitions will be made, as far as they are there."""
         numbers = range(self._count + 1) if self._only is None else [self._only]
         return [
             next(filter(self._world.disk.exists, (self._log(number), self._part(number))))
@@ -124,14 +205,13 @@ class Reading:
         ]
 
     def _find(self) -> None:
-        """Look for partitions that came to be: one has no log before its first use."""
+        """Look for new partitions: one has no log before its first use."""
         number = self._count
         while self._only is None and is_log(self._world, self._log(number)):
             number = self._count = number + 1
         for number in range(self._count) if self._only is None else [self._only]:
             if number not in self._readers and is_log(self._world, self._log(number)):
-                self._readers[number] = reader = LogReader(self._log(number), world=self._world)
-                self._at[number] = reader.start
+                self._readers[number] = LogReader(self._log(number), world=self._world)
 
     def _log(self, number: int) -> str:
         return join(self._part(number), "log")
@@ -139,65 +219,129 @@ class Reading:
     def _part(self, number: int) -> str:
         return partition_folder(self._folder, self._topic, number)
 
-    def _place(self, reader: LogReader, where: str, name: str) -> int:
-        start, end = reader.start, reader.end
-        if where in STARTS or where in ENDS:
-            return start if where in STARTS else end
-        if where.isascii() and where.isdigit():
-            return self._offset(int(where), start, end)
-        return max(reader.find_time(time_of(where, name)), start)
 
-    def _offset(self, offset: int, start: int, end: int) -> int:
-        if start <= offset <= end:
-            return offset
-        if len(self._readers) > 1:
-            return max(start, min(offset, end))  # the nearest: each partition has offsets of its own
-        raise OffsetOutOfRange(
-            f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
-        )
+class ServerLogs:
+    """The logs of a topic's partitions behind a server."""
 
-    def _there(self) -> Iterator[AnyMessage]:
-        """All up to the ends of this moment; each counts as read when it is handed over."""
-        for number, reader in self._readers.items():
-            self._at[number] = min(self._at[number], reader.end)  # after a power cut the log may end before
-        streams = [self._of_partition(number, end) for number, end in self.ends().items()]
-        wanted = self._wanted()
-        for message in streams[0] if len(streams) == 1 else merge(*streams, key=lambda each: each.timestamp_ns):
-            self._at[message.partition] = message.offset + 1
-            if wanted(message):
-                yield message
+    def __init__(self, place: str, topic: str, partition: int | None = None) -> None:
+        self._topic = topic
+        self._closing = ExitStack()
+        self._broker = self._closing.enter_context(opened_broker(place))
+        kept = self._broker.describe_topic(topic).partitions
+        self._only = None if partition is None else check_partition(partition, topic, len(kept))
 
-    def _wanted(self) -> Callable[[AnyMessage], bool]:
-        """Which messages are chosen by now: their age changes."""
-        return compile_where(self._where, now_ms=self._world.clock.now_ns() // 1_000_000)
+    def _partitions(self) -> list[PartitionInfo]:
+        kept = self._broker.describe_topic(self._topic).partitions
+        return kept if self._only is None else [kept[self._only]]
 
-    def _of_partition(self, number: int, end: int) -> Iterator[AnyMessage]:
-        message_of, at = reader_of(self._topic, number), self._at[number]
-        while at < end:
-            try:
-                for record in self._readers[number].records(at):
-                    if record.offset >= end:
-                        break
-                    at = record.offset + 1
-                    yield message_of(record)
-                break
-            except DamagedRange as damage:
-                lost = damage.next_offset - damage.first_offset
-                stderr().print(f"damaged: {count_of(lost, 'message')} passed over", soft_wrap=True)
-                at = damage.next_offset
-            except OffsetOutOfRange as gone:
-                if at >= gone.start:
-                    raise
-                stderr().print(f"dropped before it was read: {count_of(gone.start - at, 'message')}", soft_wrap=True)
-                at = gone.start
-        self._at[number] = max(self._at[number], end)  # also where the last ones were removed or are damaged
+    def starts(self) -> dict[int, int]:
+        """The first offset of each partition."""
+        return {each.number: each.start for each in self._partitions()}
+
+    def ends(self) -> dict[int, int]:
+        """The next offset of each partition."""
+        return {each.number: each.end for each in self._partitions()}
+
+    def find_time(self, number: int, since_ns: int) -> int:
+        """The first message of that time or later: times grow with the offsets, and each look halves what is left."""
+        low, high = self.starts()[number], self.ends()[number]
+        while low < high:
+            middle = (low + high) // 2
+            some = self._broker.read(self._topic, partition=number, offset=middle, limit=1)
+            if some and some[0].timestamp_ns < since_ns:
+                low = some[0].offset + 1
+            else:
+                high = middle
+        return low
+
+    def messages(self, number: int, at: int) -> Iterator[AnyMessage]:
+        """The messages of a partition from an offset on."""
+        while some := self._broker.read(self._topic, partition=number, offset=at, limit=_AT_ONCE):
+            yield from some
+            at = some[-1].offset + 1
+
+    def wait(self, ends: Mapping[int, int], most_s: float) -> None:
+        """Wait until there is more: a server reports on one partition, several are looked at now and then."""
+        if len(ends) > 1:
+            time.sleep(min(most_s, _BETWEEN_S))
+            return
+        from holdfast.protocol.topics import ReadMessages
+
+        for number, end in ends.items():
+            path = ("topics", self._topic, "partitions", number, "messages")
+            with suppress(OffsetOutOfRange):  # reading will report what was dropped
+                asked(self._broker, ReadMessages, *path, offset=end, limit=1, wait=min(most_s, _WAIT_S))
 
 
-def reading_of(place: str, topic: str, partition: int | None = None, where: str | None = None) -> Any:
-    """The messages of a topic, in a folder or behind a server."""
-    if is_address(place):
-        return ToldReading(place, topic, partition, where)
-    return Reading(place, topic, partition, where)
+class OpeningTurns:
+    """Opens a place repeatedly while a command waits for something there.
+
+    No other process can use a folder that this one owns, so a command that waits closes it between two turns. If the
+    topics are shared with other processes, one turn waits for the whole time.
+    """
+
+    def __init__(self, place: str, topic: str | None, timeout_s: float, wait: str | float) -> None:
+        self._place = place
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._wait_s = parse_duration(wait, "--wait") if isinstance(wait, str) else wait
+        self.begin()
+
+    def begin(self) -> None:
+        """Let the time to wait begin now."""
+        self._idle_from = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        return self._timeout_s - (time.monotonic() - self._idle_from)
+
+    def each(
+        self, *, create: bool = False, patient: bool = False
+    ) -> Generator[tuple[holdfast.Broker, float], None, None]:
+        """For each turn the topics, and how long to wait there.
+
+        What becomes busy after the first turn is waited for: no longer than the rest of the time, or, if `patient`,
+        until it is free.
+        """
+        rest: tuple[dict[int, int], float] | None = None
+        while True:
+            with ExitStack() as closing:
+                try:
+                    most_s = self._wait_s if create or patient else max(self._wait_s, self.left_s)
+                    broker = closing.enter_context(opened_broker(self._place, wait=most_s, create=create))
+                except Busy as busy:
+                    if rest is None or not patient:
+                        raise
+                    self._say(busy)
+                    continue
+                self._said = False
+                shared = port_of(broker).shared
+                yield broker, max(self.left_s, 0) if shared else 0
+                if shared:
+                    return
+                rest = self._rest(broker)
+            if self.left_s <= 0:
+                return
+            ends, most_s = rest
+            if self._topic is None:
+                time.sleep(min(self.left_s, most_s))
+            else:
+                FolderLogs(self._place, self._topic).wait(ends, min(self.left_s, most_s))
+
+    _said = False
+
+    def _say(self, busy: Busy) -> None:
+        if not self._said:
+            note(f"waiting: {safe(str(busy))}")
+        self._said = True
+
+    def _rest(self, broker: holdfast.Broker) -> tuple[dict[int, int], float]:
+        """Where the partitions end, and when to look again though they have not grown."""
+        if self._topic is None:
+            return {}, _LOOK_EVERY_S
+        due_ms = engine_of(broker).tick()
+        ends = {each.number: each.end for each in broker.describe_topic(self._topic).partitions}
+        return ends, min(_OPEN_EVERY_S, (due_ms or 60_000) / 1000)
 
 
 def follow_settings(world: World) -> FollowSettings:
@@ -212,7 +356,7 @@ def follow_settings(world: World) -> FollowSettings:
 
 
 def time_of(text: str, name: str) -> int:
-    """Nanoseconds since 1970 of a time that was written beside words and offsets."""
+    """A time as nanoseconds since 1970, where words and offsets were possible, too."""
     now_ms = real_world().clock.now_ns() // 1_000_000
     try:
         return instant_ns(parse_instant(text, now_ms), name)
@@ -223,154 +367,56 @@ def time_of(text: str, name: str) -> int:
         ) from None
 
 
-def await_arrival(folder: str, topic: str, ends: Mapping[int, int], most_s: float) -> None:
-    """Return when a partition has grown beyond these ends, or when the time is over; without owning anything."""
-    Reading(folder, topic).wait(ends, most_s)
-
-
-def ends_of(topic: Topic) -> dict[int, int]:
-    """The same of a topic that we own, for `await_arrival`."""
-    return {number: partition.log.end for number, partition in enumerate(topic.partitions)}
-
-
 def check_has_log(folder: str, topic: str, log: str) -> None:
-    """Say of a topic that nobody has used yet that it is empty."""
+    """Raise NotALog for a topic that has no log yet."""
     if not is_log(real_world(), log):
         raise NotALog(f"{topic} in {folder} holds no messages yet: nobody has opened it since it was made")
 
 
-# The partitions of a topic behind a server, read side by side, as `Reading` does in a folder.
+class ServerStanding:
+    """A server at one moment, with the methods of `Standing`."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def topics(self) -> Iterator[TopicStanding]:
+        """All of them that the caller may see."""
+        return iter(self.look()[0])
+
+    def topic(self, name: str) -> TopicStanding:
+        """One of them; UnknownTopic where there is none."""
+        return self.look(name)[0][0]
+
+    def groups(self, topic: str | None = None) -> list[GroupStanding]:
+        """The groups of a topic, or of all."""
+        found = self.look(topic)[0]
+        return sorted((group for each in found for group in each.groups), key=lambda group: (group.name, group.topic))
+
+    def look(self, topic: str | None = None) -> tuple[list[TopicStanding], dict[str, int]]:
+        """The topics, and for each the number of messages that wait for their time."""
+        from holdfast.protocol.topics import Standings
+
+        topics: list[TopicStanding] = []
+        delayed: dict[str, int] = {}
+        query: dict[str, str | None] = {"topic": topic}
+        with opened_broker(self._place) as broker:
+            while query:
+                told = asked(broker, Standings, "standing", **query)
+                topics, delayed = topics + told.topics, delayed | told.delayed
+                query = {"after": told.next} if told.next else {}
+        return topics, delayed
 
 
-_AT_ONCE: Final = 1_000
+def standing_of(place: str) -> Standing | ServerStanding:
+    """How topics and groups stand now."""
+    return ServerStanding(place) if is_address(place) else Standing(real_world(), place)
 
-_WAIT_S: Final = 10.0
-_BETWEEN_S: Final = 0.25
 
-
-class ToldReading:
-    """Messages of a topic as they stand in its logs; those of several partitions in the order of their times."""
-
-    def __init__(self, place: str, topic: str, partition: int | None = None, where: str | None = None) -> None:
-        self._where = where
-        self._wanted()  # a mistake in it is told before anything is read
-        self._topic = topic
-        self._closing = ExitStack()
-        self._broker: Any = self._closing.enter_context(opened_broker(place))
-        kept = self._broker.describe_topic(topic).partitions
-        if partition is not None:
-            kept = [kept[check_partition(partition, topic, len(kept))]]
-        self._starts = {each.number: each.start for each in kept}
-        self._ends = {each.number: each.end for each in kept}
-        self._at = dict(self._starts)
-
-    def begin(self, where: str, name: str = "--from") -> None:
-        """Go on at the start, at the end, at an offset or at a time."""
-        if where in STARTS or where in ENDS:
-            self._at = dict(self._starts if where in STARTS else self._ends)
-        elif where.isascii() and where.isdigit():
-            self._at = {number: self._offset(number, int(where)) for number in self._at}
-        else:
-            since_ns = time_of(where, name)
-            self._at = {number: self._first_of(number, since_ns) for number in self._at}
-
-    def _offset(self, number: int, offset: int) -> int:
-        start, end = self._starts[number], self._ends[number]
-        if start <= offset <= end or len(self._at) > 1:
-            return max(start, min(offset, end))  # the nearest: each partition has offsets of its own
-        raise OffsetOutOfRange(
-            f"there is no offset {offset}: {start} to {end} are kept", offset=offset, start=start, end=end
-        )
-
-    def _first_of(self, number: int, since_ns: int) -> int:
-        """The first message of that time or later: times grow with the offsets, and each look halves what is left."""
-        low, high = self._starts[number], self._ends[number]
-        while low < high:
-            middle = (low + high) // 2
-            some = self._page(number, middle, 1).messages
-            if some and some[0].timestamp_ns < since_ns:
-                low = some[0].offset + 1
-            else:
-                high = middle
-        return low
-
-    def last(self, count: int) -> list[AnyMessage]:
-        """The newest messages that are wanted; what follows goes on behind them."""
-        back = count
-        while True:
-            self._at = {number: max(start, self._ends[number] - back) for number, start in self._starts.items()}
-            from_start = self._at == self._starts
-            found = deque(self._there(), maxlen=count)
-            if len(found) == count or from_start:
-                return list(found)
-            back *= _FURTHER
-
-    def pages(self, limit: int | None, wait_s: float) -> Iterator[list[AnyMessage]]:
-        """What there is, a page at a time; then what comes, as long as nothing is awaited longer than `wait_s`."""
-        left = math.inf if limit is None else limit
-        idle_from, there = time.monotonic(), self._there()
-        while left > 0:
-            page = list(islice(there, int(min(left, PAGE_MESSAGES))))
-            if page:
-                left -= len(page)
-                yield page
-                idle_from = time.monotonic()
-            elif (left_s := wait_s - (time.monotonic() - idle_from)) > 0:
-                self._wait(left_s)
-                there = self._there()
-            else:
-                return
-
-    def _wait(self, most_s: float) -> None:
-        """Until a partition has grown; the server tells of one, several are looked at now and then."""
-        if len(self._at) == 1:
-            ((number, at),) = self._at.items()
-            self._page(number, at, 1, wait=min(most_s, _WAIT_S))
-        else:
-            time.sleep(min(most_s, _BETWEEN_S))
-
-    def _there(self) -> Iterator[AnyMessage]:
-        """All up to the ends of this moment; each counts as read when it is handed over."""
-        streams = [self._of_partition(number) for number in self._at]
-        wanted = self._wanted()
-        for message in streams[0] if len(streams) == 1 else merge(*streams, key=lambda each: each.timestamp_ns):
-            self._at[message.partition] = message.offset + 1
-            if wanted(message):
-                yield message
-
-    def _of_partition(self, number: int) -> Iterator[AnyMessage]:
-        from holdfast.remote.records import contents_told
-
-        at, end = self._at[number], None
-        while end is None or at < end:
-            some = self._page(number, at, _AT_ONCE)
-            end = some.end if end is None else end
-            self._ends[number] = some.end
-            for told in some.messages:
-                if told.offset >= end:
-                    break
-                yield contents_told(port_of(self._broker).client, port_of(self._broker).bodies, told)
-            at = max(some.next_offset, at + 1)
-        self._at[number] = max(self._at[number], end)
-
-    def _page(self, number: int, offset: int, limit: int, wait: float = 0) -> Any:
-        from holdfast.client.http import Ask, path_of
-        from holdfast.client.ways import run
-        from holdfast.protocol.topics import ReadMessages
-
-        while True:
-            query = {"offset": offset, "limit": limit, "wait": wait or None}
-            path = path_of("topics", self._topic, "partitions", number, "messages", **query)
-            try:
-                return run(
-                    port_of(self._broker).client.caller.call(
-                        Ask(method="GET", path=path, answers=ReadMessages, wait_s=wait)
-                    )
-                )
-            except OffsetOutOfRange as gone:
-                if offset >= gone.start:
-                    raise
-                offset = gone.start  # dropped before it was read
-
-    def _wanted(self) -> Callable[[AnyMessage], bool]:
-        return compile_where(self._where, now_ms=real_world().clock.now_ns() // 1_000_000)
+def standing_with_delayed(place: str, topic: str | None) -> tuple[list[TopicStanding], dict[str, int]]:
+    """How topics stand now, and for each the number of messages that wait for their time."""
+    standing, world = standing_of(place), real_world()
+    if isinstance(standing, ServerStanding):
+        return standing.look(topic)
+    found = list(standing.topics()) if topic is None else [standing.topic(topic)]
+    parts = {each.name: [partition_folder(place, each.name, one.number) for one in each.partitions] for each in found}
+    return found, {name: sum(count_beside(world, part) for part in each) for name, each in parts.items()}

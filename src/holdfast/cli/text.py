@@ -22,10 +22,10 @@ def safe(text: str) -> str:
 
 
 def safe_lines(text: str) -> str:
-    """The same for a text that points at a place with a caret: its lines stay, and the caret stays under its place."""
+    """Make a text safe that may point at a place with a caret: its lines stay, and so does the caret's column."""
     lines = text.split("\n")
     if not any(line.strip(" ") == "^" for line in lines):
-        return safe(text)  # whatever else has lines has them from outside
+        return safe(text)  # line breaks in any other text come from user data
     from rich.cells import cell_len
 
     shown: list[str] = []
@@ -39,7 +39,7 @@ def safe_lines(text: str) -> str:
 
 def preview(value: bytes, most: int) -> str:
     """The beginning of a value on one line of at most `most` characters; bytes that are not text as escapes."""
-    # A character has at most four bytes, so this is enough of them, and a cut one lies beyond what is shown.
+    # A character has at most four bytes, so a character that is cut here is not shown.
     text = safe(value[: most * 4 + 4].decode("utf-8", "backslashreplace"))
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -108,6 +108,27 @@ def table(*titles: str, wide: str = "") -> Table:
             made.add_column(name, overflow="fold", min_width=len(name))
         else:
             made.add_column(name, justify="right" if title.endswith(">") else "left", no_wrap=True)
+    return made
+
+
+def facts_table() -> Table:
+    """Two columns without titles: what a fact is called, and the fact, which may take several lines."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2))
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    return made
+
+
+def ruled_table(*titles: str) -> Table:
+    """A table with a line below its titles, whose cells may take several lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    for title in titles:
+        made.add_column(title, overflow="fold")
     return made
 
 

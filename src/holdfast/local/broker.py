@@ -6,7 +6,7 @@ some of these as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -15,14 +15,24 @@ import msgspec
 
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents, Place
+from holdfast.api.drafts import NewMessage
 from holdfast.api.topics import GroupInfo, TopicInfo, changes_to
+from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.group import QueueGroup
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import reading
-from holdfast.errors import DamagedRange, DiskFull, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic
+from holdfast.errors import (
+    DamagedRange,
+    DiskFull,
+    HoldfastError,
+    InvalidRequest,
+    TopicExists,
+    UnknownGroup,
+    UnknownTopic,
+)
 from holdfast.local.publisher import Publisher
 from holdfast.local.topics import describe, groups_on, partition_info
 from holdfast.model import Retained, extra_bytes
@@ -57,6 +67,11 @@ class LocalBroker:
     @property
     def closed(self) -> bool:
         return self.engine.closed
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can use the topics while this one has them: by the folder's socket."""
+        return self.engine.stand_in is not None
 
     def after_fork(self) -> Any:
         """What a face uses in a child: the parent goes on with this one; where others may come to it, so may we."""
@@ -114,7 +129,37 @@ class LocalBroker:
             self.engine.streams.bring_pins(topic)
             return topic.apply_retention()
 
+    def compact_groups_now(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled; of a topic without any group nothing is."""
+        with self.engine.using(name) as topic:
+            self.engine.tick()
+            segments = freed_bytes = 0
+            if topic.groups:
+                segments, freed_bytes = topic.trim()
+            elif self.engine.streams.on(topic):
+                topic.duplicates.save()
+                for partition in topic.partitions:
+                    partition.save()
+                    partition.log.roll()
+                    trimmed = partition.log.trim(partition.log.end)  # what the groups have not read is pinned
+                    segments, freed_bytes = segments + trimmed.segments, freed_bytes + trimmed.bytes
+            journals = sum(delivery.compact() for group in topic.groups.values() for delivery in group.deliveries)
+            return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journals + topic.compact_dead())
+
     # Messages
+
+    def unfit_now(self, name: str, messages: Iterable[NewMessage]) -> int | None:
+        """The index of the first message that cannot be stored; None where all of them can, or nobody can tell."""
+        with self.engine.using(name) as topic:
+            publisher, most_bytes = self.publisher(topic), topic.settings.max_message_bytes
+            for i, message in enumerate(messages):
+                try:
+                    draft = publisher.draft(message)
+                except HoldfastError:
+                    return i
+                if len(draft.value) + len(draft.key or b"") > most_bytes:
+                    return i
+        return None
 
     def publisher(self, topic: Topic) -> Publisher:
         """What publishes to the topic, which is in use."""
@@ -199,6 +244,18 @@ class LocalBroker:
             keep_bodies(self.engine, topic, body_type)
         return queue
 
+    def existing_group_now(
+        self, kind: Callable[[BrokerEngine, QueueGroup, Bodies], _Group], topic: str, name: str, bodies: Bodies
+    ) -> _Group:
+        """A group in queue mode, with everything done that is due by now; UnknownGroup where there is none."""
+        with self.engine.using(topic) as opened:
+            self.engine.streams.check_free(name, opened)
+            if name not in opened.groups:
+                raise UnknownGroup(f"{topic} has no group {name}")
+            found = kind(self.engine, opened.group(name), bodies)
+        self.engine.tick()  # the upkeep may not have had its first turn yet
+        return found
+
     def groups_now(self, name: str | None) -> list[GroupInfo]:
         """The groups of a topic, or of all, in both modes."""
         found: list[GroupInfo] = []
@@ -250,6 +307,16 @@ class LocalBroker:
                 found.append(Reset(topic=name, partition=delivery.number, before=before, after=after))
             return found
 
+    def effects_now(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do to the messages of a group; one in queue mode knows about each of them."""
+        found = []
+        for reset in resets:
+            with self.engine.using(reset.topic) as topic:
+                known = topic.groups.get(group)
+                counts = None if known is None else _seek_counts(known.delivery(reset.partition), reset.after)
+            found.append(effect_of(reset, counts))
+        return found
+
     def _check_not_query(self, group: str, topic: Topic) -> None:
         streams = self.engine.streams.names()
         if group not in streams and any(query.group == group for query, _ in self.engine.queries.on(topic)):
@@ -257,6 +324,20 @@ class LocalBroker:
                 f"{group} is a query that reads {topic.name} from another process, and keeps its positions itself: "
                 "let it begin elsewhere by its own options"
             )
+
+
+def _seek_counts(delivery: Delivery, target: int) -> tuple[int, int]:
+    """How many handled messages a seek brings back, and how many that are not handled it passes over.
+
+    Messages in flight stay where they are either way.
+    """
+    group, end = delivery.group, delivery.partition.log.end
+    again = max(min(group.floor, end) - target, 0) + group.done.range_cardinality(max(target, group.floor), end)
+    if target <= group.floor:
+        return again, 0
+    held = sum(offset < target for held in (group.leases, group.burials) for offset in held)
+    done = group.done.range_cardinality(group.floor, target)
+    return again, target - group.floor - done - held
 
 
 def keep_bodies(engine: BrokerEngine, topic: Topic, body_type: Any) -> None:

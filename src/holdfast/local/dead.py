@@ -61,6 +61,15 @@ class LocalLetters:
             raise no_letter(letter_id)
         return DeadLetter(delivery, self._group.bodies, letter.record, letter.note)
 
+    def id_of(self, message_id: str) -> str | None:
+        """The id of the letter that a message became, by any id that the message has had."""
+        delivery, place = self._group.queue_group.place(message_id)
+        found = None
+        for letter in delivery.dead.letters():
+            if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
+                found = letter  # after a seek it may have died more than once: the last time counts
+        return None if found is None else DeadLetter(delivery, self._group.bodies, found.record, found.note).id
+
     def groups(self, where: Where) -> list[DeadGroup]:
         """The dead letters by reason and kind of error, the most frequent first."""
         return grouped(self._each(where, None))

@@ -22,6 +22,7 @@ from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.metrics import Observer
 from holdfast.broker.waiters import Waiter
 from holdfast.delivery.commands import DEFERRED, NO_SESSION, Command, Extend, Nack, Receipt, Reject, Save
+from holdfast.delivery.events import Phase
 from holdfast.delivery.group import Document
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, LeaseLost, OffsetOutOfRange
 from holdfast.local.listing import until_ms
@@ -203,6 +204,12 @@ class LocalGroup:
         lease = delivery.group.leases.get(taken.record.offset)
         return 0 if lease is None else until_ms(delivery, lease) * 1_000_000
 
+    def phase_now(self, taken: Delivered) -> tuple[str, int]:
+        """Where a message stands now, and when its lease or its delay ends."""
+        group, offset = taken.home.group, taken.record.offset
+        phase: str = group.phase(offset).value
+        return phase, self.ends_ns(taken) // 1_000_000 if phase == "leased" else group.waiting.get(offset, 0)
+
     def drop(self, taken: Delivered) -> None:
         """A message was dropped unhandled; called by its finalizer."""
         if self.ended:
@@ -299,6 +306,17 @@ class LocalGroup:
         """For each partition the end of the contiguous run of messages that are settled."""
         self.check_open()
         return {delivery.number: delivery.group.floor for delivery in self.deliveries}
+
+    def oldest_ready_ns_now(self) -> int | None:
+        """When the oldest message that is ready was published: each partition has its own order."""
+        found = []
+        for delivery in self.deliveries:
+            group, log = delivery.group, delivery.partition.log
+            for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
+                if group.phase(record.offset) is Phase.READY:
+                    found.append(record.timestamp_ns)
+                    break
+        return min(found, default=None)
 
     def peek_now(self, count: int, most_bytes: int | None = None) -> list[Contents[Any]]:
         """The messages that would come next."""

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listed import DeadLetter, Listed, Waiting, due_ms_of, note_of
+from holdfast.api.listed import DeadLetter, Found, Listed, Waiting, due_ms_of, note_of
 from holdfast.broker.dead_letters import DeadLetter as StoredLetter
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.history import history, history_of_letter
 from holdfast.broker.tracing.steps import DELAYED, LEASED, PUBLISHED, TraceStep
-from holdfast.delivery.group import Failure
 from holdfast.errors import NotFound
 from holdfast.local.listing import seen, until_ms
 
 if TYPE_CHECKING:
     from holdfast.local.group import LocalGroup
-
-
-class Found(NamedTuple):
-    """One message, with its steps where they were looked up; times are milliseconds since 1970, 0 for none."""
-
-    message: Listed[Any]
-    phase: str
-    leased_at_ms: int = 0
-    lease_until_ms: int = 0
-    first_delivery_ms: int = 0
-    last_delivery_ms: int = 0
-    failures: tuple[Failure, ...] = ()
-    state: Any = None
-    history: Sequence[TraceStep] = ()
 
 
 def message_history(group: LocalGroup, message_id: str) -> list[TraceStep]:

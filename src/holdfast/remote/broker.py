@@ -16,7 +16,7 @@ from holdfast.broker.streams.positions import Reset, To
 from holdfast.client.client import Client
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
-from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.settings import BrokerSettings
 
 MOST_READ: Final = 10_000  # messages, steps or groups that one call answers
 
@@ -44,6 +44,11 @@ class RemoteBroker:
     @property
     def closed(self) -> bool:
         return self.client.caller.closed
+
+    @property
+    def shared(self) -> bool:
+        """Others ask the same server."""
+        return True
 
     def after_fork(self) -> Any:
         """The client sees to it that a child has connections of its own."""
@@ -82,12 +87,6 @@ def resets_told(done: wire.ResetDone) -> list[Reset]:
         Reset(topic=each.topic, partition=each.partition, before=each.before, after=each.after)
         for each in done.partitions
     ]
-
-
-def topic_settings(differing: Mapping[str, Any]) -> TopicSettings:
-    """Settings of those that differ from the defaults; what this release does not know is passed over."""
-    known = {name: value for name, value in differing.items() if name in TopicSettings.__struct_fields__}
-    return msgspec.convert(known, TopicSettings)
 
 
 def plain(changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.api.aio.consumer_port import AsyncConsumerPort
@@ -16,7 +16,8 @@ from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.streams import AsyncStream
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.model import CodecName, Durability, Retained
@@ -42,6 +43,10 @@ class AsyncBrokerPort(Protocol):
     def closed(self) -> bool:
         """Whether it can be used no more."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can use the topics while this one has them open."""
+
     def after_fork(self) -> AsyncBrokerPort:
         """The port that a child uses instead."""
 
@@ -60,6 +65,9 @@ class AsyncBrokerPort(Protocol):
         self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]
     ) -> AsyncGroupPort:
         """A group in queue mode, made where there is none."""
+
+    async def existing_group(self, topic: str, name: str, bodies: Bodies) -> AsyncGroupPort:
+        """A group in queue mode, with everything done that is due by now; UnknownGroup where there is none."""
 
     async def member(self, request: MemberRequest) -> AsyncConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
@@ -95,6 +103,12 @@ class AsyncBrokerPort(Protocol):
 
     async def apply_retention(self, name: str) -> Retained:
         """Drop what the topic's retention settings let go."""
+
+    async def compact_groups(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled, whatever retention says."""
+
+    async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
+        """The index of the first message that cannot be stored; None where that cannot be told."""
 
     async def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
@@ -137,6 +151,9 @@ class AsyncBrokerPort(Protocol):
         self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool
     ) -> list[Reset]:
         """Let a group go on from elsewhere, or say what that would be."""
+
+    async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do to the messages of a group, counted as exactly as can be told from here."""
 
     async def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""

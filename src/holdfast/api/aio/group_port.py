@@ -15,7 +15,7 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Taken
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.letters import DeadGroup, Redriven
-from holdfast.api.listed import DeadLetter, Listed, Where
+from holdfast.api.listed import DeadLetter, Found, Listed, Where
 from holdfast.api.streams import AsyncStream
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
@@ -68,6 +68,9 @@ class AsyncGroupPort(Protocol):
     async def resume(self, receipt: str) -> Taken:
         """The message that a receipt stands for; LeaseLost if it is no longer held."""
 
+    async def holds(self, receipt: str) -> bool:
+        """Whether the receipt proves a delivery of this group that still holds its message."""
+
     # Messages in flight
 
     def ack_now(self, taken: Any) -> bool:
@@ -106,6 +109,9 @@ class AsyncGroupPort(Protocol):
     def ends_ns(self, taken: Any) -> int:
         """When the lease ends by the clock on the wall, in nanoseconds since 1970; 0 where it has ended."""
 
+    async def phase(self, taken: Any) -> tuple[str, int]:
+        """Where a message stands now, and when its lease or its delay ends, in ms since 1970; 0 for other phases."""
+
     def drop(self, taken: Any) -> None:
         """A message was dropped unhandled; called by its finalizer."""
 
@@ -129,6 +135,12 @@ class AsyncGroupPort(Protocol):
     async def history(self, message_id: str) -> list[TraceStep]:
         """Every step of a message that is still kept."""
 
+    async def look_up(self, message_id: str) -> Found | None:
+        """Everything known about a message, living, done or dead; None where there is none (any more)."""
+
+    async def oldest_ready_ns(self) -> int | None:
+        """When the oldest message that is ready was published; None where none is."""
+
     async def committed(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled."""
 
@@ -140,6 +152,9 @@ class AsyncGroupPort(Protocol):
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
         """One dead letter."""
+
+    async def letter_id_of(self, message_id: str) -> str | None:
+        """The id of the dead letter that a message became; None where there is none (any more)."""
 
     async def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Dead letters by reason and kind of error."""

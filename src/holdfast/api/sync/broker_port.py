@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from holdfast.api.bodies import Bodies
@@ -17,7 +17,8 @@ from holdfast.api.sync.locks_port import LocksPort
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.model import CodecName, Durability, Retained
@@ -43,6 +44,10 @@ class BrokerPort(Protocol):
     def closed(self) -> bool:
         """Whether it can be used no more."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes can use the topics while this one has them open."""
+
     def after_fork(self) -> BrokerPort:
         """The port that a child uses instead."""
 
@@ -59,6 +64,9 @@ class BrokerPort(Protocol):
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> GroupPort:
         """A group in queue mode, made where there is none."""
+
+    def existing_group(self, topic: str, name: str, bodies: Bodies) -> GroupPort:
+        """A group in queue mode, with everything done that is due by now; UnknownGroup where there is none."""
 
     def member(self, request: MemberRequest) -> ConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
@@ -94,6 +102,12 @@ class BrokerPort(Protocol):
 
     def apply_retention(self, name: str) -> Retained:
         """Drop what the topic's retention settings let go."""
+
+    def compact_groups(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled, whatever retention says."""
+
+    def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
+        """The index of the first message that cannot be stored; None where that cannot be told."""
 
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
@@ -134,6 +148,9 @@ class BrokerPort(Protocol):
 
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
         """Let a group go on from elsewhere, or say what that would be."""
+
+    def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do to the messages of a group, counted as exactly as can be told from here."""
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""

@@ -39,6 +39,30 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.before is None else self.before - self.after
 
 
+class ResetEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """What a reset does to a partition's messages: `again` were handled and come again, `passed_over` never come."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+    again: int
+    passed_over: int
+
+
+def effect_of(reset: Reset, counts: tuple[int, int] | None = None) -> ResetEffect:
+    """The effect of a reset; without `counts`, all messages between the two positions are counted."""
+    again, passed_over = counts or (max(reset.messages, 0), max(-reset.messages, 0))
+    return ResetEffect(
+        topic=reset.topic,
+        partition=reset.partition,
+        before=reset.before,
+        after=reset.after,
+        again=again,
+        passed_over=passed_over,
+    )
+
+
 class MemberFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A member of a group at one moment."""
 

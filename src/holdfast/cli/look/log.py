@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -21,10 +20,11 @@ from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.routing import check_partition
 from holdfast.cli.opening import chosen_topic, is_queue, log_of
 from holdfast.cli.options import AsJson, Folder, Topic
-from holdfast.cli.output import DAMAGED, OK, Section, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.output import DAMAGED, OK, CommandSection, note, print_json, print_json_line, stdout
+from holdfast.cli.places import option
 from holdfast.cli.reading import check_has_log
 from holdfast.cli.text import as_json as value_as_json
-from holdfast.cli.text import iso_time, preview, safe, short_time, size, time_ns_of
+from holdfast.cli.text import facts_table, iso_time, preview, safe, short_time, size, time_ns_of
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World, real_world
 from holdfast.errors import CorruptData, DamagedRange, HoldfastError, InvalidRequest, MessageTooLarge
@@ -36,7 +36,7 @@ from holdfast.storage.index import NO_TIME
 from holdfast.storage.retention import SegmentFacts
 from holdfast.storage.state import State
 
-# Who owns a log, found out without touching its lock.
+# Finding the owner of a log without touching its lock.
 #
 # To try the lock, even for a moment, could turn away an owner that is just starting. The kernel lists the locks that
 # are held; the note in the lock file says who wrote it last.
@@ -46,8 +46,8 @@ _LOCKS: Final = Path("/proc/locks")
 _NOTE_BYTES: Final = 512
 
 
-class Owner(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the owner. `alive` is None where that cannot be told from here."""
+class LockOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about the owner. `alive` is None where it cannot be determined from here."""
 
     alive: bool | None
     pid: int | None = None
@@ -61,7 +61,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
         return f"process {self.pid} on {self.host} ({self.command}), since {self.since}"
 
 
-def owner_of(folder: str, locks: Path = _LOCKS) -> Owner | None:
+def owner_of(folder: str, locks: Path = _LOCKS) -> LockOwner | None:
     """The owner of the folder, or the last one; None where it was never owned."""
     path = os.path.join(folder, LOCK)
     try:
@@ -76,10 +76,10 @@ def owner_of(folder: str, locks: Path = _LOCKS) -> Owner | None:
     return msgspec.structs.replace(note, alive=held)
 
 
-def _note(content: bytes) -> Owner:
+def _note(content: bytes) -> LockOwner:
     try:
         facts = json.loads(content)
-        return Owner(
+        return LockOwner(
             alive=None,
             pid=int(facts["pid"]),
             host=str(facts["host"]),
@@ -87,11 +87,11 @@ def _note(content: bytes) -> Owner:
             since=str(facts["since"]),
         )
     except (ValueError, KeyError, TypeError):
-        return Owner(alive=None)
+        return LockOwner(alive=None)
 
 
 def _is_locked(locks: str, inode: int) -> bool | None:
-    """A holder in another container is not listed: that nobody is seen does not mean that nobody is there."""
+    """Whether a process holds the lock; None if none is listed, since one in another container would not be."""
     for line in locks.splitlines():
         fields = line.split()
         if len(fields) >= 6 and fields[1] == "FLOCK" and fields[3] == "WRITE" and fields[5].endswith(f":{inode}"):
@@ -164,7 +164,7 @@ def _segment(reader: LogReader, facts: SegmentFacts) -> dict[str, Any]:
 
 
 def _first_time_ns(reader: LogReader, facts: SegmentFacts) -> int | None:
-    """The time of a segment's first message; None where it is damaged or trimmed meanwhile."""
+    """The time of a segment's first message; None if it is damaged or has just been trimmed."""
     if facts.next_offset <= facts.base_offset:
         return None
     try:
@@ -192,11 +192,9 @@ def _disk_use(folder: str) -> tuple[int, int]:
 
 
 def show_info(console: Console, info: dict[str, Any]) -> None:
-    """The same for people."""
+    """Print the facts as text."""
     console.print(safe(info["folder"]), soft_wrap=True)
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row("log", f"{info['log_id']}, epoch {info['epoch']}")
     facts.add_row("messages", _messages(info))
     if info["synced_end"] is not None:
@@ -217,7 +215,7 @@ def _messages(info: dict[str, Any]) -> str:
 
 
 def _add_owner(facts: Table, info: dict[str, Any]) -> None:
-    owner = None if info["owner"] is None else msgspec.convert(info["owner"], Owner)
+    owner = None if info["owner"] is None else msgspec.convert(info["owner"], LockOwner)
     if owner is not None and owner.alive:
         facts.add_row("owner", safe(str(owner)))
         return
@@ -253,7 +251,7 @@ def _show_segments(console: Console, segments: list[dict[str, Any]]) -> None:
         console.print(f"{count_of(len(segments), 'segment')} in all; --json lists them all")
 
 
-# Printing messages, page by page for people and line by line for scripts, past whatever is damaged.
+# Printing messages, page by page for people and line by line for scripts; damaged ones are skipped.
 
 
 _PAGE_ROWS: Final = 100
@@ -325,7 +323,7 @@ class Dump:
             document = {"first_offset": first, "next_offset": next_offset, "reason": reason}
             print_json_line({"damaged": {**document, "messages": next_offset - first}})
         lost = f"damaged: {count_of(next_offset - first, 'message')} ({offsets(first, next_offset)}): {safe(reason)}"
-        stderr().print(lost, soft_wrap=True)
+        note(lost)
 
     def _show_page(self) -> None:
         if not self._page:
@@ -389,11 +387,10 @@ def _document(kind: Kind, record: Record) -> dict[str, Any]:
     }
 
 
-app = Section("Look into a log.")
+app = CommandSection("Look into a log.")
 
 
 @app.command("info")
-@command
 def info_command(folder: Folder, as_json: AsJson = False) -> int:
     """Show a log's offsets, times, segments, owner and disk use; of a queue: those of each of its logs."""
     if not is_queue(folder):
@@ -416,17 +413,16 @@ def info_command(folder: Folder, as_json: AsJson = False) -> int:
 
 
 @app.command("dump")
-@command
 def dump_command(
     folder: Folder,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Begin here, not at the start.")] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=0, help="Stop after so many messages.")] = None,
+    offset: Annotated[int | None, option("--offset", "Begin here, not at the start.", min=0)] = None,
+    limit: Annotated[int | None, option("--limit", "Stop after so many messages.", min=0)] = None,
     from_time: Annotated[
         str | None,
-        typer.Option("--from-time", metavar="ISO", help="Begin with the first message of this time (UTC) or later."),
+        option("--from-time ISO", "Begin with the first message of this time (UTC) or later."),
     ] = None,
     topic: Topic = None,
-    partition: Annotated[int, typer.Option("--partition", metavar="N", min=0, help="Of the topic; 0 by default.")] = 0,
+    partition: Annotated[int, option("--partition N", "Of the topic; 0 by default.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> int:
     """Print messages of a log, or of a queue's own log: a table, or one JSON object a line.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
-import typer
 from msgspec import to_builtins
 from rich.cells import cell_len
 from rich.console import Console
@@ -19,21 +17,21 @@ from rich.text import Text
 import holdfast
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, MessageFields, Place, record_of
-from holdfast.api.listed import DeadLetter, Listed, PhaseName, until_ms_of
+from holdfast.api.listed import DeadLetter, Found, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.cli.look.trace import life_line
-from holdfast.cli.opening import asked, is_remote, opened, topic_named
-from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where
+from holdfast.cli.opening import QueueAt
+from holdfast.cli.options import Limit, Where
 from holdfast.cli.output import OK, command, print_json, print_json_line, stderr, stdout
-from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
+from holdfast.cli.places import argument, option
+from holdfast.cli.text import as_json, facts_table, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, NotFound
-from holdfast.local.lookup import Found, look_up
+from holdfast.errors import InvalidRequest
 from holdfast.model import Record
 
 AnyMessage: TypeAlias = MessageFields[Any]
@@ -52,7 +50,7 @@ _MOST_SHOWN_BYTES: Final = 4_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Column(NamedTuple):
+class MessageColumn(NamedTuple):
     """A column of a table; one that says nothing in a whole page is left out."""
 
     title: str
@@ -89,7 +87,7 @@ def document(message: AnyMessage, **more: Any) -> dict[str, Any]:
         **moment("due_at", message.due_at),
         **moment("expires_at", message.expires_at),
     }
-    # By what it has and not by its type: what came over a wire is of other types, with the same names.
+    # By attribute, not by type: messages from a server have other types with the same attributes.
     for names in (("attempt", "holder", "receipt"), ("phase", "attempts", "holder", "reason", "error")):
         if hasattr(message, names[0]):
             found |= {name: getattr(message, name) for name in names}
@@ -119,19 +117,19 @@ def header_text(message: AnyMessage) -> str:
     return ", ".join(f"{safe(name)}={preview(bytes_of(value) or b'', 40)}" for name, value in message.headers.pairs)
 
 
-ID: Final = Column("id", 8, lambda message: safe(message.id))
-TIME: Final = Column("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
-DUE: Final = Column("due (UTC)", 19, lambda message: seconds_text(message.due_at))
-KEY: Final = Column("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
-HEADERS: Final = Column("headers", 16, header_text)
-PRIORITY: Final = Column("pri", 3, lambda message: str(message.priority or ""), "right")
-ATTEMPTS: Final = Column("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
-HOLDER: Final = Column("holder", 16, lambda message: safe(getattr(message, "holder", "")))
-REASON: Final = Column("reason", 12, lambda message: safe(getattr(message, "reason", "")))
-ERROR: Final = Column(
+ID: Final = MessageColumn("id", 8, lambda message: safe(message.id))
+TIME: Final = MessageColumn("time (UTC)", 19, lambda message: short_time(message.timestamp_ns))
+DUE: Final = MessageColumn("due (UTC)", 19, lambda message: seconds_text(message.due_at))
+KEY: Final = MessageColumn("key", 10, lambda message: preview(bytes_of(message.key) or b"", 10))
+HEADERS: Final = MessageColumn("headers", 16, header_text)
+PRIORITY: Final = MessageColumn("pri", 3, lambda message: str(message.priority or ""), "right")
+ATTEMPTS: Final = MessageColumn("tries", 5, lambda message: str(getattr(message, "attempts", "") or ""), "right")
+HOLDER: Final = MessageColumn("holder", 16, lambda message: safe(getattr(message, "holder", "")))
+REASON: Final = MessageColumn("reason", 12, lambda message: safe(getattr(message, "reason", "")))
+ERROR: Final = MessageColumn(
     "error", _MOST_ERROR_CELLS, lambda message: safe(getattr(message, "error", "").partition("\n")[0])
 )
-SIZE: Final = Column("bytes", 6, lambda message: f"{message.size:,}", "right")
+SIZE: Final = MessageColumn("bytes", 6, lambda message: f"{message.size:,}", "right")
 USUAL: Final = (ID, TIME, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE)
 
 
@@ -142,8 +140,8 @@ def body_text(body: bytes) -> str:
     return text if len(body) <= _MOST_SHOWN_BYTES else f"{text}…"
 
 
-def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | None:
-    """When a lease ends, by the clock on the wall; None where nobody has the message."""
+def lease_end(queue: holdfast.Group[Any], message: AnyMessage) -> datetime | None:
+    """The wall-clock time at which a lease ends; None if the message is not leased."""
     until_ns = 0
     if isinstance(message, holdfast.Message):
         until_ns = port_of(queue).ends_ns(taken_of(message))
@@ -153,7 +151,7 @@ def lease_end(queue: holdfast.Queue[Any], message: AnyMessage) -> datetime | Non
 
 
 def is_tombstone(message: AnyMessage) -> bool:
-    """Whether it only says that whatever had its key is gone."""
+    """Whether it is a tombstone, which deletes earlier messages with its key."""
     return bool(record_of(message).flags & TOMBSTONE)
 
 
@@ -170,11 +168,11 @@ def _fitting(cells: dict[str, int], room: int) -> dict[str, int]:
 class Pages:
     """A table of any length, page by page; columns keep their place from one page to the next."""
 
-    def __init__(self, console: Console, columns: Sequence[Column] = USUAL) -> None:
+    def __init__(self, console: Console, columns: Sequence[MessageColumn] = USUAL) -> None:
         self._console = console
         self._room = console.width
         self._columns = columns
-        self._shown: list[Column] = []
+        self._shown: list[MessageColumn] = []
         self._page: list[AnyMessage] = []
 
     def show(self, messages: Iterable[AnyMessage]) -> int:
@@ -201,9 +199,9 @@ class Pages:
         places = [i for i, column in enumerate(self._columns) if any(column.title == each.title for each in used)]
         self._shown = used
         bodies = [preview(message.raw, _MOST_BODY_CELLS) for message in self._page]
-        shown = [*used, Column(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
+        shown = [*used, MessageColumn(_BODY, max(len(_BODY), *map(cell_len, bodies)), lambda _: "")]
         cells = _fitting({column.title: column.cells for column in shown}, self._room)
-        # Rich would cut every column alike, ids as well: what still does not fit goes over the edge instead.
+        # Rich would cut every column alike, ids as well. Let lines that still do not fit overflow instead.
         self._console.width = max(self._room, sum(cells.values()) + _SPACE * len(cells))
         table = Table(box=None, show_header=titles, pad_edge=False, padding=(0, _SPACE, 0, 0), collapse_padding=True)
         for column in shown:
@@ -214,7 +212,7 @@ class Pages:
         self._console.print(table)
         self._page.clear()
 
-    def _width(self, column: Column, texts: Sequence[str]) -> int:
+    def _width(self, column: MessageColumn, texts: Sequence[str]) -> int:
         """As wide as needed up to the column's own width; an id is never cut, for it is there to be copied."""
         before = next((each.cells for each in self._shown if each.title == column.title), 0)
         longest = max(map(cell_len, texts))
@@ -235,7 +233,7 @@ def base64_text(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-# Everything that is known of one message, wherever it is by now.
+# Everything that is known about one message.
 
 
 class Everything(NamedTuple):
@@ -259,15 +257,15 @@ class Everything(NamedTuple):
         return document(self.message, **facts)
 
 
-def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everything:
+def everything_about(group: holdfast.Group[bytes], message_id: str) -> Everything:
     """What is known of the message or dead letter with this id; InvalidRequest where there is none."""
-    found = _asked(queue, message_id) if is_remote(queue) else look_up(port_of(queue), message_id)
+    found: Found | None = port_of(group).look_up(message_id)
     if found is None:
         raise InvalidRequest(
-            f"there is no message {message_id} in {queue.folder}: it never was, or it is done and was dropped since"
+            f"there is no message {message_id} in {group.folder}: it never was, or it is done and was dropped since"
         )
     if found.phase == "dead":
-        return everything_about_letter(queue.dead.show(found.message.id), found.history)
+        return everything_about_letter(group.dead.show(found.message.id), found.history)
     facts: dict[str, Any] = {}
     if found.leased_at_ms:
         facts |= moment("leased_at", _at(found.leased_at_ms)) | moment("lease_until", _at(found.lease_until_ms))
@@ -279,48 +277,14 @@ def everything_about(queue: holdfast.Queue[bytes], message_id: str) -> Everythin
     return Everything(found.message, found.phase, facts, found.failures, found.history)
 
 
-def _asked(queue: Any, message_id: str) -> Found:
-    from holdfast.protocol.queues import Whole
-    from holdfast.remote.records import listed_told
-
-    told = asked(queue, Whole, "queues", queue.name, "lookup", id=message_id, group=queue.group)
-    port = port_of(queue)
-    message = listed_told(port.client, port.bodies, queue.name, queue.group, told)
-    return Found(
-        message,
-        told.phase,
-        told.leased_at_ms,
-        told.lease_until_ms,
-        told.first_delivery_ms,
-        told.last_delivery_ms,
-        tuple(told.failures),
-        told.state,
-        told.history,
-    )
-
-
-def dead_id(queue: holdfast.Queue[bytes], message_id: str) -> str:
+def dead_id(group: holdfast.Group[bytes], message_id: str) -> str:
     """The id of a dead letter, found by that or by the id that the message had when it was alive."""
-    if not message_id.startswith(f"{queue.name}-"):
-        return queue.dead.show(message_id).id
-    if is_remote(queue):
-        with suppress(NotFound):
-            found = _asked(queue, message_id)
-            if found.phase == "dead":
-                return found.message.id
-        raise _no_letter(message_id)
-    delivery, place = port_of(queue).queue_group.place(message_id)
-    letter_found = None
-    for letter in delivery.dead.letters():
-        if message_id in (letter.note.id, letter.note.first.id) or letter.note.offset == place.offset:
-            letter_found = letter  # after a seek it may have died more than once: the last time counts
-    if letter_found is None:
-        raise _no_letter(message_id)
-    return DeadLetter(delivery, port_of(queue).bodies, letter_found.record, letter_found.note).id
-
-
-def _no_letter(message_id: str) -> InvalidRequest:
-    return InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+    if not message_id.startswith(f"{group.name}-"):
+        return group.dead.show(message_id).id
+    found: str | None = port_of(group).letter_id_of(message_id)
+    if found is None:
+        raise InvalidRequest(f"there is no dead letter of {message_id}; it may have been redriven or purged")
+    return found
 
 
 def everything_about_letter(letter: DeadLetter[bytes], history: Sequence[TraceStep] = ()) -> Everything:
@@ -347,9 +311,7 @@ def show_everything(found: Everything, *, as_json: bool) -> None:
 
 def _show(console: Console, found: Everything) -> None:
     message, known = found.message, found.document
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row("id", safe(message.id))
     for title, text in _rows(message, known):
         if text:
@@ -406,67 +368,54 @@ DEAD: Final = (ID, TIME, KEY, ATTEMPTS, REASON, ERROR)
 
 @command
 def peek_command(
-    folder: QueueFolder,
-    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="So many messages.")] = 10,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    at: QueueAt,
+    count: Annotated[int, option("--count", "So many messages.", min=1, max=100_000)] = 10,
 ) -> int:
     """Show the messages that would come next, in their order, without taking them."""
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        show_messages(queue.peek(count), USUAL, "no message is ready", as_json=as_json)
+    with at.opened() as queue:
+        show_messages(queue.peek(count), USUAL, "no message is ready", as_json=at.as_json)
     return OK
 
 
 @command
 def list_command(
-    folder: QueueFolder,
-    phase: Annotated[PhaseName, typer.Argument(metavar="PHASE", help="ready, leased, delayed or dead.")] = "ready",
+    at: QueueAt,
+    phase: Annotated[PhaseName, argument("PHASE", "ready, leased, delayed or dead.")] = "ready",
     where: Where = None,
     limit: Limit = None,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
 ) -> int:
     """List the messages that are ready, leased, delayed or dead."""
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
+    with at.opened() as queue:
         messages = queue.messages(phase, where=where, limit=limit)
         nothing = f"no message is {phase}" if where is None else f"no message that is {phase} is chosen by --where"
-        columns: dict[str, tuple[Column, ...]] = {
+        columns: dict[str, tuple[MessageColumn, ...]] = {
             "ready": USUAL,
             "leased": (ID, _until(queue), HOLDER, KEY, ATTEMPTS, SIZE),
             "delayed": (ID, DUE, KEY, HEADERS, PRIORITY, ATTEMPTS, SIZE),
             "dead": DEAD,
         }
-        show_messages(messages, columns[phase], nothing, as_json=as_json, leases_of=queue)
+        show_messages(messages, columns[phase], nothing, as_json=at.as_json, leases_of=queue)
     return OK
 
 
 @command
 def show_command(
-    folder: QueueFolder,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message or a dead letter.")],
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    at: QueueAt,
+    message_id: Annotated[str, argument("ID", "Of a message or a dead letter.")],
 ) -> int:
     """Show everything about one message: where it stands, what it holds, what went wrong."""
-    topic = topic_named(folder, topic, message_id)
-    with opened(folder, topic=topic, group=group, wait=wait) as queue:
-        show_everything(everything_about(queue, message_id), as_json=as_json)
+    with at.of(message_id).opened() as queue:
+        show_everything(everything_about(queue, message_id), as_json=at.as_json)
     return OK
 
 
 def show_messages(
     messages: Iterable[AnyMessage],
-    columns: tuple[Column, ...],
+    columns: tuple[MessageColumn, ...],
     nothing: str,
     *,
     as_json: bool,
-    leases_of: holdfast.Queue[Any] | None = None,
+    leases_of: holdfast.Group[Any] | None = None,
 ) -> None:
     """As a table, or one JSON object a line."""
     if as_json:
@@ -476,12 +425,12 @@ def show_messages(
         stderr().print(safe(nothing))
 
 
-def _lease(queue: holdfast.Queue[Any] | None, message: AnyMessage) -> dict[str, Any]:
+def _lease(queue: holdfast.Group[Any] | None, message: AnyMessage) -> dict[str, Any]:
     if queue is None or getattr(message, "phase", "") != "leased":
         return {}
     until = lease_end(queue, message)
     return {} if until is None else moment("lease_until", until)
 
 
-def _until(queue: holdfast.Queue[Any]) -> Column:
-    return Column("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))
+def _until(queue: holdfast.Group[Any]) -> MessageColumn:
+    return MessageColumn("until (UTC)", 19, lambda message: seconds_text(lease_end(queue, message)))

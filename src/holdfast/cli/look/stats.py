@@ -1,54 +1,282 @@
-"""`holdfast stats`: how many messages stand where."""
+"""`holdfast stats` and `holdfast top`: how many messages stand where, and how fast they move."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import msgspec
-import typer
+from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-import holdfast
 from holdfast.api.ports import port_of
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.inspect.standing import GroupStanding, TopicStanding
+from holdfast.cli.console import Screen, screen
+from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.messages import moment, seconds_text
-from holdfast.cli.look.topics import standing_of
-from holdfast.cli.opening import is_remote, opened, topics_of
-from holdfast.cli.operate.topic import topics_document, topics_table
-from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
+from holdfast.cli.opening import QueueAt, topics_of, unknown_topic
+from holdfast.cli.operate.topics import topics_document, topics_table
+from holdfast.cli.options import AsJson, DataFolder, Topic
 from holdfast.cli.output import OK, command, print_json, print_json_line, stdout
-from holdfast.cli.places import queue_of
-from holdfast.cli.progress import screen
-from holdfast.cli.text import safe, show_table, size
-from holdfast.delivery.events import Phase
+from holdfast.cli.places import option, queue_of
+from holdfast.cli.reading import standing_of, standing_with_delayed
+from holdfast.cli.text import facts_table, safe, show_table, size, table
+from holdfast.client.address import is_address
 from holdfast.env import real_world
-from holdfast.errors import InvalidRequest, Unavailable
+from holdfast.errors import HoldfastError, InvalidRequest, Unavailable
 from holdfast.storage.checks.finding import count_of
+
+
+class GroupLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A group, or a query of another process. `settled` only says something beside the one of another look."""
+
+    name: str
+    mode: str
+    ready: int
+    leased: int
+    retries: int
+    oldest_seconds: float
+    settled: int
+
+
+class TopicLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic; `delayed` are those that no group has got yet, `published` is where its partitions end, summed up."""
+
+    name: str
+    messages: int
+    delayed: int
+    dead: int
+    bytes: int
+    published: int
+    groups: list[GroupLoad]
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at all topics, with the moment of it on a clock that never steps."""
+
+    at_s: float
+    topics: list[TopicLoad]
+
+
+class LoadSource:
+    """Where the numbers come from: a data folder, read without owning it, or a server."""
+
+    def __init__(self, place: str, topic: str | None) -> None:
+        self.name = place
+        self._topic = topic
+        if not is_address(place):
+            found = topics_of(place)
+            if topic is not None and topic not in found:
+                raise unknown_topic(place, topic, found)
+
+    def look(self) -> Load:
+        """How things are now."""
+        at_s, (topics, delayed) = time.monotonic(), standing_with_delayed(self.name, self._topic)
+        return Load(at_s=at_s, topics=[_load_of(topic, delayed.get(topic.name, 0)) for topic in topics])
+
+    def owner(self) -> str:
+        """The process that has it, for people."""
+        if is_address(self.name):
+            return "a server"
+        owner = owner_of(self.name)
+        return f"owned by {owner}" if owner is not None and owner.alive else "no owner to be seen"
+
+
+def _load_of(topic: TopicStanding, delayed: int) -> TopicLoad:
+    return TopicLoad(
+        name=topic.name,
+        messages=topic.messages,
+        delayed=delayed,
+        dead=topic.dead,
+        bytes=topic.bytes,
+        published=sum(each.end for each in topic.partitions),
+        groups=[_group_load(group) for group in topic.groups],
+    )
+
+
+def _group_load(group: GroupStanding) -> GroupLoad:
+    retries = sum(each.waiting for each in group.partitions)
+    return GroupLoad(
+        name=group.name,
+        mode=group.mode,
+        ready=max(group.lag - group.leased - retries, 0),
+        leased=group.leased,
+        retries=retries,
+        oldest_seconds=round(group.lag_seconds, 3),
+        settled=sum(each.end - each.lag for each in group.partitions),
+    )
+
+
+@command
+def top_command(
+    folder: DataFolder,
+    interval: Annotated[str, option("--interval TIME", "How often to look.")] = "2s",
+    once: Annotated[bool, option("--once", "Look once, without rates, and end.")] = False,
+    topic: Topic = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show all queues, how full they are and how fast they move, until Ctrl-C.
+
+    Needs no lock: works beside a process that owns the folder.
+    """
+    interval_s = parse_duration(interval, "--interval")
+    if interval_s < 0.1:
+        raise InvalidRequest(f"--interval {interval} is too often; give 100ms or more")
+    source = LoadSource(folder, topic)
+    if not once:
+        _watch(source, interval_s, as_json=as_json)
+    load = source.look()
+    if as_json:
+        print_json(document(source.name, load, None))
+    else:
+        show_table(stdout(), load_table(load, None))
+    return OK
+
+
+def _watch(source: LoadSource, interval_s: float, *, as_json: bool) -> None:
+    """What is wrong at the first look is an error; what comes later is shown."""
+    console, before = stdout(), source.look()
+    load: Load | None = before
+    with screen(console, painted=not as_json, whole=True) as live:
+        while True:
+            if load is not None:
+                shown_before = None if load is before else before
+                if as_json:
+                    print_json_line(document(source.name, load, shown_before))
+                else:
+                    live.update(Lines(_caption(source, load), load_table(load, shown_before)), refresh=True)
+                before = load
+            console.file.flush()
+            time.sleep(interval_s)
+            load = _looked(source, live, as_json=as_json)
+
+
+def _looked(source: LoadSource, live: Screen, *, as_json: bool) -> Load | None:
+    try:
+        return source.look()
+    except HoldfastError as error:  # an owner that changes much just now, or a topic that went
+        if as_json:
+            print_json_line({"error": {"code": error.code, "message": str(error)}})
+        else:
+            live.update(Text(safe(str(error))), refresh=True)
+        return None
+
+
+def document(name: str, load: Load, before: Load | None) -> dict[str, Any]:
+    """One look for scripts; rates are null in the first."""
+    rates = _Rates(load, before)
+    return {
+        "folder": name,
+        "topics": [
+            {
+                **msgspec.to_builtins(topic),
+                "in_per_second": rates.of_topic(topic),
+                "groups": [
+                    {**msgspec.to_builtins(group), "out_per_second": rates.of_group(topic, group)}
+                    for group in topic.groups
+                ],
+            }
+            for topic in load.topics
+        ],
+    }
+
+
+def load_table(load: Load, before: Load | None) -> Table:
+    """A table with a line for each group, and one for each topic that has none."""
+    rates = _Rates(load, before)
+    titles = ("topic", "group", "ready>", "leased>", "delayed>", "dead>", "oldest>", "in/s>", "out/s>", "disk>")
+    shown = table(*titles)
+    for topic in load.topics:
+        for group in topic.groups or [_nobody(topic)]:
+            shown.add_row(
+                safe(topic.name),
+                safe(group.name),
+                f"{group.ready:,}",
+                f"{group.leased:,}",
+                f"{topic.delayed + group.retries:,}",
+                f"{topic.dead:,}",
+                _age(group.oldest_seconds) if group.oldest_seconds else "-",
+                _rate(rates.of_topic(topic)),
+                _rate(rates.of_group(topic, group)),
+                size(topic.bytes),
+            )
+    return shown
+
+
+def _nobody(topic: TopicLoad) -> GroupLoad:
+    """All is ready for a group that is still to come."""
+    return GroupLoad(name="-", mode="", ready=topic.messages, leased=0, retries=0, oldest_seconds=0.0, settled=0)
+
+
+def _caption(source: LoadSource, load: Load) -> Text:
+    groups = sum(len(topic.groups) for topic in load.topics)
+    counts = f"{count_of(len(load.topics), 'topic')}, {count_of(groups, 'group')}"
+    now = datetime.fromtimestamp(real_world().clock.now_ns() / 1e9, UTC)
+    line = safe(f"{now:%H:%M:%S} UTC  {counts}  {source.name}, {source.owner()}")
+    return Text(f"{line}\n", no_wrap=True, overflow="ellipsis")
+
+
+class _Rates:
+    """How much went in and out since the look before."""
+
+    def __init__(self, load: Load, before: Load | None) -> None:
+        self._seconds = 0.0 if before is None else load.at_s - before.at_s
+        self._topics = {} if before is None else _by_name(before.topics)
+
+    def of_topic(self, topic: TopicLoad) -> float | None:
+        before = self._topics.get(topic.name)
+        return None if before is None else self._rate(topic.published - before.published)
+
+    def of_group(self, topic: TopicLoad, group: GroupLoad) -> float | None:
+        known = self._topics.get(topic.name)
+        before = None if known is None else {each.name: each for each in known.groups}.get(group.name)
+        return None if before is None else self._rate(group.settled - before.settled)
+
+    def _rate(self, count: int) -> float | None:
+        # A group that was set back, or a tail that was lost: that is no speed.
+        return round(max(count, 0) / self._seconds, 3) if self._seconds > 0 else None
+
+
+def _by_name(topics: Iterable[TopicLoad]) -> Mapping[str, TopicLoad]:
+    return {topic.name: topic for topic in topics}
+
+
+def _rate(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.1f}" if 0 < rate < 10 else f"{rate:,.0f}"
+
+
+def _age(seconds: float) -> str:
+    """A short time to the second, a long one to the minute."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    if whole >= 3600:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{whole % 60:02}s" if whole >= 60 else f"{seconds:.1f}s" if seconds < 10 else f"{whole}s"
 
 
 @command
 def stats_command(
-    folder: QueueFolder,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
-    every: Annotated[str, typer.Option("--every", metavar="TIME", help="How often to look, with --watch.")] = "2s",
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    at: QueueAt,
+    watch: Annotated[bool, option("--watch", "Look again and again, until Ctrl-C.")] = False,
+    every: Annotated[str, option("--every TIME", "How often to look, with --watch.")] = "2s",
 ) -> int:
     """Count the messages that are ready, leased, delayed and dead, and tell what they take.
 
     Of a folder with several topics it tells what each holds, and how far behind its groups are.
     """
-    looking = _Looking(folder, topic, group, wait)
+    looking = _Looking(at)
     if not watch:
         found, shown = looking.look()
-        if as_json:
+        if at.as_json:
             print_json(found)
         else:
             show_table(stdout(), shown)
@@ -56,55 +284,35 @@ def stats_command(
     every_s = parse_duration(every, "--every")
     if every_s < 0.1:
         raise InvalidRequest(f"--every {every} is too often; give 100ms or more")
-    _watch(looking, every_s, as_json=as_json)
+    _watch_stats(looking, every_s, as_json=at.as_json)
     return OK
 
 
 class _Looking:
     """One look after the other at a queue, or at many topics."""
 
-    def __init__(self, folder: str, topic: str | None, group: str | None, wait: str) -> None:
-        self._folder = folder
-        self._topic = topic
-        self._group = group
-        self._wait = wait
+    def __init__(self, at: QueueAt) -> None:
+        self._at = at
 
     def look(self) -> tuple[dict[str, Any], Table]:
         """What there is, for scripts and for people."""
-        if (
-            self._topic is None
-            and self._group is None
-            and len(topics_of(self._folder)) > 1
-            and not queue_of(self._folder)
-        ):
-            topics = list(standing_of(self._folder).topics())
-            return topics_document(self._folder, topics), topics_table(topics)
-        with opened(self._folder, topic=self._topic, group=self._group, wait=self._wait) as queue:
-            oldest_ns = min(_first_ready(queue), default=None)
+        place = self._at.folder
+        named = self._at.topic or self._at.group or queue_of(place)
+        if not named and len(topics_of(place)) > 1:
+            topics = list(standing_of(place).topics())
+            return topics_document(place, topics), topics_table(topics)
+        with self._at.opened() as queue:
+            oldest_ns = port_of(queue).oldest_ready_ns()
             stats = queue.stats()  # behind the look, which may come across damage
-            found: dict[str, Any] = msgspec.to_builtins(stats)
-            found["folder"] = self._folder if is_remote(queue) else found["folder"]
+            found: dict[str, Any] = {**msgspec.to_builtins(stats), "folder": queue.folder}
         for own in ("metrics", "waiters", "durability"):
-            del found[own]  # of this short opening, which nobody asked about
+            del found[own]  # these describe this process only
         found |= moment("oldest_ready", None if oldest_ns is None else to_datetime(oldest_ns))
-        return found, _table(found)
+        return found, _stats_table(found)
 
 
-def _first_ready(queue: holdfast.Queue[bytes]) -> Iterator[int]:
-    """When the first message that is ready in each partition was published; of a server's: the next one."""
-    if is_remote(queue):
-        yield from (message.timestamp_ns for message in queue.messages("ready", limit=1))
-        return
-    for delivery in port_of(queue).deliveries:
-        group, log = delivery.group, delivery.partition.log
-        for record in log.records(min(max(group.floor, log.start), log.end), on_damage="skip", whole=False):
-            if group.phase(record.offset) is Phase.READY:
-                yield record.timestamp_ns
-                break
-
-
-def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
-    """Between two looks the folder belongs to whoever wants it; while somebody has it, it says so."""
+def _watch_stats(looking: _Looking, every_s: float, *, as_json: bool) -> None:
+    """Print the counts again and again. The folder is free between two looks; while it is busy, say so."""
     looking.look()  # what is wrong now is an error; what comes later is shown
     console = stdout()
     with screen(console, painted=not as_json) as live:
@@ -124,10 +332,8 @@ def _watch(looking: _Looking, every_s: float, *, as_json: bool) -> None:
             time.sleep(every_s)
 
 
-def _table(found: dict[str, Any]) -> Table:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+def _stats_table(found: dict[str, Any]) -> Table:
+    facts = facts_table()
     of_group = "" if found["group"] == DEFAULT_GROUP else f", group {safe(found['group'])}"
     facts.add_row("queue", f"{safe(found['name'])} in {safe(found['folder'])}{of_group}")
     for phase in ("ready", "leased", "delayed", "dead"):
@@ -136,7 +342,7 @@ def _table(found: dict[str, Any]) -> Table:
         facts.add_row("damaged", f"{found['damaged']:,}, which nobody can read: see `holdfast check`")
     if found["oldest_ready_ms"] is not None:
         when = to_datetime(found["oldest_ready_ms"] * 1_000_000)
-        facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age(found['oldest_ready_ms'])} old)")
+        facts.add_row("oldest ready", f"{seconds_text(when)} UTC ({_age_of(found['oldest_ready_ms'])} old)")
     start, end = found["start"], found["end"]
     if found["partitions"] > 1:  # the offsets are sums, which say nothing
         facts.add_row("partitions", f"{found['partitions']:,}, with {count_of(end - start, 'message')} kept")
@@ -147,6 +353,6 @@ def _table(found: dict[str, Any]) -> Table:
     return facts
 
 
-def _age(ms: int) -> str:
+def _age_of(ms: int) -> str:
     now_ms = real_world().clock.now_ns() // 1_000_000
     return str(timedelta(seconds=max(0, now_ms - ms) // 1000))

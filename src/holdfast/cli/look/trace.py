@@ -1,4 +1,4 @@
-"""`holdfast trace`: what became of a message, step by step. Reads beside whoever owns the folder, and takes nothing."""
+"""`holdfast trace`: the history of a message, step by step. Reads without a lock, and takes nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
-import typer
 from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
@@ -36,10 +35,11 @@ from holdfast.broker.tracing.steps import (
     STEPS,
     TraceStep,
 )
-from holdfast.cli.opening import is_queue, opened_broker, topic_of
+from holdfast.cli.opening import is_queue, opened_broker, topics_of
 from holdfast.cli.options import AsJson, QueueFolder
-from holdfast.cli.output import OK, Section, command, print_json, print_json_line, stderr, stdout
-from holdfast.cli.text import iso_time, safe, short_time
+from holdfast.cli.output import OK, CommandSection, print_json, print_json_line, stderr, stdout
+from holdfast.cli.places import argument, option
+from holdfast.cli.text import facts_table, iso_time, safe, short_time
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotAQueue
@@ -77,7 +77,7 @@ _MARKS: Final = {
     OMITTED: "⋮",
 }
 _STYLES: Final = {ACKED: "green", NACKED: "red", RETURNED: "yellow", BURIED: "red", LOST: "red"}
-# What ends a lease: a bar goes from its beginning to here.
+# Steps that end a lease, and with it its bar.
 _ENDS: Final = frozenset({ACKED, NACKED, RETURNED, BURIED})
 
 _TIME_CELLS: Final = 9
@@ -90,7 +90,7 @@ _UNITS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
 def life_line(steps: Sequence[TraceStep], *, width: int, now_ns: int) -> Iterator[Text]:
-    """The lines of the picture; the steps are in the order of time, `now_ns` is where a running lease has come to."""
+    """The lines of the picture. The steps are ordered by time; a lease that still runs is drawn up to `now_ns`."""
     if not steps:
         return
     drawing = _Drawing(steps, width, now_ns)
@@ -168,7 +168,7 @@ class _Drawing:
         return min(max(cell, 0), self._cells - 1)
 
     def _lease_end_ns(self, i: int, step: TraceStep) -> int | None:
-        """When the lease that began here ended; None where it runs still, as far as anybody wrote down."""
+        """When the lease that began here ended; None if no step says that it has."""
         for later in self._steps[i + 1 :]:
             if later.step in _ENDS and later.span_id == step.span_id and later.id == step.id:
                 return later.at_ns
@@ -203,25 +203,22 @@ class _Drawing:
         return "+" + time_text(max(at_ms * 1_000_000 - self._begin_ns, 0))
 
 
-app = Section("Traces: what became of messages, step by step.")
+app = CommandSection("Traces: what became of messages, step by step.")
 
 _SHORT_ID: Final = 12
-# Of so many messages at a time the list knows what became of them; those not heard of for longest go first.
+# The list tracks this many messages at a time; the ones with the oldest last step are dropped first.
 _MOST_LIVES: Final = 100_000
 _MOST_TOLD: Final = 10_000
 
-_Topic: TypeAlias = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
-_Group: TypeAlias = Annotated[str | None, typer.Option("--group", help="Only of this group.")]
-_Since: TypeAlias = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="From then on: -1h, 2026-11-16T10:00:00Z.")
-]
-_Until: TypeAlias = Annotated[str | None, typer.Option("--until", metavar="TIME", help="Up to then.")]
+_Topic: TypeAlias = Annotated[str | None, option("--topic", "Only of this topic.")]
+_Group: TypeAlias = Annotated[str | None, option("--group", "Only of this group.")]
+_Since: TypeAlias = Annotated[str | None, option("--since TIME", "From then on: -1h, 2026-11-16T10:00:00Z.")]
+_Until: TypeAlias = Annotated[str | None, option("--until TIME", "Up to then.")]
 
 
 @app.command("show")
-@command
 def show_command(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="Of a message, such as orders-0-42.")],
+    message_id: Annotated[str, argument("ID", "Of a message, such as orders-0-42.")],
     folder: QueueFolder,
     as_json: AsJson = False,
 ) -> int:
@@ -229,7 +226,11 @@ def show_command(
     if is_address(message_id) or is_queue(message_id):  # all other commands take the folder first
         message_id, folder = folder, message_id
     topic_of_id(message_id)  # or a mistake in the call
-    steps = _trace(folder, message_id)
+    if is_address(folder):
+        with opened_broker(folder) as broker:
+            steps = broker.trace(message_id)
+    else:
+        steps = trace(_log(folder), message_id)
     if not steps:
         raise InvalidRequest(
             f"there is no trace of {message_id} in {folder}: it was not sampled (see the setting trace_sample), it "
@@ -247,18 +248,17 @@ def show_command(
 
 
 @app.command("search")
-@command
 def search_command(
     folder: QueueFolder,
     topic: _Topic = None,
     group: _Group = None,
-    event: Annotated[str | None, typer.Option("--event", help="Only this step: leased, nacked, buried, ...")] = None,
-    holder: Annotated[str | None, typer.Option("--holder", help="Only of this holder.")] = None,
-    error: Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Only errors with this in them.")] = None,
+    event: Annotated[str | None, option("--event", "Only this step: leased, nacked, buried, ...")] = None,
+    holder: Annotated[str | None, option("--holder", "Only of this holder.")] = None,
+    error: Annotated[str | None, option("--error TEXT", "Only errors with this in them.")] = None,
     since: _Since = None,
     until: _Until = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="At most so many steps.")] = 100,
-    last: Annotated[bool, typer.Option("--last", help="The newest ones instead of the oldest.")] = False,
+    limit: Annotated[int, option("--limit", "At most so many steps.", min=1, max=1_000_000)] = 100,
+    last: Annotated[bool, option("--last", "The newest ones instead of the oldest.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Find steps by topic, group, event, holder, error and time; oldest first."""
@@ -273,12 +273,11 @@ def search_command(
 
 
 @app.command("ls")
-@command
 def ls_command(
     folder: QueueFolder,
     topic: _Topic = None,
     since: _Since = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000, help="At most so many messages.")] = 20,
+    limit: Annotated[int, option("--limit", "At most so many messages.", min=1, max=100_000)] = 20,
     as_json: AsJson = False,
 ) -> int:
     """List the messages that were traced last, and how they stand; the newest are last."""
@@ -295,7 +294,6 @@ def ls_command(
 
 
 @app.command("stats")
-@command
 def stats_command(
     folder: QueueFolder,
     topic: _Topic = None,
@@ -314,13 +312,6 @@ def stats_command(
     return OK
 
 
-def _trace(place: str, message_id: str) -> list[TraceStep]:
-    if is_address(place):
-        with opened_broker(place) as broker:
-            return broker.trace(message_id)
-    return trace(_log(place), message_id)
-
-
 def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[TraceStep]:
     if is_address(place):
         with opened_broker(place) as broker:
@@ -330,27 +321,23 @@ def _steps(place: str, wanted: Search, limit: int, *, last: bool) -> Iterable[Tr
 
 
 def _all_steps(place: str, wanted: Search) -> Iterator[TraceStep]:
-    """All that fit; of a server's as many of the newest as it tells at once."""
+    """All that fit; from a server, as many of the newest as it answers at once."""
     return iter(_steps(place, wanted, _MOST_TOLD, last=True)) if is_address(place) else search(_log(place), wanted)
 
 
 def _question(wanted: Search) -> dict[str, Any]:
-    """A search as a face takes it."""
-    names = ("topic", "group", "event", "holder", "error")
-    asked: dict[str, Any] = {name: getattr(wanted, name) for name in names}
-    ever = Search()
-    if wanted.since_ns != ever.since_ns:
-        asked["since"] = to_datetime(wanted.since_ns)
-    if wanted.until_ns != ever.until_ns:
-        asked["until"] = to_datetime(wanted.until_ns)
-    return asked
+    """A search as a broker takes it."""
+    ever, names = Search(), ("topic", "group", "event", "holder", "error")
+    times = {"since": (wanted.since_ns, ever.since_ns), "until": (wanted.until_ns, ever.until_ns)}
+    said = {name: to_datetime(ns) for name, (ns, unset) in times.items() if ns != unset}
+    return {name: getattr(wanted, name) for name in names} | said
 
 
 def _log(folder: str) -> LogReader:
     world = real_world()
     place = join(partition_folder(folder, TRACES), "log")
     if not is_log(world, place):
-        topic_of(folder)  # or there is nothing here at all
+        topics_of(folder)  # or there is nothing here at all
         raise NotAQueue(f"nothing was traced in {folder} yet: give a topic the setting trace_sample, from 0 to 1")
     return LogReader(place, world=world)
 
@@ -372,7 +359,7 @@ def _document(step: TraceStep) -> dict[str, Any]:
 
 
 def _summary(message_id: str, steps: list[TraceStep]) -> str:
-    life = _Life(steps[0])
+    life = _TracedMessage(steps[0])
     for step in steps:
         life.add(step)
     attempts = f", taken {count_of(life.deliveries, 'time')}" if life.deliveries else ""
@@ -392,7 +379,7 @@ def _show_steps(steps: Iterable[TraceStep]) -> bool:
     return shown
 
 
-class _Life:
+class _TracedMessage:
     """One message, as far as its steps tell."""
 
     def __init__(self, first: TraceStep) -> None:
@@ -424,13 +411,13 @@ class _Life:
         }
 
 
-def _lives(steps: Iterator[TraceStep]) -> list[_Life]:
+def _lives(steps: Iterator[TraceStep]) -> list[_TracedMessage]:
     """What became of each message, the one that was heard of last at the end."""
-    lives: dict[str, _Life] = {}
+    lives: dict[str, _TracedMessage] = {}
     for step in steps:
         life = lives.pop(step.id, None)
         if life is None or step.step == PUBLISHED:
-            life = _Life(step)
+            life = _TracedMessage(step)
         life.add(step)
         lives[step.id] = life
         if len(lives) > _MOST_LIVES:
@@ -438,7 +425,7 @@ def _lives(steps: Iterator[TraceStep]) -> list[_Life]:
     return list(lives.values())
 
 
-def _lives_table(lives: list[_Life]) -> Table:
+def _lives_table(lives: list[_TracedMessage]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="")
     for title in ("id", "begun (UTC)", "took", "taken", "last", "trace", "error"):
         table.add_column(title, no_wrap=True, overflow="ellipsis" if title == "error" else "ignore")
@@ -456,9 +443,7 @@ def _lives_table(lives: list[_Life]) -> Table:
 
 
 def _stats_table(found: TraceStats) -> Table:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row("messages", f"{found.messages:,}")
     for step, count in found.steps.items():
         facts.add_row(safe(step), f"{count:,}")

@@ -9,63 +9,33 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from holdfast.broker.check import FolderPlan, FolderStep, PartReport, check_folder, plan_folder_repair, repair_folder
 from holdfast.broker.folder.layout import topics
+from holdfast.cli.console import progress
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.opening import is_queue, trusts_folders
 from holdfast.cli.options import AsJson, DryRun, Folder, Yes
-from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, confirmed, print_json, stderr, stdout
+from holdfast.cli.output import DAMAGED, NOT_DONE, OK, command, confirmed, print_json, say, stdout
+from holdfast.cli.places import option
 from holdfast.cli.text import safe, short_time, size
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
-from holdfast.storage.checks.check import Progress as OnProgress
 from holdfast.storage.checks.check import check
 from holdfast.storage.checks.finding import NO_MESSAGE, NOTHING, CheckReport, Finding, count_of, offsets
 from holdfast.storage.checks.plan import RepairPlan
 from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
 from holdfast.storage.opening import take_lock, translated
 
-# What a check found in one log, for people and for scripts; and a bar while it looks.
+# What a check found in one log, for people and for scripts.
 
 
 STYLES: Final = {"damage": "bold red", "torn": "bold yellow", "note": "cyan"}
 _MOST_SHOWN: Final = 50
-# Below this a check takes less time than a bar takes to be understood.
-_LONG_BYTES: Final = 256 * 1024 * 1024
-
-
-@contextmanager
-def progress_bar(what: str, *, shown: bool) -> Iterator[OnProgress | None]:
-    """A bar on stderr where somebody is looking and the work is long."""
-    console = stderr()
-    if not shown or not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, transient=True)
-    task = bar.add_task(what, total=None)
-
-    def advance(done: int, total: int) -> None:
-        if total >= _LONG_BYTES:
-            bar.start()
-            bar.update(task, completed=done, total=total)
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
 
 
 def report_document(report: CheckReport, *, owned: bool = False) -> dict[str, object]:
@@ -202,8 +172,8 @@ def check_queue(folder: str, *, as_json: bool) -> int:
     """Look at all of it; takes no lock and changes nothing."""
     owner = owner_of(folder)
     owned = owner is not None and owner.alive is True
-    with progress_bar("checking", shown=not as_json) as progress:
-        report = check_folder(folder, owned=owned, progress=progress)
+    with progress("checking", "bytes", shown=not as_json) as advance:
+        report = check_folder(folder, owned=owned, progress=advance)
     if as_json:
         facts = {name: getattr(report, name) for name in ("folder", "ok", "owned", "missing", "wrong", "notes")}
         print_json({**facts, "logs": list(map(_document, report.parts))})
@@ -282,17 +252,17 @@ def _show_damage(console: Console, what: str) -> None:
 
 
 def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | None, yes: bool, as_json: bool) -> int:
-    """Mend all of it, or one part, while nobody can own the queue."""
-    with progress_bar("looking", shown=not as_json) as progress:
-        plan = plan_folder_repair(folder, part=part, progress=progress)
+    """Repair all of a queue, or one part. Nobody else can own it until that is done."""
+    with progress("looking", "bytes", shown=not as_json) as advance:
+        plan = plan_folder_repair(folder, part=part, progress=advance)
     if not as_json:
         _show_folder_plan(stdout(), plan)
     done = None
     if not plan.empty and not dry_run:
         if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
             return NOT_DONE
-        with progress_bar("repairing", shown=not as_json) as progress:
-            done = repair_folder(folder, part=part, backup=backup, trust_folder=trusts_folders(), progress=progress)
+        with progress("repairing", "bytes", shown=not as_json) as advance:
+            done = repair_folder(folder, part=part, backup=backup, trust_folder=trusts_folders(), progress=advance)
     results = {} if done is None else done.logs
     if as_json:
         logs = [{"name": name, **document(log, results.get(name))} for name, log in plan.logs.items()]
@@ -307,7 +277,7 @@ def repair_queue(folder: str, *, part: str | None, dry_run: bool, backup: str | 
             if done.after.ok
             else f"some damage is left: see `holdfast check {folder}`"
         )
-        stdout().print(f"repaired; {safe(whole)}", soft_wrap=True)
+        say(f"repaired; {safe(whole)}")
     left = any(log.left for name, log in plan.logs.items() if name not in results)
     return DAMAGED if not dry_run and (left or not all(r.after.ok for r in results.values())) else OK
 
@@ -343,8 +313,8 @@ def check_command(folder: Folder, as_json: AsJson = False) -> int:
         return check_queue(folder, as_json=as_json)
     owner = owner_of(folder)
     alive = owner is not None and owner.alive is True
-    with progress_bar("checking", shown=not as_json) as progress:
-        report = check(folder, owned=True if alive else None, progress=progress)
+    with progress("checking", "bytes", shown=not as_json) as advance:
+        report = check(folder, owned=True if alive else None, progress=advance)
     if as_json:
         print_json(report_document(report, owned=alive))
     else:
@@ -352,7 +322,7 @@ def check_command(folder: Folder, as_json: AsJson = False) -> int:
     return OK if report.ok else DAMAGED
 
 
-# `holdfast repair`: mend what `check` found, after saying what it will cost.
+# `holdfast repair`: repair what `check` found, after showing what that costs.
 
 
 @command
@@ -361,13 +331,11 @@ def repair_command(
     dry_run: DryRun = False,
     backup: Annotated[
         str | None,
-        typer.Option(
-            "--backup", metavar="DIR", help="Where the originals go; a new folder inside the log's by default."
-        ),
+        option("--backup DIR", "Where the originals go; a new folder inside the log's by default."),
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="PART", help="Only this part of a queue, by the name that `check` gives it."),
+        option("--part PART", "Only this part of a queue, by the name that `check` gives it."),
     ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -381,8 +349,8 @@ def repair_command(
         return repair_queue(folder, dry_run=dry_run, backup=backup, yes=yes, as_json=as_json, part=part)
     if part is not None:
         raise InvalidRequest(f"{folder} is a single log: --part names a part of a queue")
-    with progress_bar("looking", shown=not as_json) as progress:
-        plan = plan_repair(folder, progress=progress)
+    with progress("looking", "bytes", shown=not as_json) as advance:
+        plan = plan_repair(folder, progress=advance)
     if dry_run or not plan.steps:
         _answer(plan, None, as_json=as_json)
         return OK if dry_run or not plan.left else DAMAGED
@@ -390,8 +358,8 @@ def repair_command(
         show_plan(stdout(), plan)
     if not confirmed("Carry this out?", "a repair", yes=yes, as_json=as_json):
         return NOT_DONE
-    with _owned_above(folder), progress_bar("repairing", shown=not as_json) as progress:
-        result = repair(folder, backup=backup, progress=progress, trust_folder=trusts_folders())
+    with _owned_above(folder), progress("repairing", "bytes", shown=not as_json) as advance:
+        result = repair(folder, backup=backup, progress=advance, trust_folder=trusts_folders())
     _answer(result.plan, result, as_json=as_json)
     return OK if result.after.ok else DAMAGED
 

@@ -10,7 +10,6 @@ from types import FrameType
 from typing import Annotated, Final
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +18,8 @@ from holdfast.broker.folder.layout import QUERIES, topics
 from holdfast.broker.streams.queries import list_queries
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, command, print_json, stdout
-from holdfast.cli.text import duration, safe, size
+from holdfast.cli.places import argument, option
+from holdfast.cli.text import duration, facts_table, safe, size
 from holdfast.env import World, real_world
 from holdfast.errors import HoldfastError, NotALog
 from holdfast.settings import LogSettings
@@ -71,8 +71,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 @command
 def doctor_command(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Any folder, with or without a queue.")],
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=600, help="How long to measure.")] = 2.0,
+    folder: Annotated[str, argument("DIR", "Any folder, with or without a queue.")],
+    seconds: Annotated[float, option("--seconds", "How long to measure.", min=0.1, max=600)] = 2.0,
     as_json: AsJson = False,
 ) -> int:
     """Measure what the disk under a folder can do, and warn of what could hurt.
@@ -209,7 +209,7 @@ def _user_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 
 def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
-    """Queries that hold old messages though nobody may read them any more."""
+    """Queries that keep old messages although they may have ended."""
     for query in list_queries(world, folder):
         place = f"{QUERIES}/{query.file}"
         if query.wrong:
@@ -239,9 +239,7 @@ def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
 def show(console: Console, diagnosis: Diagnosis) -> None:
     """A diagnosis for people."""
     console.print(safe(diagnosis.folder), soft_wrap=True)
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    facts = facts_table()
     facts.add_row(
         "holds", "a queue" if diagnosis.holds_queue else "a log" if diagnosis.holds_log else "no queue, no log"
     )

@@ -7,24 +7,22 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
-import typer
 
 from holdfast.broker.folder.layout import check_name
 from holdfast.cli import places
 from holdfast.cli.options import AsJson, TlsKey
-from holdfast.cli.output import OK, Section, command, print_json, stderr, stdout
-from holdfast.cli.places import PLACE
+from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdout
+from holdfast.cli.places import PLACE, argument, option
 from holdfast.cli.text import safe, show_table, table
 from holdfast.client.address import is_address, parse_address
 from holdfast.errors import InvalidRequest
 
-app = Section("Places with a name, and what it takes to get in there.")
+app = CommandSection("Places with a name, and what it takes to get in there.")
 
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The profile's name.")]
+Name: TypeAlias = Annotated[str, argument("NAME", "The profile's name.")]
 
 
 @app.command("ls")
-@command
 def ls_command(as_json: AsJson = False) -> int:
     """List the profiles; tokens are not shown."""
     known = places.read()
@@ -32,7 +30,7 @@ def ls_command(as_json: AsJson = False) -> int:
         found = [_document(name, each, known.use) for name, each in sorted(known.profiles.items())]
         print_json({"file": str(places.path()), "use": known.use, "profiles": found})
     elif not known.profiles:
-        stderr().print(f"no profiles in {safe(str(places.path()))}", soft_wrap=True)
+        note(f"no profiles in {safe(str(places.path()))}")
     else:
         shown = table("profile", "place", "queue", "token", "in use")
         for name, each in sorted(known.profiles.items()):
@@ -43,24 +41,21 @@ def ls_command(as_json: AsJson = False) -> int:
 
 
 @app.command("add")
-@command
 def add_command(
     name: Name,
-    place: Annotated[str, typer.Argument(metavar=PLACE, help="The data folder, or the address of a server.")],
+    place: Annotated[str, argument(PLACE, "The data folder, or the address of a server.")],
     token_file: Annotated[
         str | None,
-        typer.Option("--token-file", metavar="FILE", help="Holds the token that says who you are; `-` is stdin."),
+        option("--token-file FILE", "Holds the token that says who you are; `-` is stdin."),
     ] = None,
-    tls_ca: Annotated[
-        str | None, typer.Option("--tls-ca", metavar="FILE", help="Certificates to trust, for https://.")
-    ] = None,
+    tls_ca: Annotated[str | None, option("--tls-ca FILE", "Certificates to trust, for https://.")] = None,
     tls_cert: Annotated[
         str | None,
-        typer.Option("--tls-cert", metavar="FILE", help="A certificate of your own, where one is asked for."),
+        option("--tls-cert FILE", "A certificate of your own, where one is asked for."),
     ] = None,
     tls_key: TlsKey = None,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="NAME", help="The queue that is meant.")] = None,
-    use: Annotated[bool, typer.Option("--use", help="It is the one that is meant where nobody names a place.")] = False,
+    queue: Annotated[str | None, option("--queue NAME", "The queue that is meant.")] = None,
+    use: Annotated[bool, option("--use", "It is the one that is meant where nobody names a place.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Add a profile, or replace it. The file with the profiles can be read by you only."""
@@ -84,12 +79,11 @@ def add_command(
     if as_json:
         print_json(_document(name, new, known.use))
     else:
-        stdout().print(f"{safe(name)} is {safe(place)}", soft_wrap=True)
+        say(f"{safe(name)} is {safe(place)}")
     return OK
 
 
 @app.command("rm")
-@command
 def rm_command(name: Name, as_json: AsJson = False) -> int:
     """Forget a profile."""
     known = places.read()
@@ -101,9 +95,8 @@ def rm_command(name: Name, as_json: AsJson = False) -> int:
 
 
 @app.command("use")
-@command
 def use_command(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The profile; none to use none.")] = None,
+    name: Annotated[str | None, argument("[NAME]", "The profile; none to use none.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Say which profile is meant where nobody names a place; without a name: none."""
@@ -119,7 +112,7 @@ def _say(document: dict[str, Any], text: str, *, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:
-        stdout().print(text, soft_wrap=True)
+        say(text)
 
 
 def _check_tls(place: str, ca: str | None, certificate: str | None, key: str | None) -> None:

@@ -1,81 +1,71 @@
-"""Where a group goes on in each partition, and what that does to its messages: said before it is done."""
+"""`holdfast cancel`, `seek`, `purge`, `compact`, `apply-retention` and `dead`: what an operator does to a queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
-import typer
 from rich.console import Console
 
 import holdfast
+from holdfast.api.letters import DeadGroup
 from holdfast.api.ports import port_of
+from holdfast.api.sync.dead import DeadLetters
 from holdfast.api.times import parse_instant
-from holdfast.broker.delivery import Delivery
-from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.streams.positions import Reset
-from holdfast.broker.topic import Topic as OpenTopic
-from holdfast.cli.opening import Views, chosen_by, chosen_topic, engine_of, is_remote, opened_broker, view
-from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, QueueFolder, Topic, Wait, Yes
-from holdfast.cli.output import NOT_DONE, OK, command, confirmed, print_error, print_json, print_json_line, stdout
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import ResetEffect
+from holdfast.cli.console import progress
+from holdfast.cli.look.messages import (
+    DEAD,
+    dead_id,
+    everything_about,
+    everything_about_letter,
+    moment,
+    seconds_text,
+    show_everything,
+    show_messages,
+)
+from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
+from holdfast.cli.options import (
+    WAIT,
+    AsJson,
+    DryRun,
+    Group,
+    Limit,
+    PartitionNumber,
+    QueueFolder,
+    Topic,
+    Wait,
+    Where,
+    Yes,
+)
+from holdfast.cli.output import (
+    NOT_DONE,
+    OK,
+    CommandSection,
+    command,
+    confirmed,
+    print_error,
+    print_json,
+    print_json_line,
+    say,
+    stderr,
+    stdout,
+)
+from holdfast.cli.places import argument, option
 from holdfast.cli.text import safe, show_table, size, table
-from holdfast.client.address import is_address
 from holdfast.env import real_world
-from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
+from holdfast.local.letters import LettersBeside
 from holdfast.storage.checks.finding import count_of
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one partition: `again` were handled and come again, `passed_over` were not and never come."""
-
-    topic: str
-    partition: int
-    before: int | None
-    after: int
-    again: int
-    passed_over: int
-
-
-def moves_of(group: QueueGroup | None, resets: Iterable[Reset]) -> list[Move]:
-    """The moves of a group in queue mode, which knows of each message, or of one in stream mode (None)."""
-    found = []
-    for reset in resets:
-        if group is None:
-            before = reset.after if reset.before is None else reset.before
-            again, passed = max(before - reset.after, 0), max(reset.after - before, 0)
-        else:
-            again, passed = _effect(group.delivery(reset.partition), reset.after)
-        found.append(
-            Move(
-                topic=reset.topic,
-                partition=reset.partition,
-                before=reset.before,
-                after=reset.after,
-                again=again,
-                passed_over=passed,
-            )
-        )
-    return found
-
-
-def _effect(delivery: Delivery, target: int) -> tuple[int, int]:
-    """How many handled messages come again, and how many that are not handled are passed over.
-
-    What somebody works on stays there either way.
-    """
-    group, end = delivery.group, delivery.partition.log.end
-    again = max(min(group.floor, end) - target, 0) + group.done.range_cardinality(max(target, group.floor), end)
-    if target <= group.floor:
-        return again, 0
-    held = sum(offset < target for held in (group.leases, group.burials) for offset in held)
-    done = group.done.range_cardinality(group.floor, target)
-    return again, target - group.floor - done - held
-
-
-def show_moves(console: Console, moves: Sequence[Move]) -> None:
+def show_moves(console: Console, moves: Sequence[ResetEffect]) -> None:
     """For people: one sentence for one partition, and a table before the sum of several."""
     again, passed = sum(move.again for move in moves), sum(move.passed_over for move in moves)
     where = f"offset {moves[0].after}" if len(moves) == 1 else "these offsets"
@@ -98,17 +88,13 @@ def show_moves(console: Console, moves: Sequence[Move]) -> None:
 
 @command
 def cancel_command(
-    folder: QueueFolder,
-    ids: Annotated[list[str], typer.Argument(metavar="ID", help="What `put` printed.")],
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    at: QueueAt,
+    ids: Annotated[list[str], argument("ID", "What `put` printed.")],
 ) -> int:
     """Take back messages that nobody works on: ready or delayed ones."""
     code = OK
-    with opened_broker(folder, wait=wait) as broker:
-        views = Views(broker, folder, topic, group)
+    with opened_broker(at.folder, wait=at.wait) as broker:
+        views = Views(broker, at)
         for message_id in ids:
             try:
                 if not views.of_id(message_id).cancel(message_id):
@@ -116,24 +102,22 @@ def cancel_command(
                         f"{message_id} cannot be cancelled: somebody works on it, or it is done, dead or cancelled"
                     )
             except HoldfastError as error:
-                print_error(error.code, str(error), as_json=as_json)
+                print_error(error.code, str(error), as_json=at.as_json)
                 code = NOT_DONE
                 continue
-            if as_json:
+            if at.as_json:
                 print_json_line({"done": "cancelled", "id": message_id})
             else:
-                stdout().print(f"cancelled {safe(message_id)}", soft_wrap=True)
+                say(f"cancelled {safe(message_id)}")
     return code
 
 
 @command
 def seek_command(
     folder: QueueFolder,
-    to: Annotated[str | None, typer.Argument(metavar="start|end", help="Where to go on.")] = None,
-    offset: Annotated[int | None, typer.Option("--offset", min=0, help="Go on with this message.")] = None,
-    when: Annotated[
-        str | None, typer.Option("--time", metavar="ISO", help="Go on with the first message of this time, or -1h.")
-    ] = None,
+    to: Annotated[str | None, argument("start|end", "Where to go on.")] = None,
+    offset: Annotated[int | None, option("--offset", "Go on with this message.", min=0)] = None,
+    when: Annotated[str | None, option("--time ISO", "Go on with the first message of this time, or -1h.")] = None,
     topic: Topic = None,
     group: Group = None,
     partition: PartitionNumber = None,
@@ -145,10 +129,10 @@ def seek_command(
     """Go on elsewhere: all before is passed over, all behind comes again. The one way that done messages come back."""
     if sum(given is not None for given in (to, offset, when)) != 1 or to not in (None, "start", "end"):
         raise InvalidRequest("seek goes to one place: start, end, --offset N or --time ISO")
-    name = topic if is_address(folder) else chosen_topic(folder, topic)
+    name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        queue = view(broker, chosen_by(broker, folder, name), group)
-        moves = _moves(broker, queue, _place(to, offset, when), partition)
+        queue = view(broker, name, group)
+        moves = moves_of(broker, queue.group, queue.name, _place(to, offset, when), partition)
         if offset is not None and len(moves) > 1:
             raise InvalidRequest(f"{queue.name} has {len(moves)} partitions, each with offsets: give --partition N")
         if offset is not None and moves[0].after != offset:
@@ -190,11 +174,13 @@ def _place(to: str | None, offset: int | None, when: str | None) -> str | int | 
     return offset
 
 
-def _moves(
-    broker: holdfast.Broker, queue: holdfast.Queue[bytes], to: str | int | datetime, partition: int | None
-) -> list[Move]:
-    resets = broker.reset_offsets(queue.group, queue.name, to=to, partition=partition, dry_run=True)
-    return moves_of(None if is_remote(queue) else port_of(queue).queue_group, resets)
+def moves_of(
+    broker: holdfast.Broker, group: str, topic: str, to: str | int | datetime, partition: int | None
+) -> list[ResetEffect]:
+    """The new position of a group in each partition, and its effect on messages."""
+    resets = broker.reset_offsets(group, topic, to=to, partition=partition, dry_run=True)
+    effects: list[ResetEffect] = port_of(broker).effects(group, resets)
+    return effects
 
 
 @command
@@ -208,13 +194,13 @@ def purge_command(
     as_json: AsJson = False,
 ) -> int:
     """Drop every message that is not in flight, including delayed ones unless other groups read the topic."""
-    name = topic if is_address(folder) else chosen_topic(folder, topic)
+    name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        queue = view(broker, chosen_by(broker, folder, name), group)
+        queue = view(broker, name, group)
         stats, purged = queue.stats(), 0
         if not as_json:
             waiting = f"{count_of(stats.ready, 'message')} ready, {count_of(stats.delayed, 'message')} delayed"
-            stdout().print(f"{waiting}, {stats.leased:,} in hand in {safe(queue.name)}", soft_wrap=True)
+            say(f"{waiting}, {stats.leased:,} in hand in {safe(queue.name)}")
         if not dry_run:
             if not confirmed("Drop all that are not in flight?", "purge", yes=yes, as_json=as_json):
                 return NOT_DONE
@@ -231,15 +217,14 @@ def compact_command(folder: QueueFolder, topic: Topic = None, wait: Wait = WAIT,
     """Let go of all messages that are done, whatever retention says; they cannot be replayed any more."""
     name = chosen_topic(folder, topic)
     with opened_broker(folder, wait=wait) as broker:
-        freed = _asked_to_compact(broker, name) if is_remote(broker) else _compacted(engine_of(broker), name)
+        freed: Compacted = port_of(broker).compact_groups(name)
     if as_json:
         print_json(msgspec.to_builtins(freed))
     else:
         total = freed.bytes + freed.journal_bytes
-        stdout().print(
+        say(
             f"{size(total)} freed: {count_of(freed.segments, 'segment')} of messages ({size(freed.bytes)}), "
-            f"{size(freed.journal_bytes)} of journal",
-            soft_wrap=True,
+            f"{size(freed.journal_bytes)} of journal"
         )
     return OK
 
@@ -256,41 +241,157 @@ def apply_retention_command(
         print_json({"topics": [{"topic": name, **msgspec.to_builtins(each)} for name, each in gone.items()]})
         return OK
     for name, each in gone.items():
-        stdout().print(
+        say(
             f"{safe(name)}: {count_of(each.messages, 'message')} and {count_of(each.dead_letters, 'dead letter')} "
-            f"dropped, {size(each.bytes)} freed",
-            soft_wrap=True,
+            f"dropped, {size(each.bytes)} freed"
         )
     return OK
 
 
-def _asked_to_compact(broker: holdfast.Broker, name: str) -> Compacted:
-    groups = broker.describe_topic(name).groups
-    freed = [view(broker, name, group).compact() for group in groups]
-    return Compacted(
-        segments=sum(each.segments for each in freed),
-        bytes=sum(each.bytes for each in freed),
-        journal_bytes=sum(each.journal_bytes for each in freed),
-    )
+dead_app = CommandSection("Dead letters: look at them, put them back, drop them.")
+
+_AT_ONCE: Final = 500
+_COUNT_CELLS: Final = 7
+
+_Ids: TypeAlias = Annotated[list[str] | None, argument("ID", "Of dead letters; all of them by default.")]
+_Do: TypeAlias = Callable[[Sequence[str]], int]
 
 
-def _compacted(engine: BrokerEngine, name: str) -> Compacted:
-    with engine.using(name) as topic:
-        engine.tick()
-        return _compact(topic, streams=bool(engine.streams.on(topic)))
+@dead_app.command("ls")
+def dead_ls_command(
+    at: QueueAt,
+    by_error: Annotated[bool, option("--by-error", "Count them by reason and kind of error.")] = False,
+    where: Where = None,
+    limit: Limit = None,
+) -> int:
+    """List the dead letters, oldest first."""
+    with _looking(at) as (_, letters):
+        if by_error:
+            _show_groups(letters.groups(where=where)[:limit], as_json=at.as_json)
+        else:
+            show_messages(letters.list(where=where, limit=limit), DEAD, "no dead letters", as_json=at.as_json)
+    return OK
 
 
-def _compact(topic: OpenTopic, *, streams: bool) -> Compacted:
-    """What every group is through with; of a topic without any group nothing is."""
-    segments = freed_bytes = 0
-    if topic.groups:
-        segments, freed_bytes = topic.trim()
-    elif streams:
-        topic.duplicates.save()
-        for partition in topic.partitions:
-            partition.save()
-            partition.log.roll()
-            trimmed = partition.log.trim(partition.log.end)  # what the groups have not read is pinned
-            segments, freed_bytes = segments + trimmed.segments, freed_bytes + trimmed.bytes
-    journal_bytes = sum(delivery.compact() for group in topic.groups.values() for delivery in group.deliveries)
-    return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes + topic.compact_dead())
+@dead_app.command("show")
+def dead_show_command(
+    at: QueueAt,
+    letter_id: Annotated[str, argument("ID", "Of a dead letter, or the message's own.")],
+) -> int:
+    """Show everything about one dead letter: every error, and where it came from."""
+    with _looking(at.of(letter_id)) as (queue, letters):
+        if queue is None:
+            found = everything_about_letter(letters.show(letter_id))
+        else:
+            found = everything_about(queue, dead_id(queue, letter_id))
+        # Only what the letter itself holds, as beside an owner; `holdfast show` has the whole history.
+        show_everything(found._replace(history=()), as_json=at.as_json)
+    return OK
+
+
+@contextmanager
+def _looking(at: QueueAt) -> Iterator[tuple[holdfast.Group[bytes] | None, DeadLetters[bytes] | LettersBeside]]:
+    """The queue and its letters; beside a living owner only the letters, as it has written them."""
+    with ExitStack() as closing:
+        try:
+            queue = closing.enter_context(at.opened())
+        except Busy:
+            name = check_name(at.group or DEFAULT_GROUP, "group")
+            yield None, LettersBeside(real_world(), at.folder.rstrip("/"), chosen_topic(at.folder, at.topic), name)
+        else:
+            yield queue, queue.dead
+
+
+@dead_app.command("redrive")
+def dead_redrive_command(
+    at: QueueAt,
+    ids: _Ids = None,
+    where: Where = None,
+    limit: Limit = None,
+    rate: Annotated[float | None, option("--rate", "At most so many messages a second.")] = None,
+    to: Annotated[str | None, option("--to TOPIC", "Make them new messages of another topic instead.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> int:
+    """Put dead letters back into the queue, in their original order, each once; or into another one."""
+    if rate is not None and not rate > 0:
+        raise InvalidRequest(f"--rate {rate:g} cannot be used: give messages a second, above 0")
+    size = _AT_ONCE if rate is None else max(1, min(_AT_ONCE, int(rate / 10)))
+    pause_s = 0.0 if rate is None else size / rate
+    with at.of(ids[0] if ids else None).opened() as queue:
+        chosen = queue.dead.redrive(_given(ids), where=where, limit=limit, dry_run=True, to=to).ids
+        done = "put back" if to is None else f"put into {safe(to)}"
+        moving = _Moving("redrive", done, chosen, size, pause_s, as_json=at.as_json)
+        return moving.run(lambda some: queue.dead.redrive(some, to=to).done, dry_run=dry_run, yes=yes)
+
+
+@dead_app.command("purge")
+def dead_purge_command(
+    at: QueueAt,
+    ids: _Ids = None,
+    where: Where = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> int:
+    """Drop dead letters for good."""
+    with at.of(ids[0] if ids else None).opened() as queue:
+        chosen = queue.dead.purge(_given(ids), where=where, limit=limit, dry_run=True).ids
+        moving = _Moving("purge", "dropped for good", chosen, _AT_ONCE, 0, as_json=at.as_json)
+        return moving.run(lambda some: queue.dead.purge(some).done, dry_run=dry_run, yes=yes)
+
+
+class _Moving:
+    """Many dead letters, a few at a time."""
+
+    def __init__(self, verb: str, done: str, ids: Sequence[str], size: int, pause_s: float, *, as_json: bool) -> None:
+        self._verb = verb
+        self._done = done
+        self._ids = ids
+        self._size = size
+        self._pause_s = pause_s
+        self._as_json = as_json
+
+    def run(self, do: _Do, *, dry_run: bool, yes: bool) -> int:
+        """Say how many, ask, do it."""
+        ids, done = self._ids, 0
+        would = "would be" if dry_run or not ids else "will be"
+        if not self._as_json:
+            stdout().print(f"{count_of(len(ids), 'dead letter')} {would} {self._done}")
+        if not dry_run and ids:
+            if not confirmed("Go on?", f"dead {self._verb}", yes=yes, as_json=self._as_json):
+                return NOT_DONE
+            with progress(self._verb, "share", shown=not self._as_json and len(ids) > _AT_ONCE) as advance:
+                for i in range(0, len(ids), self._size):
+                    if i and self._pause_s:
+                        time.sleep(self._pause_s)
+                    done += do(ids[i : i + self._size])
+                    advance(min(i + self._size, len(ids)), len(ids))
+            if not self._as_json:
+                stdout().print(f"{count_of(done, 'dead letter')} {self._done}")
+        if self._as_json:
+            print_json({"matched": len(ids), "done": done, "ids": list(ids)})
+        return OK
+
+
+def _given(ids: list[str] | None) -> list[str] | None:
+    return ids or None
+
+
+def _show_groups(groups: Sequence[DeadGroup], *, as_json: bool) -> None:
+    if as_json:
+        for group in groups:
+            times = moment("first", group.first) | moment("last", group.last)
+            print_json_line({**msgspec.structs.asdict(group), **times})
+        return
+    if not groups:
+        stderr().print("no dead letters")
+        return
+    console = stdout()
+    reasons = max(len("reason"), *(len(safe(group.reason)) for group in groups))
+    console.print(f"{'count':>{_COUNT_CELLS}}  {'reason':{reasons}}  {'last (UTC)':19}  example, error", soft_wrap=True)
+    for group in groups:
+        facts = f"{safe(group.reason):{reasons}}  {seconds_text(group.last):19}  {safe(group.example)}"
+        console.print(f"{group.count:>{_COUNT_CELLS},}  {facts}", soft_wrap=True)
+        if group.error:
+            console.print(f"{'':{_COUNT_CELLS}}  {safe(group.error)}", soft_wrap=True)

@@ -1,23 +1,27 @@
-"""`holdfast settings`: what a queue's settings are, and how to change them."""
+"""`holdfast settings` and `holdfast config`: the settings of a queue, and all that are in force."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from holdfast.broker.folder.policy import NOT_KEPT
-from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue, settings_of
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import SETTINGS, TOPIC, TOPICS, topic_folder
+from holdfast.broker.folder.policy import NOT_KEPT, kept_settings
+from holdfast.cli.opening import asked, chosen_topic, opened_broker, see_to_queue, settings_of
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
-from holdfast.cli.output import OK, command, print_json, stdout
-from holdfast.cli.text import safe
+from holdfast.cli.output import OK, CommandSection, command, print_json, stdout
+from holdfast.cli.places import PLACE, argument, option
+from holdfast.cli.text import ruled_table, safe
+from holdfast.client.address import is_address
+from holdfast.config.settings_file import FILE_VARIABLE, Effective, Origin, Setting, read_settings
 from holdfast.delivery.facts import seconds_of
-from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.env import World, real_world
+from holdfast.env.process import environment
+from holdfast.errors import BadSettings, InvalidRequest, UnknownTopic
 from holdfast.settings import TopicSettings, load
 
 _SIZE: Final = re.compile(r"([0-9]+)\s*([KMG])(?:i?B)?", re.IGNORECASE)
@@ -28,10 +32,10 @@ _FACTORS: Final = {"K": 1024, "M": 1024**2, "G": 1024**3}
 def settings_command(
     folder: QueueFolder,
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME=VALUE", help="Such as max_attempts=3, or max_attempts=default.")
+        list[str] | None, argument("NAME=VALUE", "Such as max_attempts=3, or max_attempts=default.")
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the queue where there is none.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Show those that have their default value, too.")] = False,
+    create: Annotated[bool, option("--create", "Make the queue where there is none.")] = False,
+    every: Annotated[bool, option("--all", "Show those that have their default value, too.")] = False,
     topic: Topic = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
@@ -61,11 +65,9 @@ def show_settings(shown: dict[str, Any]) -> None:
     if not shown:
         stdout().print("all settings have their default values; --all shows them")
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in ("setting", "value", "default"):
-        table.add_column(title, overflow="fold")
+    table = ruled_table("setting", "value", "default")
     for name, value in shown.items():
-        table.add_row(name, _text(value), "" if value == defaults[name] else _text(defaults[name]))
+        table.add_row(name, _value_text(value), "" if value == defaults[name] else _value_text(defaults[name]))
     stdout().print(table)
 
 
@@ -132,7 +134,7 @@ def _number(name: str, text: str) -> Any:
         return text  # refused by its type, with the limits in the message
 
 
-def _text(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     if isinstance(value, bool):
@@ -140,3 +142,137 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return "none" if value is None else safe(str(value))
+
+
+settings_file_app = CommandSection("The settings file, and what is in force.")
+
+_TIMES: Final = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1))
+_SIZES: Final = (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024))
+
+
+@settings_file_app.command("show")
+def settings_file_show_command(
+    folder: Annotated[
+        str | None,
+        argument(f"[{PLACE}]", "A data folder, whose topics keep settings too; or a server."),
+    ] = None,
+    settings_file: Annotated[
+        str | None, option("--config FILE", f"The settings file; {FILE_VARIABLE} by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show every setting that is in force and where it comes from; a mistake in any of them is an error."""
+    if folder is not None and is_address(folder):
+        if settings_file is not None:
+            raise InvalidRequest("a server has its own settings file; leave out --config")
+        file = data_dir = None
+        settings, topics = _server_settings(folder)
+    else:
+        world = real_world()
+        effective = read_settings(world, environment(), settings_file)
+        if folder is not None and not world.disk.exists(folder):
+            raise InvalidRequest(
+                f"there is no folder {folder}; name a data folder, or none to see only the settings file's"
+            )
+        file, data_dir, settings = effective.path, effective.data_dir, list(effective.settings())
+        topics = _topics(world, effective, folder or data_dir)
+    if as_json:
+        documents = {topic: _settings_document(each) for topic, each in topics.items()}
+        print_json({"file": file, "data_dir": data_dir, "settings": _settings_document(settings), "topics": documents})
+        return OK
+    if not is_address(folder):
+        hint = f"none (name one with --config, or with {FILE_VARIABLE})"
+        stdout().print(f"settings file: {safe(file) if file else hint}")
+    shown = ruled_table("setting", "value", "from")
+    for prefix, some in [("", settings), *((f"{TOPICS}.{safe(topic)}.", each) for topic, each in topics.items())]:
+        for setting in some:
+            shown.add_row(f"{prefix}{setting.name}", _setting_text(setting), safe(str(setting.origin)))
+    stdout().print(shown)
+    return OK
+
+
+class _ServerOrigin(Origin, frozen=True):
+    """Where a server says that a value comes from."""
+
+    def __str__(self) -> str:
+        return self.where or self.kind
+
+
+def _server_settings(place: str) -> tuple[list[Setting], dict[str, list[Setting]]]:
+    """What a server follows, as a whole and for each topic."""
+    from holdfast.protocol.topics import SettingsTold
+
+    with opened_broker(place) as broker:
+        whole = asked(broker, SettingsTold, "settings")
+        topics = {name: asked(broker, SettingsTold, "topics", name, "settings", all=False) for name in broker.topics()}
+    return _as_settings(whole), {name: _as_settings(each) for name, each in topics.items()}
+
+
+def _as_settings(told: Any) -> list[Setting]:
+    return [
+        Setting(
+            each.name,
+            tuple(each.value) if isinstance(each.value, list) else each.value,
+            _ServerOrigin(each.kind, "" if each.kind == "default" else each.origin),
+        )
+        for each in told.settings
+    ]
+
+
+def _topics(world: World, effective: Effective, folder: str | None) -> dict[str, list[Setting]]:
+    """What is set for single topics, be they in the file or in the folder."""
+    found = {topic: list(effective.topic_settings(topic)) for topic in effective.broker.topics}
+    if folder is None:
+        return found
+    catalog = Catalog(world, folder)
+    for topic in catalog.names():
+        place = f"{TOPICS}/{topic}"
+        try:
+            partitions = catalog.facts(topic).partitions
+            kept = kept_settings(world, f"{topic_folder(folder, topic)}/{SETTINGS}")
+        except UnknownTopic:
+            continue  # it has just been deleted
+        settings = effective.topic_settings(topic, kept, f"{place}/{SETTINGS}")
+        # The number of partitions is a fact of the folder, whatever the settings file says.
+        counted = Setting("partitions", partitions, Origin("folder", f"{place}/{TOPIC}"))
+        found[topic] = [counted, *(setting for setting in settings if setting.name != "partitions")]
+    return dict(sorted(found.items()))
+
+
+def _settings_document(settings: Iterable[Setting]) -> dict[str, Any]:
+    return {
+        setting.name: {
+            "value": setting.value,
+            "from": setting.origin.kind,
+            "where": setting.origin.where or None,
+            "line": setting.origin.line,
+        }
+        for setting in settings
+    }
+
+
+def _setting_text(setting: Setting) -> str:
+    """The value for people; a time or a size also as the file may say it."""
+    value = setting.value
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, int):
+        return safe(str(value)) or '""'
+    if setting.name.endswith("_ms") and value >= 1000:
+        return f"{value:,} ({_duration(value)})"
+    if setting.name.endswith("_bytes"):
+        unit = next((f" ({value // factor}{name})" for name, factor in _SIZES if value and value % factor == 0), "")
+        return f"{value:,}{unit}"
+    return f"{value:,}"
+
+
+def _duration(ms: int) -> str:
+    text = ""
+    for name, unit in _TIMES:
+        count, ms = divmod(ms, unit)
+        text += f"{count}{name}" if count else ""
+    return text

@@ -11,14 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from holdfast.api.times import parse_instant, to_datetime
 from holdfast.cli.options import AsJson
-from holdfast.cli.output import OK, Section, command, print_json, stderr, stdout
-from holdfast.cli.text import safe
+from holdfast.cli.output import OK, CommandSection, note, print_json, say, stdout
+from holdfast.cli.places import argument, option
+from holdfast.cli.text import ruled_table, safe
 from holdfast.config.settings_file import read_settings
 from holdfast.delivery.facts import seconds_of
 from holdfast.env import real_world
@@ -38,47 +35,44 @@ from holdfast.server.access.tokens import (
     without_entry,
 )
 
-app = Section("Who may call a server, and what each may do.")
+app = CommandSection("Who may call a server, and what each may do.")
 
-# So that whoever finds one in a log or a repository knows what it is, and scanners find it first.
+# People and scanners recognize a leaked token by this prefix.
 _PREFIX: Final = "holdfast_"
 _RANDOM_BYTES: Final = 32
 
 TokensFile: TypeAlias = Annotated[
     str | None,
-    typer.Option("--file", metavar="FILE", help="The tokens file; that of the settings (tokens_file) by default."),
+    option("--file FILE", "The tokens file; that of the settings (tokens_file) by default."),
 ]
 
 Topics: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--topics", metavar="PATTERN", help="Only these, such as 'orders.*'. Repeatable."),
+    option("--topics PATTERN", "Only these, such as 'orders.*'. Repeatable."),
 ]
 Locks: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--locks", metavar="PATTERN", help="Only these locks; as --topics by default. Repeatable."),
+    option("--locks PATTERN", "Only these locks; as --topics by default. Repeatable."),
 ]
 Groups: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--groups", metavar="PATTERN", help="Only these groups; as --topics by default. Repeatable."),
+    option("--groups PATTERN", "Only these groups; as --topics by default. Repeatable."),
 ]
 Producers: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
-        "--producers", metavar="PATTERN", help="Only these names of producers; as --topics by default. Repeatable."
-    ),
+    option("--producers PATTERN", "Only these names of producers; as --topics by default. Repeatable."),
 ]
 CreateGroups: TypeAlias = Annotated[
-    bool, typer.Option("--create-groups", help="It may make groups by consuming; an admin may anyway.")
+    bool, option("--create-groups", "It may make groups by consuming; an admin may anyway.")
 ]
 
 
 @app.command("new")
-@command
 def new_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is, as logs and the audit log say it.")],
+    name: Annotated[str, argument("NAME", "Whose it is, as logs and the audit log say it.")],
     role: Annotated[
         str,
-        typer.Option("--role", metavar="ROLE", help=f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
+        option("--role ROLE", f"One of {', '.join(ROLES)}; or actions, such as publish,lock."),
     ],
     topics: Topics = None,
     locks: Locks = None,
@@ -87,11 +81,11 @@ def new_command(
     create_groups: CreateGroups = False,
     expires: Annotated[
         str | None,
-        typer.Option("--expires", metavar="TIME", help="In 90d, or at 2027-01-31T00:00:00Z; never by default."),
+        option("--expires TIME", "In 90d, or at 2027-01-31T00:00:00Z; never by default."),
     ] = None,
     certificate: Annotated[
         str | None,
-        typer.Option("--certificate", metavar="NAME", help="No token: whoever has a client certificate of this name."),
+        option("--certificate NAME", "No token: whoever has a client certificate of this name."),
     ] = None,
     file: TokensFile = None,
     as_json: AsJson = False,
@@ -121,15 +115,14 @@ def new_command(
         print_json({**_document(entry), "token": token, "file": path})
         return OK
     if token is not None:
-        stdout().print(token, soft_wrap=True)
-        stderr().print(f"This is shown once. {safe(name)} may {_allowed(entry)}.", soft_wrap=True)
+        say(token)
+        note(f"This is shown once. {safe(name)} may {_allowed(entry)}.")
     else:
-        stdout().print(f"{safe(certificate or '')} may {_allowed(entry)}.", soft_wrap=True)
+        say(f"{safe(certificate or '')} may {_allowed(entry)}.")
     return OK
 
 
 @app.command("ls")
-@command
 def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     """List who may call, and what each may do; never the tokens themselves, which nobody has."""
     entries = _tokens(_path(file)).entries
@@ -141,7 +134,6 @@ def list_command(file: TokensFile = None, as_json: AsJson = False) -> int:
 
 
 @app.command("check")
-@command
 def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
     """Read the tokens file as a server would: say what is wrong with it (exit code 2), or who may do what."""
     path = _path(file)
@@ -155,14 +147,12 @@ def check_command(file: TokensFile = None, as_json: AsJson = False) -> int:
         _show(entries)
     count = f"{len(entries):,} token{'' if len(entries) == 1 else 's'}"
     ended = f", of which {len(expired):,} expired: {', '.join(expired)}" if expired else ""
-    stderr().print(f"{safe(path)} can be used; it has {count}{safe(ended)}", soft_wrap=True)
+    note(f"{safe(path)} can be used; it has {count}{safe(ended)}")
     return OK
 
 
 def _show(entries: Sequence[TokenEntry]) -> None:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    for title in ("name", "known by", "may", "expires"):
-        table.add_column(title, overflow="fold")
+    table = ruled_table("name", "known by", "may", "expires")
     now_ns = real_world().clock.now_ns()
     for entry in entries:
         ways = (["token"] if entry.sha256 else []) + ([f"certificate {entry.certificate}"] if entry.certificate else [])
@@ -173,9 +163,8 @@ def _show(entries: Sequence[TokenEntry]) -> None:
 
 
 @app.command("rm")
-@command
 def remove_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose token.")],
+    name: Annotated[str, argument("NAME", "Whose token.")],
     file: TokensFile = None,
     as_json: AsJson = False,
 ) -> int:
@@ -189,7 +178,7 @@ def remove_command(
     if as_json:
         print_json({"removed": name, "file": path})
     else:
-        stdout().print(f"removed {safe(name)}; a running server notices within a second or so", soft_wrap=True)
+        say(f"removed {safe(name)}; a running server notices within a second or so")
     return OK
 
 
@@ -209,7 +198,7 @@ def _tokens(path: str, *, missing_ok: bool = False) -> Tokens:
 
 
 def _role(text: str) -> str | list[str]:
-    """A role by its name, or actions; `admin` is both, and the same."""
+    """A role by its name, or a list of actions; `admin` is both."""
     parts = [part.strip() for part in text.split(",")]
     return text if text in ROLES or not set(parts) & set(ACTIONS) else parts
 
@@ -233,7 +222,7 @@ def _allowed(entry: TokenEntry) -> str:
 
 
 def _document(entry: TokenEntry) -> dict[str, Any]:
-    """An entry without what the token could be told by."""
+    """An entry without the hash of its token."""
     principal = principal_of(entry)
     return {
         "name": entry.name,
@@ -256,7 +245,7 @@ def _text(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Put the file in place as a whole, for nobody but its owner; who owned it before does so again."""
+    """Replace the file atomically, readable by its owner only; the owner stays the same."""
     parse_tokens(text.encode(), path)
     real = os.path.realpath(path)
     temporary = f"{real}.tmp"

@@ -1,35 +1,41 @@
-"""`holdfast consume`: read a topic, as a bystander or as a group that goes on where it was."""
+"""`holdfast consume` and `holdfast tail`: read a topic, without a group or as one that remembers its position."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Annotated, Any, Final, Literal, TypeAlias
-
-import typer
 
 import holdfast
 from holdfast.api.times import parse_duration, to_datetime
 from holdfast.api.topics import to_of
-from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_name
 from holdfast.broker.streams.positions import To
-from holdfast.broker.topic import Topic as TopicTopic
-from holdfast.cli.completion import topic_names
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document
-from holdfast.cli.opening import chosen_topic, has_owner, opened_broker, owned
-from holdfast.cli.options import WAIT, AsJson, DataFolder, Limit, PartitionNumber, QueueFolder, Topic, Wait, Where
-from holdfast.cli.output import NOTHING_THERE, OK, command, print_json_line, stderr, stdout, write_bytes
-from holdfast.cli.reading import await_arrival, ends_of, reading_of, time_of
+from holdfast.cli.opening import chosen_topic
+from holdfast.cli.options import (
+    WAIT,
+    AsJson,
+    DataFolder,
+    Limit,
+    PartitionNumber,
+    QueueFolder,
+    Topic,
+    Wait,
+    Where,
+    topic_names,
+)
+from holdfast.cli.output import NOTHING_THERE, OK, command, note, print_json_line, stdout, write_bytes
+from holdfast.cli.places import argument, option
+from holdfast.cli.reading import OpeningTurns, TopicReading, time_of
 from holdfast.cli.text import safe
 from holdfast.cli.use.put import separator_of
-from holdfast.client.address import is_address
-from holdfast.errors import Busy, InvalidRequest
-from holdfast.local.sync.broker import LocalBrokerPort
+from holdfast.errors import InvalidRequest
 
-# `holdfast tail`: read along without consuming, beside whoever owns the queue.
+# `holdfast tail`: read without consuming and without a lock.
 
 
 _COLUMNS: Final = (ID, TIME, KEY, HEADERS, PRIORITY, SIZE)
@@ -39,16 +45,14 @@ _LAST: Final = 10
 @command
 def tail_command(
     folder: QueueFolder,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    follow: Annotated[bool, option("--follow", "-f", "Go on with what comes, until Ctrl-C.")] = False,
     begin: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="WHERE", help="start, end, an offset, or a time such as -10m; else the last 10."
-        ),
+        option("--from WHERE", "start, end, an offset, or a time such as -10m; else the last 10."),
     ] = None,
     where: Where = None,
     limit: Limit = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline behind it.")] = False,
+    raw: Annotated[bool, option("--raw", "Print bodies only, each with a newline behind it.")] = False,
     topic: Topic = None,
     partition: PartitionNumber = None,
     as_json: AsJson = False,
@@ -59,7 +63,7 @@ def tail_command(
     """
     if raw and as_json:
         raise InvalidRequest("--raw and --json both say what is printed; give one of them")
-    reading = reading_of(folder, chosen_topic(folder, topic), partition, where)
+    reading = TopicReading(folder, chosen_topic(folder, topic), partition, where)
     showing = Showing(raw=raw, as_json=as_json)
     if begin is None:
         last = reading.last(_LAST if limit is None else min(limit, _LAST))
@@ -98,120 +102,32 @@ class Showing:
         return (bytes_of(message.key) or b"") + self._separator + message.raw + b"\n"
 
 
-# A group that reads a topic behind a server, or by way of the process that owns the folder.
+Mode: TypeAlias = Literal["queue", "stream"]
 
 
 _AT_ONCE: Final = 100
 _WAIT_S: Final = 10.0
 
 
-class ToldGroup:
-    """What is printed is handled. While nothing comes, we wait there in line with all others."""
-
-    def __init__(self, broker: Any, topic: str, name: str, showing: Showing) -> None:
-        self._broker = broker
-        self._topic = topic
-        self._name = name
-        self._showing = showing
-
-    def mode(self) -> str | None:
-        """How the group reads the topic; None where it does not yet."""
-        info = self._broker.describe_topic(self._topic)
-        if self._name in info.groups:
-            return "queue"
-        return "stream" if self._name in info.stream_groups else None
-
-    def run(self, mode: str, begin: To | None, count: int | None, timeout_s: float) -> int:
-        """Print what there is and what comes, until nothing did for so long; answers how many."""
-        taking = self._queue(begin) if mode == "queue" else self._stream(begin)
-        with taking as source:
-            return self._take(source, mode, math.inf if count is None else count, timeout_s)
-
-    def _queue(self, begin: To | None) -> Any:
-        start = "latest" if begin is not None and begin.end == "latest" else "earliest"
-        group = self._broker.group(self._topic, self._name, start=start)
-        if begin is not None and begin.end is None:
-            if begin.offset is not None and len(self._broker.describe_topic(self._topic).partitions) > 1:
-                raise InvalidRequest(f"{self._topic} has several partitions, each with offsets: begin at a time")
-            time_ns = begin.time_ns
-            group.seek(offset=begin.offset, time=None if time_ns is None else to_datetime(time_ns))
-        return group
-
-    def _stream(self, begin: To | None) -> Any:
-        options = {"start": begin.end} if begin is not None and begin.end is not None else {}
-        consumer = self._broker.consumer(self._topic, group=self._name, auto_commit=False, **options)
-        if begin is not None and begin.end is None:
-            if begin.time_ns is not None:
-                consumer.seek_to_time(to_datetime(begin.time_ns))
-            else:
-                for topic, partition in consumer.assignment():
-                    consumer.seek(topic, partition, begin.offset)
-        return consumer
-
-    def _take(self, source: Any, mode: str, left: float, timeout_s: float) -> int:
-        taken, idle_from = 0, time.monotonic()
-        while left > 0:
-            wait_s = max(timeout_s - (time.monotonic() - idle_from), 0)
-            most, wait_s = int(min(left, _AT_ONCE)), min(wait_s, _WAIT_S)
-            messages = self._some(source, mode, most, wait_s)
-            if messages:
-                idle_from = time.monotonic()
-                taken, left = taken + len(messages), left - len(messages)
-            elif time.monotonic() - idle_from >= timeout_s:
-                break
-        return taken
-
-    def _some(self, source: Any, mode: str, most: int, wait_s: float) -> list[Any]:
-        if mode == "stream":
-            messages: list[Any] = source.poll(timeout=wait_s, max_records=most)
-            if messages:
-                self._showing.show(messages)
-                source.commit()
-            return messages
-        messages = source.receive_many(most, timeout=wait_s)
-        try:
-            self._showing.show(messages)
-        except BaseException:
-            for message in messages:
-                message.defer()  # nobody has seen it
-            raise
-        if messages:
-            source.ack_many(messages)
-        return messages
-
-
-Mode: TypeAlias = Literal["queue", "stream"]
-
-
-# In queue mode a message may come back without the log telling of it.
-_OPEN_EVERY_S: Final = 2.0
-
-
 @command
 def consume_command(
     folder: DataFolder,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="What to read.", autocompletion=topic_names)],
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Read as this group: what is printed is handled.")
-    ] = None,
+    topic: Annotated[str, argument("TOPIC", "What to read.", autocompletion=topic_names)],
+    group: Annotated[str | None, option("--group NAME", "Read as this group: what is printed is handled.")] = None,
     mode: Annotated[
-        Mode | None, typer.Option("--mode", help="How the group reads; as it does, or `stream` for a new one.")
+        Mode | None, option("--mode", "How the group reads; as it does, or `stream` for a new one.")
     ] = None,
     begin: Annotated[
         str | None,
-        typer.Option("--from", metavar="WHERE", help="earliest (by default), latest, an offset, or a time as -10m."),
+        option("--from WHERE", "earliest (by default), latest, an offset, or a time as -10m."),
     ] = None,
     partition: PartitionNumber = None,
-    count: Annotated[
-        int | None, typer.Option("-n", "--count", metavar="N", min=1, help="Stop after so many messages.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Wait so long for the next message.")
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print bodies only, each with a newline behind it.")] = False,
+    count: Annotated[int | None, option("-n", "--count N", "Stop after so many messages.", min=1)] = None,
+    follow: Annotated[bool, option("--follow", "-f", "Go on with what comes, until Ctrl-C.")] = False,
+    timeout: Annotated[str | None, option("--timeout TIME", "Wait so long for the next message.")] = None,
+    raw: Annotated[bool, option("--raw", "Print bodies only, each with a newline behind it.")] = False,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", metavar="TEXT", help="With --raw: print the key and this before.")
+        str | None, option("--key-separator TEXT", "With --raw: print the key and this before.")
     ] = None,
     wait: Wait = WAIT,
     as_json: AsJson = False,
@@ -229,7 +145,7 @@ def consume_command(
     if group is None:
         if mode is not None:
             raise InvalidRequest("--mode says how a group reads; give --group NAME, too")
-        reading = reading_of(folder, name, partition)
+        reading = TopicReading(folder, name, partition)
         reading.begin(begin or "earliest")
         for page in reading.pages(count, wait_s):
             showing.show(page)
@@ -239,18 +155,10 @@ def consume_command(
     check_name(group, "group")
     if begin is not None:
         _place(begin)  # a mistake, before anything is made
-    taken = _taken(_Group(folder, name, group, mode, begin, showing), folder, count, wait_s, wait)
+    taken = _GroupTaking(folder, name, group, mode, begin, showing).run(count, wait_s, wait)
     if not taken:
-        stderr().print(f"no message for {safe(group)} in {safe(name)}", soft_wrap=True)
+        note(f"no message for {safe(group)} in {safe(name)}")
     return OK if taken else NOTHING_THERE
-
-
-def _taken(group: _Group, folder: str, count: int | None, timeout_s: float, wait: str) -> int:
-    """How many were printed: as the owner of the folder, again and again, or by way of whoever has it."""
-    if not is_address(folder) and not has_owner(folder):
-        return group.run(count, timeout_s, parse_duration(wait, "--wait"))
-    with opened_broker(folder, wait=wait) as broker:
-        return group.told(broker, count, timeout_s)
 
 
 def _showing(raw: bool, key_separator: str | None, *, as_json: bool) -> Showing:
@@ -270,8 +178,8 @@ def _place(begin: str) -> To:
     return To(time_ns=time_of(begin, "--from"))
 
 
-class _Group:
-    """A group that takes what is there, and lets go of the folder while nothing is: others may have it then."""
+class _GroupTaking:
+    """Prints what a group has not handled yet; what is printed is handled."""
 
     def __init__(
         self, folder: str, topic: str, name: str, mode: Mode | None, begin: str | None, showing: Showing
@@ -283,110 +191,96 @@ class _Group:
         self._begin = begin
         self._showing = showing
 
-    def run(self, count: int | None, timeout_s: float, wait_s: float) -> int:
-        """Answers how many were printed."""
+    def run(self, count: int | None, timeout_s: float, wait: str) -> int:
+        """Print what there is and what comes, until nothing has come for that long; answers how many."""
+        turns = OpeningTurns(self._folder, self._topic, timeout_s, wait)
         left: float = math.inf if count is None else count
-        taken, turns, told, idle_from = 0, 0, False, time.monotonic()
-        while True:
-            try:
-                found, ends, due_s = self._turn(left, wait_s)
-            except Busy as busy:
-                if has_owner(self._folder):  # one that lets us in came between two turns
-                    most = None if count is None else count - taken
-                    with opened_broker(self._folder, wait=wait_s) as broker:
-                        return taken + self.told(broker, most, timeout_s)
-                if not turns:
-                    raise
-                if not told:
-                    stderr().print(f"waiting: {safe(str(busy))}", soft_wrap=True)
-                told = True
-                continue
-            turns, told = turns + 1, False
-            taken, left = taken + found, left - found
-            if found:
-                idle_from = time.monotonic()
-            left_s = timeout_s - (time.monotonic() - idle_from)
-            if left <= 0 or left_s <= 0:
-                return taken
-            await_arrival(self._folder, self._topic, ends, min(left_s, due_s))
+        taken = 0
+        with closing(turns.each(patient=True)) as brokers:
+            for broker, wait_s in brokers:
+                found = self._take(broker, left - taken, wait_s)
+                taken += found
+                if found:
+                    turns.begin()
+                if taken >= left:
+                    break
+        return taken
 
-    def told(self, broker: holdfast.Broker, count: int | None, timeout_s: float) -> int:
-        """The same by way of whoever has the messages."""
-        told = ToldGroup(broker, self._topic, self._name, self._showing)
-        known = told.mode()
-        begin = _place(self._begin or "earliest") if known is None else None
-        if known is None:
-            return told.run(self._mode or "stream", begin, count, timeout_s)
-        self._check_known(known)
-        return told.run(known, None, count, timeout_s)
+    def _take(self, broker: holdfast.Broker, left: float, timeout_s: float) -> int:
+        mode = self._known_mode(broker) or self._make(broker)
+        taken, idle_from = 0, time.monotonic()
+        some = self._from_stream if mode == "stream" else self._from_queue
+        with self._opened(broker, mode) as source:
+            while taken < left:
+                wait_s = min(max(timeout_s - (time.monotonic() - idle_from), 0), _WAIT_S)
+                found = some(source, int(min(left - taken, _AT_ONCE)), wait_s)
+                if found:
+                    taken, idle_from = taken + found, time.monotonic()
+                elif time.monotonic() - idle_from >= timeout_s:
+                    break
+        return taken
 
-    def _turn(self, left: float, wait_s: float) -> tuple[int, dict[int, int], float]:
-        """Own the folder and print what is there: how many, where the partitions end, when to look again."""
-        with owned(self._folder, wait=wait_s) as engine, engine.using(self._topic) as topic:
-            broker = holdfast.Broker(LocalBrokerPort(engine))
-            if self._known_mode(engine, topic) == "stream":
-                return self._stream(broker, left), ends_of(topic), math.inf
-            found, due_ms = self._queue(broker, left), engine.tick()
-            return found, ends_of(topic), min(_OPEN_EVERY_S, (due_ms or 60_000) / 1000)
-
-    def _known_mode(self, engine: BrokerEngine, topic: TopicTopic) -> Mode:
-        """How the group reads; a new one is made at the place where it is to begin."""
-        known: Mode | None = None
-        if self._name in topic.groups:
-            known = "queue"
-        elif any(group.name == self._name for group in engine.streams.on(topic)):
-            known = "stream"
-        if known is None:
-            self._make(engine, topic, _place(self._begin or "earliest"))
-            self._begin = None
-            return self._mode or "stream"
-        self._check_known(known)
-        return known
-
-    def _check_known(self, known: str) -> None:
-        if self._mode not in (None, known):
+    def _known_mode(self, broker: holdfast.Broker) -> str | None:
+        """How the group reads the topic; None where it does not yet."""
+        info = broker.describe_topic(self._topic)
+        known = "queue" if self._name in info.groups else "stream" if self._name in info.stream_groups else None
+        if known is not None and self._mode not in (None, known):
             raise InvalidRequest(
                 f"the group {self._name} reads {self._topic} in {known} mode; choose another name, or delete that "
                 "group first"
             )
-        if self._begin is not None:
+        if known is not None and self._begin is not None:
             raise InvalidRequest(
                 f"the group {self._name} has its place in {self._topic} already; --from is for a new one. Move it with "
                 f"`holdfast group reset {self._folder} {self._name} --to {self._begin}`"
             )
+        return known
 
-    def _make(self, engine: BrokerEngine, topic: TopicTopic, place: To) -> None:
-        if self._mode != "queue":
-            engine.streams.group(self._name, create=True).reset(topic.name, place)
-            return
-        group = topic.group(self._name, start="latest" if place.end == "latest" else "earliest")
-        for delivery in () if place.end is not None else group.deliveries:
-            delivery.seek(place.find(delivery.partition.log))
+    def _make(self, broker: holdfast.Broker) -> str:
+        """Make the group at the place where it is to begin; answers with its mode."""
+        place, mode = _place(self._begin or "earliest"), self._mode or "stream"
+        self._begin = None
+        start, since = place.end or "earliest", None if place.time_ns is None else to_datetime(place.time_ns)
+        if mode == "queue":
+            group = broker.group(self._topic, self._name, start=start)
+            for number, offset in self._offsets(broker, place.offset):
+                group.seek(offset=offset, partition=number)
+            if since is not None:
+                group.seek(time=since)
+            return mode
+        with self._opened(broker, mode, start=start) as consumer:
+            for number, offset in self._offsets(broker, place.offset):
+                consumer.seek(self._topic, number, offset)
+            if since is not None:
+                consumer.seek_to_time(since)
+            consumer.commit()  # from now on it has its place, though it has read nothing yet
+        return mode
 
-    def _stream(self, broker: holdfast.Broker, left: float) -> int:
-        taken = 0
-        with broker.consumer(self._topic, group=self._name, auto_commit=False) as consumer:
-            while taken < left:
-                messages = consumer.poll(timeout=0, max_records=int(min(left - taken, _AT_ONCE)))
-                if not messages:
-                    break
-                self._showing.show(messages)
-                consumer.commit()
-                taken += len(messages)
-        return taken
+    def _offsets(self, broker: holdfast.Broker, offset: int | None) -> Iterator[tuple[int, int]]:
+        """The offset in each partition, or the nearest that is kept there."""
+        for each in () if offset is None else broker.describe_topic(self._topic).partitions:
+            yield each.number, max(each.start, min(offset or 0, each.end))
 
-    def _queue(self, broker: holdfast.Broker, left: float) -> int:
-        taken, group = 0, broker.group(self._topic, self._name)
-        while taken < left:
-            messages = group.receive_many(int(min(left - taken, _AT_ONCE)), timeout=0)
-            if not messages:
-                break
-            try:
-                self._showing.show(messages)
-            except BaseException:
-                for message in messages:
-                    message.defer()  # nobody has seen it
-                raise
+    def _opened(self, broker: holdfast.Broker, mode: str, **options: Any) -> Any:
+        if mode == "queue":
+            return broker.group(self._topic, self._name)
+        return broker.consumer(self._topic, group=self._name, auto_commit=False, **options)
+
+    def _from_stream(self, consumer: Any, most: int, wait_s: float) -> int:
+        messages = consumer.poll(timeout=wait_s, max_records=most)
+        if messages:
+            self._showing.show(messages)
+            consumer.commit()
+        return len(messages)
+
+    def _from_queue(self, group: Any, most: int, wait_s: float) -> int:
+        messages = group.receive_many(most, timeout=wait_s)
+        try:
+            self._showing.show(messages)
+        except BaseException:
+            for message in messages:
+                message.defer()  # it was not printed
+            raise
+        if messages:
             group.ack_many(messages)
-            taken += len(messages)
-        return taken
+        return len(messages)

@@ -1,4 +1,4 @@
-"""`holdfast get`: take messages for a time, with a receipt that a later command settles them by."""
+"""`holdfast get`, and `ack`, `nack`, `reject`, `defer`, `extend`, which settle what it took, by receipt."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any, Final, NamedTuple
+from contextlib import closing, contextmanager
+from typing import Annotated, Any, Final, TypeAlias
 
-import typer
+import msgspec
 from rich.console import Console
-from rich.table import Table
 
 import holdfast
 from holdfast.api.ports import port_of
-from holdfast.api.times import parse_duration
+from holdfast.api.sync.message import taken_of
+from holdfast.api.times import parse_duration, to_datetime
 from holdfast.cli.look.messages import (
     base64_text,
     body_text,
@@ -29,21 +28,23 @@ from holdfast.cli.look.messages import (
     seconds_text,
     text_value,
 )
-from holdfast.cli.opening import chosen_topic, is_remote, opened
-from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
+from holdfast.cli.opening import QueueAt, Views, chosen_topic, opened_broker, view
 from holdfast.cli.output import (
     NOT_DONE,
     NOTHING_THERE,
     OK,
     command,
     json_text,
+    note,
+    print_error,
     print_json_line,
-    stderr,
+    say,
     stdout,
     write_bytes,
 )
-from holdfast.cli.reading import await_arrival, ends_of
-from holdfast.cli.text import preview, safe
+from holdfast.cli.places import argument, option
+from holdfast.cli.reading import OpeningTurns
+from holdfast.cli.text import facts_table, preview, safe
 from holdfast.client.address import is_address
 from holdfast.env import real_world
 from holdfast.errors import Empty, HoldfastError, InvalidRequest
@@ -129,64 +130,52 @@ def _readable(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")
 
 
-# Somebody else may have given a message back meanwhile, which the log does not tell.
-_OPEN_EVERY_S: Final = 2.0
 _EVER_S: Final = 10 * 365 * 86_400.0
 
-_Taken = Callable[[holdfast.Queue[bytes], "list[holdfast.Message[bytes]]"], None]
+_Taken = Callable[[holdfast.Group[bytes], "list[holdfast.Message[bytes]]"], None]
 
 
 @command
 def get_command(
-    folder: QueueFolder,
-    count: Annotated[int, typer.Option("--count", min=1, max=100_000, help="Up to so many messages.")] = 1,
-    timeout: Annotated[str, typer.Option("--timeout", metavar="TIME", help="Wait so long for a message.")] = "0",
-    block: Annotated[bool, typer.Option("--block", help="Wait for a message for as long as it takes.")] = False,
-    lease: Annotated[
-        str | None, typer.Option("--lease", metavar="TIME", help="They are yours so long; the queue's own by default.")
-    ] = None,
-    holder: Annotated[
-        str | None, typer.Option("--holder", "--owner", metavar="NAME", help="Who works on them.")
-    ] = None,
-    ack: Annotated[bool, typer.Option("--ack", help="Ack them as soon as they are printed.")] = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the body and nothing else, byte for byte.")] = False,
-    out: Annotated[
-        str | None, typer.Option("--out", "--payload-out", metavar="FILE", help="Write the body to a file.")
-    ] = None,
-    stateful: Annotated[bool, typer.Option("--stateful", help="Tell the document that goes with the message.")] = False,
-    export: Annotated[bool, typer.Option("--export", help="Print shell variables, for eval.")] = False,
-    topic: Topic = None,
-    group: Group = None,
-    wait: Wait = WAIT,
-    as_json: AsJson = False,
+    at: QueueAt,
+    count: Annotated[int, option("--count", "Up to so many messages.", min=1, max=100_000)] = 1,
+    timeout: Annotated[str, option("--timeout TIME", "Wait so long for a message.")] = "0",
+    block: Annotated[bool, option("--block", "Wait for a message for as long as it takes.")] = False,
+    lease: Annotated[str | None, option("--lease TIME", "They are yours so long; the queue's own by default.")] = None,
+    holder: Annotated[str | None, option("--holder", "--owner NAME", "Who works on them.")] = None,
+    ack: Annotated[bool, option("--ack", "Ack them as soon as they are printed.")] = False,
+    raw: Annotated[bool, option("--raw", "Print the body and nothing else, byte for byte.")] = False,
+    out: Annotated[str | None, option("--out", "--payload-out FILE", "Write the body to a file.")] = None,
+    stateful: Annotated[bool, option("--stateful", "Tell the document that goes with the message.")] = False,
+    export: Annotated[bool, option("--export", "Print shell variables, for eval.")] = False,
 ) -> int:
     """Take the next message, or several. Ack it with its receipt when it is handled; else it comes back.
 
     Exit code: 3 where no message is ready.
     """
-    _check_call(count, out, raw=raw, export=export, as_json=as_json)
+    _check_call(count, out, raw=raw, export=export, as_json=at.as_json)
     lease_s = None if lease is None else parse_duration(lease, "--lease")
-    holder = default_holder() if holder is None else holder
 
-    def taken(queue: holdfast.Queue[bytes], messages: list[holdfast.Message[bytes]]) -> None:
+    def taken(queue: holdfast.Group[bytes], messages: list[holdfast.Message[bytes]]) -> None:
         try:
             with _body_file(messages[0], out, export=export) as path:
-                showing = _Showing(folder, queue, acked=ack, out=path, stateful=stateful)
-                showing.show(messages, raw=raw, export=export, as_json=as_json)
+                showing = _Showing(at.folder, queue, acked=ack, out=path, stateful=stateful)
+                showing.show(messages, raw=raw, export=export, as_json=at.as_json)
                 sys.stdout.flush()
         except BaseException:
             for message in messages:
-                message.defer()  # nobody has seen it
+                message.defer()  # it was not printed
             raise
         if ack:
             queue.ack_many(messages)
 
     try:
-        wanted = _Wanted(chosen_topic(folder, topic), group, count, _patience_s(timeout, block=block), lease_s, holder)
-        _take(folder, taken, wanted, parse_duration(wait, "--wait"))
+        options = {"lease": lease_s, "holder": default_holder() if holder is None else holder, "detached": True}
+        timeout_s = _patience_s(timeout, block=block)
+        _take(at._replace(topic=chosen_topic(at.folder, at.topic)), taken, count, timeout_s, options)
     except Empty as empty:
         sys.stdout.write(nothing_exported(NOTHING_THERE) if export else "")
-        stderr().print(f"{safe(str(empty))}", soft_wrap=True)
+        note(f"{safe(str(empty))}")
         return NOTHING_THERE
     except HoldfastError:
         sys.stdout.write(nothing_exported(NOT_DONE) if export else "")
@@ -210,9 +199,9 @@ def _patience_s(timeout: str, *, block: bool) -> float:
 
 @contextmanager
 def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: bool) -> Iterator[str | None]:
-    """The file that the body is in: the one that was said, or a new one where the environment cannot hold it.
+    """The file with the body: the given one, or a new one if the environment cannot hold the body.
 
-    Whoever handles the message removes a new one; we do where nobody was told of it.
+    The handler of the message removes a new file; we do so if its path was never printed.
     """
     path, made = out, False
     if path is None and export and not fits_variable(message):
@@ -231,56 +220,30 @@ def _body_file(message: holdfast.Message[bytes], out: str | None, *, export: boo
 
 
 def default_holder() -> str:
-    """The shell that this command was called by: the command itself is gone when somebody looks."""
+    """The shell that called this command: the command itself ends at once."""
     note = real_world().ids.process_note()
     return f"{note['host']}:{os.getppid()}"
 
 
-class _Wanted(NamedTuple):
-    """What is to be taken, and for whom."""
-
-    topic: str
-    group: str | None
-    most: int
-    timeout_s: float
-    lease_s: float | None
-    holder: str
-
-
-def _take(folder: str, taken: _Taken, wanted: _Wanted, wait_s: float) -> None:
-    """Hand over what is ready. While nothing is, the folder is let go of, so that others can put something there."""
-    give_up = time.monotonic() + wanted.timeout_s
-    while True:
-        left_s = give_up - time.monotonic()
-        with opened(folder, topic=wanted.topic, group=wanted.group, wait=max(wait_s, left_s), make=True) as queue:
-            # Whoever owns the folder lets us wait there.
-            timeout_s = max(left_s, 0) if is_remote(queue) else 0
-            found = queue.get_many(
-                wanted.most, timeout=timeout_s, lease=wanted.lease_s, holder=wanted.holder, detached=True
-            )
+def _take(at: QueueAt, taken: _Taken, count: int, timeout_s: float, options: dict[str, Any]) -> None:
+    """Hand over what is ready, or what comes in time."""
+    topic = at.topic or ""
+    with closing(OpeningTurns(at.folder, topic, timeout_s, at.wait).each()) as turns:
+        for broker, wait_s in turns:
+            group = view(broker, topic, at.group, make=True)
+            found = group.receive_many(count, timeout=wait_s, **options)
             if found:
-                taken(queue, found)
+                taken(group, found)
                 return
-            if is_remote(queue):
-                raise _nothing(folder, wanted)
-            port = port_of(queue)
-            due_ms, ends = port.engine.tick(), ends_of(port.queue_group.topic)
-        left_s = give_up - time.monotonic()
-        if left_s <= 0:
-            raise _nothing(folder, wanted)
-        await_arrival(folder, wanted.topic, ends, min(left_s, _OPEN_EVERY_S, (due_ms or 60_000) / 1000))
-
-
-def _nothing(folder: str, wanted: _Wanted) -> Empty:
-    within = f"within {wanted.timeout_s:g} s" if wanted.timeout_s else "now"
-    return Empty(f"no message is ready {within} in {folder}")
+    within = f"within {timeout_s:g} s" if timeout_s else "now"
+    raise Empty(f"no message is ready {within} in {at.folder}")
 
 
 class _Showing:
     """Messages that were taken, for people, scripts or the shell."""
 
     def __init__(
-        self, folder: str, queue: holdfast.Queue[bytes], *, acked: bool, out: str | None, stateful: bool
+        self, folder: str, queue: holdfast.Group[bytes], *, acked: bool, out: str | None, stateful: bool
     ) -> None:
         self._folder = folder
         self._queue = queue
@@ -310,15 +273,13 @@ class _Showing:
                 self._show_facts(console, message)
 
     def _show_receipt(self, message: holdfast.Message[bytes]) -> None:
-        """Beside a raw body, for whoever looks; scripts use --export."""
+        """Print the receipt on stderr, beside a raw body; scripts use --export."""
         if not self._acked:
             sys.stdout.flush()
-            stderr().print(f"receipt {safe(message.receipt)}", soft_wrap=True)
+            note(f"receipt {safe(message.receipt)}")
 
     def _show_facts(self, console: Console, message: holdfast.Message[bytes]) -> None:
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(no_wrap=True)
-        facts.add_column(overflow="fold")
+        facts = facts_table()
         facts.add_row("id", safe(message.id))
         if self._acked:
             facts.add_row("acked", "yes")
@@ -345,3 +306,142 @@ class _Showing:
         console.print(facts)
         if self._out is None:
             console.print(body_text(message.raw), soft_wrap=True)
+
+
+RECEIPT = "HOLDFAST_RECEIPT"
+GROUP = "HOLDFAST_GROUP"
+
+Receipts: TypeAlias = Annotated[list[str] | None, argument("RECEIPT", f"From `get`; by default ${RECEIPT}.")]
+StateOption: TypeAlias = Annotated[str | None, option("--state JSON", "First keep this document with the messages.")]
+_Message: TypeAlias = holdfast.Message[bytes]
+
+
+@command
+def ack_command(
+    at: QueueAt,
+    receipts: Receipts = None,
+) -> int:
+    """Messages are handled: they never come back."""
+    return _settled(at, receipts, "acked", lambda message: message.ack())
+
+
+@command
+def nack_command(
+    at: QueueAt,
+    receipts: Receipts = None,
+    delay: Annotated[str | None, option("--delay TIME", "Again after this time; by default the queue's.")] = None,
+    error: Annotated[str | None, option("--error TEXT", "What went wrong.")] = None,
+    state: StateOption = None,
+) -> int:
+    """Messages failed: they come back after a while, or go to the dead letters after the last attempt."""
+    delay_s = None if delay is None else parse_duration(delay, "--delay")
+
+    def nack(message: _Message) -> None:
+        message.nack(delay=delay_s, error=error)
+
+    return _settled(at, receipts, "nacked", _with_state(state, nack))
+
+
+@command
+def reject_command(
+    at: QueueAt,
+    receipts: Receipts = None,
+    reason: Annotated[str, option("--reason TEXT", "Why.")] = "",
+) -> int:
+    """Messages can never be handled: straight to the dead letters."""
+    return _settled(at, receipts, "rejected", lambda message: message.reject(reason))
+
+
+@command
+def defer_command(
+    at: QueueAt,
+    receipts: Receipts = None,
+    delay: Annotated[str, option("--delay TIME", "Again after this time.")] = "0",
+    state: StateOption = None,
+) -> int:
+    """Not now: messages come back, and this does not count as an attempt."""
+    delay_s = parse_duration(delay, "--delay")
+
+    def defer(message: _Message) -> None:
+        message.defer(delay=delay_s)
+
+    return _settled(at, receipts, "deferred", _with_state(state, defer))
+
+
+@command
+def extend_command(
+    at: QueueAt,
+    receipts: Receipts = None,
+    lease: Annotated[str | None, option("--lease TIME", "So long from now; by default the queue's.")] = None,
+    state: StateOption = None,
+) -> int:
+    """More time for messages in hand."""
+    lease_s = None if lease is None else parse_duration(lease, "--lease")
+    return _settled(at, receipts, "extended", _with_state(state, lambda message: message.extend(lease_s)))
+
+
+def _with_state(state: str | None, settle: Callable[[_Message], None]) -> Callable[[_Message], None]:
+    """A function that saves the document before it settles; `null` removes the document."""
+    if state is None:
+        return settle
+    try:
+        value = msgspec.json.decode(state.encode("utf-8", "surrogateescape"))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"--state is no JSON: {error}. A text needs its quotes: '\"a text\"'") from None
+
+    def keep(message: _Message) -> None:
+        message.state.load()
+        message.state.save(value)
+        settle(message)
+
+    return keep
+
+
+def _settled(at: QueueAt, receipts: list[str] | None, verb: str, settle: Callable[[_Message], None]) -> int:
+    """Settle messages, each receipt for itself: one that is no longer good does not stop the others."""
+    group = at.group or (None if receipts else os.environ.get(GROUP) or None)
+    code = OK
+    with opened_broker(at.folder, wait=at.wait) as broker:
+        views = Views(broker, at._replace(group=group))
+        for receipt in receipts or [_exported()]:
+            try:
+                view = views.of_receipt(receipt)
+                message = view.resume(receipt)
+                settle(message)
+            except HoldfastError as error:
+                print_error(error.code, str(error), as_json=at.as_json)
+                code = NOT_DONE
+                continue
+            facts = _after(view, message, verb)
+            if at.as_json:
+                print_json_line(facts)
+            else:
+                say(_sentence(facts))
+    return code
+
+
+def _exported() -> str:
+    receipt = os.environ.get(RECEIPT, "")
+    if not receipt:
+        raise InvalidRequest(f"no receipt: give it behind the folder, or set ${RECEIPT} with `holdfast get --export`")
+    return receipt
+
+
+def _after(group: holdfast.Group[bytes], message: _Message, verb: str) -> dict[str, Any]:
+    """Where the message stands now."""
+    phase, until_ms = {"acked": ("done", 0), "rejected": ("dead", 0)}.get(verb) or port_of(group).phase(
+        taken_of(message)
+    )
+    if phase == "done" and verb != "acked":
+        phase = "dead"  # that was the last attempt
+    until = to_datetime(until_ms * 1_000_000) if until_ms else None
+    return {"done": verb, "id": message.id, "receipt": message.receipt, "phase": phase, **moment("until", until)}
+
+
+def _sentence(facts: dict[str, Any]) -> str:
+    text = f"{facts['done']} {safe(facts['id'])}"
+    if facts["until_ms"] is not None:
+        when = seconds_text(to_datetime(facts["until_ms"] * 1_000_000))
+        return f"{text}: {'yours until' if facts['phase'] == 'leased' else 'ready again at'} {when} UTC"
+    rest = {"dead": ": it is with the dead letters now", "ready": ": it is ready again"}
+    return f"{text}{rest.get(facts['phase'], '')}"

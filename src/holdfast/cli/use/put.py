@@ -1,31 +1,37 @@
-"""`holdfast put`: messages from arguments, files, stdin or JSON lines."""
+"""`holdfast put` and `holdfast produce`: messages from arguments, files, stdin or JSON lines."""
 
 from __future__ import annotations
 
 import binascii
 import os
 import sys
+import time
 from base64 import b64decode
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Annotated, Any, BinaryIO, Final, NamedTuple
+from typing import Annotated, Any, BinaryIO, Final, Literal, NamedTuple
 
 import msgspec
-import typer
 
 import holdfast
 from holdfast.api.drafts import NewMessage
 from holdfast.api.ports import port_of
+from holdfast.api.sync.producer import Producer
 from holdfast.api.times import parse_duration, parse_instant
-from holdfast.cli.opening import chosen_topic, engine_of, is_remote, opened_broker, see_to_queue
-from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
-from holdfast.cli.output import OK, command, print_json_line, stderr
-from holdfast.cli.progress import counter
-from holdfast.cli.text import safe
+from holdfast.cli.console import progress
+from holdfast.cli.look.trace import time_text
+from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue
+from holdfast.cli.operate.settings import size_of
+from holdfast.cli.options import WAIT, AsJson, DataFolder, PartitionNumber, QueueFolder, Topic, Wait, topic_names
+from holdfast.cli.output import OK, command, note, print_json, print_json_line, say, stderr, stdout
+from holdfast.cli.places import argument, option
+from holdfast.cli.text import safe, size
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import CodecName, Durability
+from holdfast.producing.sent import Sent
 from holdfast.storage.checks.finding import count_of
 
 # What `holdfast put` is given: arguments, files, stdin, lines or JSON lines, as messages with their places.
@@ -55,7 +61,7 @@ class Item(NamedTuple):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of JSON: what a message can have, with the words of the library: `at` is the option --due."""
+    """One line of JSON. Its names are the library's: `at` is the option --due."""
 
     body: str | msgspec.UnsetType | None = msgspec.UNSET
     body_base64: str | msgspec.UnsetType = msgspec.UNSET
@@ -73,7 +79,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _decode_line = msgspec.json.Decoder(Line).decode
 
 
-class Intake:
+class PutInput:
     """All messages of one call, one after the other, so that an input of any size fits."""
 
     def __init__(self, defaults: Defaults, now_ms: int, *, lines: bool, jsonl: bool) -> None:
@@ -185,7 +191,7 @@ def header_pairs(headers: Sequence[str]) -> tuple[tuple[str, str | bytes], ...]:
 
 
 def _body(line: Line) -> bytes | None:
-    """None is a tombstone: whatever had the key is gone."""
+    """The body of a line; None for a tombstone, which deletes the messages with its key."""
     given = [name for name in ("body", "body_base64", "json") if getattr(line, name) is not msgspec.UNSET]
     if len(given) != 1:
         found = f"{' and '.join(given)} are given" if given else "there is no body"
@@ -220,27 +226,25 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 @command
 def put_command(
     folder: QueueFolder,
-    bodies: Annotated[list[str] | None, typer.Argument(metavar="BODY", help="A message each; `-` is stdin.")] = None,
-    files: Annotated[list[str] | None, typer.Option("--file", metavar="FILE", help="A message each.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="A message for each line of stdin or of the files.")] = False,
+    bodies: Annotated[list[str] | None, argument("BODY", "A message each; `-` is stdin.")] = None,
+    files: Annotated[list[str] | None, option("--file FILE", "A message each.")] = None,
+    lines: Annotated[bool, option("--lines", "A message for each line of stdin or of the files.")] = False,
     jsonl: Annotated[
-        bool, typer.Option("--jsonl", help="A message for each line, as JSON: body, body_base64 or json; key, ...")
+        bool, option("--jsonl", "A message for each line, as JSON: body, body_base64 or json; key, ...")
     ] = False,
-    key: Annotated[str | None, typer.Option("--key", help="The messages' key.")] = None,
-    headers: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="May be repeated.")
-    ] = None,
-    priority: Annotated[int, typer.Option("--priority", min=0, max=9, help="9 is the most urgent.")] = 0,
-    delay: Annotated[str | None, typer.Option("--delay", metavar="TIME", help="Ready after 30s, 1h30m, 7d.")] = None,
-    due: Annotated[str | None, typer.Option("--due", metavar="ISO", help="Ready at 2026-01-31T12:00:00Z, +1h.")] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", metavar="TIME", help="Of no use after this time.")] = None,
-    dedup_id: Annotated[str | None, typer.Option("--dedup-id", help="Store it once, however often it is put.")] = None,
-    correlation_id: Annotated[str | None, typer.Option("--correlation-id", help="What it belongs to.")] = None,
-    durability: Annotated[Durability | None, typer.Option("--durability", help="What it must survive.")] = None,
-    codec: Annotated[CodecName | None, typer.Option("--codec", help="How it is packed.")] = None,
-    no_create: Annotated[bool, typer.Option("--no-create", help="The queue must be there.")] = False,
+    key: Annotated[str | None, option("--key", "The messages' key.")] = None,
+    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "May be repeated.")] = None,
+    priority: Annotated[int, option("--priority", "9 is the most urgent.", min=0, max=9)] = 0,
+    delay: Annotated[str | None, option("--delay TIME", "Ready after 30s, 1h30m, 7d.")] = None,
+    due: Annotated[str | None, option("--due ISO", "Ready at 2026-01-31T12:00:00Z, +1h.")] = None,
+    ttl: Annotated[str | None, option("--ttl TIME", "Of no use after this time.")] = None,
+    dedup_id: Annotated[str | None, option("--dedup-id", "Store it once, however often it is put.")] = None,
+    correlation_id: Annotated[str | None, option("--correlation-id", "What it belongs to.")] = None,
+    durability: Annotated[Durability | None, option("--durability", "What it must survive.")] = None,
+    codec: Annotated[CodecName | None, option("--codec", "How it is packed.")] = None,
+    no_create: Annotated[bool, option("--no-create", "The queue must be there.")] = False,
     topic: Topic = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Do not print ids.")] = False,
+    quiet: Annotated[bool, option("--quiet", "Do not print ids.")] = False,
     wait: Wait = WAIT,
     as_json: AsJson = False,
 ) -> int:
@@ -250,7 +254,7 @@ def put_command(
     wholly or not at all.
     """
     given = (bodies or [], files or [])
-    _check_call(*given, dedup_id, lines=lines, jsonl=jsonl)
+    _check_put(*given, dedup_id, lines=lines, jsonl=jsonl)
     defaults = Defaults(
         key=None if key is None else text_or_bytes(key),
         headers=header_pairs(headers or []),
@@ -261,7 +265,7 @@ def put_command(
         dedup_id=None if dedup_id is None else text_or_bytes(dedup_id),
         correlation_id=correlation_id,
     )
-    intake = Intake(defaults, real_world().clock.now_ns() // 1_000_000, lines=lines, jsonl=jsonl)
+    intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=lines, jsonl=jsonl)
     name = chosen_topic(folder, topic, create=not no_create)
     putting = _Putting(name, durability, codec, as_json=as_json, quiet=quiet)
     try:
@@ -277,7 +281,7 @@ def put_command(
     return OK
 
 
-def _check_call(bodies: list[str], files: list[str], dedup_id: str | None, *, lines: bool, jsonl: bool) -> None:
+def _check_put(bodies: list[str], files: list[str], dedup_id: str | None, *, lines: bool, jsonl: bool) -> None:
     if lines and jsonl:
         raise InvalidRequest("--lines and --jsonl both say what a line is; give one of them")
     if not bodies and not files and sys.stdin.isatty():
@@ -303,7 +307,7 @@ class _Putting:
 
     def put_all(self, broker: holdfast.Broker, batches: Iterable[list[Item]]) -> None:
         """One batch after the other, with the count of them for those who look on."""
-        with counter("putting", shown=not self._as_json) as told:
+        with progress("putting", "count", shown=not self._as_json) as told:
             for batch in batches:
                 self.put(broker, batch)
                 told(self.stored)
@@ -351,19 +355,9 @@ class _Putting:
 
 
 def place_of_mistake(broker: holdfast.Broker, topic: str, batch: list[Item]) -> str:
-    """Which message of a batch cannot be stored; all of them where that cannot be told."""
-    if is_remote(broker):
-        return batch[0].place if len(batch) == 1 else f"{batch[0].place} to {batch[-1].place}"
-    with engine_of(broker).using(topic) as used:
-        publisher, most_bytes = port_of(broker).publisher(used), used.settings.max_message_bytes
-        for item in batch:
-            try:
-                draft = publisher.draft(item.message)
-            except HoldfastError:
-                return item.place
-            if len(draft.value) + len(draft.key or b"") > most_bytes:
-                return item.place
-    return f"{batch[0].place} to {batch[-1].place}"
+    """The place of the message that cannot be stored, or of the whole batch if that is not known."""
+    found = port_of(broker).unfit(topic, [item.message for item in batch])
+    return f"{batch[0].place} to {batch[-1].place}" if found is None else batch[found].place
 
 
 def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
@@ -377,3 +371,233 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+# So many may be on their way; above that the oldest answer is waited for.
+_MOST_UNANSWERED: Final = 20_000
+_TELL_EVERY: Final = 1_000
+
+
+@command
+def produce_command(
+    folder: DataFolder,
+    topic: Annotated[str, argument("TOPIC", "Where the messages go.", autocompletion=topic_names)],
+    bodies: Annotated[list[str] | None, option("-m", "--message BODY", "A message.")] = None,
+    files: Annotated[list[str] | None, option("--file FILE", "A message for each line.")] = None,
+    jsonl: Annotated[bool, option("--jsonl", "Each line is a message as JSON, as for `holdfast put`.")] = False,
+    whole: Annotated[bool, option("--whole", "Each file, or stdin, is one message.")] = False,
+    key: Annotated[str | None, option("--key", "The messages' key.")] = None,
+    key_separator: Annotated[
+        str | None, option("--key-separator TEXT", r"What stands before it in a line is the key.")
+    ] = None,
+    headers: Annotated[list[str] | None, option("--header NAME=VALUE", "May be repeated.")] = None,
+    priority: Annotated[int, option("--priority", "9 is the most urgent.", min=0, max=9)] = 0,
+    partition: PartitionNumber = None,
+    acks: Annotated[
+        Literal["none", "leader", "all"] | None,
+        option("--acks", "What is waited for: nothing, kill -9 (leader) or a power cut (all)."),
+    ] = None,
+    linger: Annotated[str | None, option("--linger TIME", "How long a batch waits to be full.")] = None,
+    batch_messages: Annotated[int | None, option("--batch-messages", "How many are a batch.", min=1)] = None,
+    batch_bytes: Annotated[str | None, option("--batch-bytes SIZE", "How many bytes are one, such as 64KiB.")] = None,
+    name: Annotated[str | None, option("--name", "The producer's name: a new one of it fences the one before.")] = None,
+    resume: Annotated[
+        bool, option("--resume", "Given the same messages again, store those that are not stored yet.")
+    ] = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Send messages to a topic: the lines of stdin or of files, or those given with -m. Says how many, and how fast.
+
+    They are gathered into batches. With --name and --resume the same call may be made again after a crash, and each
+    message is stored once.
+    """
+    _check_produce(bodies, files, name, resume=resume, jsonl=jsonl, whole=whole)
+    separator = None if key_separator is None else _separator(key_separator, key, jsonl=jsonl)
+    defaults = Defaults(
+        key=None if key is None else text_or_bytes(key),
+        headers=header_pairs(headers or []),
+        priority=priority,
+    )
+    changes = _producer_changes(acks, linger, batch_messages, batch_bytes)
+    intake = PutInput(defaults, real_world().clock.now_ns() // 1_000_000, lines=not whole and not jsonl, jsonl=jsonl)
+    chosen = chosen_topic(folder, topic)
+    items = _keyed(intake.items(bodies or [], files or []), separator)
+    first = list(islice(items, 1))  # before the folder is owned, so that no other command waits for our input
+    with opened_broker(folder, wait=wait) as broker:
+        producing = _Producing(broker.producer(name=name, resume=resume, **changes), chosen, partition)
+        producing.run(chain(first, items), shown=not as_json)
+    producing.summary(as_json=as_json)
+    return OK
+
+
+def _producer_changes(acks: str | None, linger: str | None, messages: int | None, size: str | None) -> dict[str, Any]:
+    """The settings of the producer that were given."""
+    given = {
+        "acks": acks,
+        "linger_ms": None if linger is None else round(parse_duration(linger, "--linger") * 1000),
+        "batch_messages": messages,
+        "batch_bytes": None if size is None else size_of("--batch-bytes", size),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_produce(
+    bodies: Sequence[str] | None,
+    files: Sequence[str] | None,
+    name: str | None,
+    *,
+    resume: bool,
+    jsonl: bool,
+    whole: bool,
+) -> None:
+    if jsonl and whole:
+        raise InvalidRequest("--jsonl and --whole both say what a message is; give one of them")
+    if resume and name is None:
+        raise InvalidRequest("--resume goes on where an earlier producer of the same --name ended: give the name, too")
+    if not bodies and not files and sys.stdin.isatty():
+        raise InvalidRequest("no message is given; use -m or --file, or send lines to stdin")
+
+
+def _separator(text: str, key: str | None, *, jsonl: bool) -> bytes:
+    if key is not None or jsonl or not text:
+        raise InvalidRequest(
+            "--key-separator tells the key of each line: give it without --key and --jsonl, and a text"
+        )
+    return separator_of(text)
+
+
+def _keyed(items: Iterator[Item], separator: bytes | None) -> Iterator[Item]:
+    """The messages, with the key that stands before the separator."""
+    if separator is None:
+        yield from items
+        return
+    for place, message in items:
+        key, found, body = message.body.partition(separator)
+        if not found:
+            shown = separator.decode("utf-8", "backslashreplace")
+            raise InvalidRequest(f"{place}: there is no {shown!r} behind a key")
+        try:
+            yield Item(place, msgspec.structs.replace(message, key=key.decode(), body=body))
+        except UnicodeDecodeError:
+            yield Item(place, msgspec.structs.replace(message, key=key, body=body))
+
+
+class _Producing:
+    """Messages out, answers in."""
+
+    def __init__(self, producer: Producer, topic: str, partition: int | None) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._unanswered: deque[Sent] = deque()
+        self._seconds = 0.0
+        self._spans: dict[int, list[int]] = {}  # partition -> messages, first offset, last offset
+        self.sent = self.stored = self.known = self.bytes = 0
+
+    def run(self, items: Iterator[Item], *, shown: bool) -> None:
+        """Send all of them and wait for their answers; an error says how many were stored before it."""
+        began = time.monotonic()
+        try:
+            with progress("producing", "count", shown=shown) as told:
+                for place, message in items:
+                    self._send(place, message)
+                    if not self.sent % _TELL_EVERY:
+                        told(self.sent)
+                self._answered(0)
+        except HoldfastError as error:
+            self._end()
+            before = f"{self._count()} before that" if self.stored or self.known else "Nothing was stored"
+            error.args = (f"{str(error).rstrip('.')}. {before}",)
+            raise
+        except KeyboardInterrupt:
+            self._end()
+            note(f"interrupted: {self._count()}")
+            raise
+        self._producer.close()
+        self._seconds = time.monotonic() - began
+
+    def _send(self, place: str, message: Any) -> None:
+        try:
+            sent = self._producer.send(
+                self._topic,
+                message.body,
+                key=message.key,
+                headers=message.headers or None,
+                priority=message.priority,
+                delay=message.delay,
+                at=message.at,
+                ttl=message.ttl,
+                dedup_id=message.dedup_id,
+                correlation_id=message.correlation_id,
+                partition=self._partition,
+            )
+        except InvalidRequest as error:
+            error.args = (f"{place}: {error}",)
+            raise
+        self._unanswered.append(sent)
+        self.sent += 1
+        self.bytes += len(message.body or b"")
+        if len(self._unanswered) > _MOST_UNANSWERED:
+            self._answered(_MOST_UNANSWERED // 2)
+
+    def _answered(self, most: int) -> None:
+        """Wait for answers until at most `most` are left."""
+        if not most:
+            self._producer.flush()
+        while len(self._unanswered) > most:
+            stored = self._unanswered.popleft().result()
+            if stored is None:
+                continue  # sent with acks=none
+            self.known += stored.duplicate
+            self.stored += not stored.duplicate
+            if stored.offset is not None:
+                span = self._spans.setdefault(stored.partition, [0, stored.offset, stored.offset])
+                span[0] += 1
+                span[1], span[2] = min(span[1], stored.offset), max(span[2], stored.offset)
+
+    def _end(self) -> None:
+        """After a mistake or Ctrl-C: what was sent is still to be stored, and counted."""
+        while self._unanswered:
+            try:
+                self._answered(0)
+            except HoldfastError:
+                continue  # the first error is the one to report
+        try:
+            self._producer.close()
+        except HoldfastError:
+            return
+
+    def _count(self) -> str:
+        again = f", {self.known:,} were there already" if self.known else ""
+        return f"{count_of(self.stored, 'message')} stored{again}"
+
+    def summary(self, *, as_json: bool) -> None:
+        """How many, where, how fast."""
+        acks = self._producer.settings.acks
+        rate = self.sent / max(self._seconds, 1e-9)
+        if as_json:
+            partitions = [
+                {"partition": number, "messages": count, "first": first, "last": last}
+                for number, (count, first, last) in sorted(self._spans.items())
+            ]
+            print_json(
+                {
+                    "topic": self._topic,
+                    "messages": self.sent,
+                    "stored": None if acks == "none" else self.stored,
+                    "duplicates": self.known,
+                    "bytes": self.bytes,
+                    "acks": acks,
+                    "seconds": round(self._seconds, 6),
+                    "messages_per_second": round(rate),
+                    "partitions": partitions,
+                }
+            )
+            return
+        again = f"; {self.known:,} of them were there already" if self.known else ""
+        text = f"{count_of(self.sent, 'message')} ({size(self.bytes)}) to {safe(self._topic)}"
+        speed = f" in {time_text(round(self._seconds * 1e9))}, {rate:,.0f} a second" if self.sent > 1 else ""
+        say(f"{text}{speed} (acks {acks}){again}")
+        for number, (count, first, last) in sorted(self._spans.items()) if len(self._spans) > 1 else ():
+            stdout().print(f"  partition {number}: {count_of(count, 'message')} (offsets {first} to {last})")

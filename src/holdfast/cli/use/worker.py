@@ -11,15 +11,13 @@ import traceback
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
-import typer
-
 import holdfast
 from holdfast.api.bodies import type_of
 from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.cli.opening import chosen_topic, some_of, topics_of
 from holdfast.cli.output import OK, command
-from holdfast.cli.places import enter, queue_of, said_or_usual, usual_place
+from holdfast.cli.places import argument, enter, option, queue_of, said_or_usual, usual_place
 from holdfast.client.address import is_address
 from holdfast.errors import InvalidRequest
 from holdfast.model import BodyKind
@@ -31,41 +29,27 @@ _FORM: Final = "write module:function, such as shop.orders:handle"
 
 @command
 def worker_command(
-    handler: Annotated[str, typer.Argument(metavar="MODULE:HANDLER", help="A function that takes a message.")],
-    at: Annotated[
-        str | None, typer.Option("--at", metavar="DIR|URL", help="The data folder, or the server; $HOLDFAST_URL.")
-    ] = None,
+    handler: Annotated[str, argument("MODULE:HANDLER", "A function that takes a message.")],
+    at: Annotated[str | None, option("--at DIR|URL", "The data folder, or the server; $HOLDFAST_URL.")] = None,
     queue: Annotated[
         list[str] | None,
-        typer.Option("--queue", metavar="NAME", help="Which queue; several times for several."),
+        option("--queue NAME", "Which queue; several times for several."),
     ] = None,
-    group: Annotated[
-        str | None, typer.Option("--group", metavar="NAME", help="Which group of each; `default` by default.")
-    ] = None,
+    group: Annotated[str | None, option("--group NAME", "Which group of each; `default` by default.")] = None,
     body_type: Annotated[
         BodyKind | None,
-        typer.Option("--body-type", help="What a body is for the handler; else as the queue says: `bodies`."),
+        option("--body-type", "What a body is for the handler; else as the queue says: `bodies`."),
     ] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="So many handlers at once.")] = 8,
-    lease: Annotated[
-        str | None, typer.Option("--lease", metavar="TIME", help="Each time for so long; else as the queue says.")
-    ] = None,
-    time_limit: Annotated[
-        str | None, typer.Option("--time-limit", metavar="TIME", help="A handler may run for so long.")
-    ] = None,
-    drain: Annotated[
-        str, typer.Option("--drain", metavar="TIME", help="At the end, wait so long for handlers.")
-    ] = "25s",
-    health: Annotated[
-        int | None, typer.Option("--health", metavar="PORT", help="Say at http://127.0.0.1:PORT/healthz how it is.")
-    ] = None,
+    concurrency: Annotated[int, option("--concurrency", "So many handlers at once.", min=1)] = 8,
+    lease: Annotated[str | None, option("--lease TIME", "Each time for so long; else as the queue says.")] = None,
+    time_limit: Annotated[str | None, option("--time-limit TIME", "A handler may run for so long.")] = None,
+    drain: Annotated[str, option("--drain TIME", "At the end, wait so long for handlers.")] = "25s",
+    health: Annotated[int | None, option("--health PORT", "Say at http://127.0.0.1:PORT/healthz how it is.")] = None,
     exit_after_silence: Annotated[
         str | None,
-        typer.Option(
-            "--exit-after-silence", metavar="TIME", help="End with 4 when no queue could be asked for so long."
-        ),
+        option("--exit-after-silence TIME", "End with 4 when no queue could be asked for so long."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the log, on stderr, as JSON.")] = False,
+    as_json: Annotated[bool, option("--json", "Write the log, on stderr, as JSON.")] = False,
 ) -> int:
     """Give messages to a function: ack when it returns, nack with the error when it raises.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any, TypeVar
@@ -18,8 +18,8 @@ from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
-from holdfast.broker.group import QueueGroup
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted, QueueGroup
+from holdfast.broker.streams.positions import Reset, ResetEffect, To
 from holdfast.broker.topic import Topic
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
@@ -100,6 +100,10 @@ class AsyncLocalBrokerPort(LocalBroker):
         """A group in queue mode, made where there is none."""
         return await self.at(topic).aside(self.open_group, AsyncLocalGroupPort, topic, name, start, bodies, changes)
 
+    async def existing_group(self, topic: str, name: str, bodies: Bodies) -> AsyncLocalGroupPort:
+        """A group in queue mode; UnknownGroup where there is none."""
+        return await self.at(topic).aside(self.existing_group_now, AsyncLocalGroupPort, topic, name, bodies)
+
     async def member(self, request: MemberRequest) -> AsyncLocalConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
         return await AsyncLocalConsumerPort.open(self.engine, request)
@@ -157,6 +161,14 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def apply_retention(self, name: str) -> Retained:
         """Drop what the topic's retention settings let go."""
         return await asyncio.to_thread(self.apply_retention_now, name)
+
+    async def compact_groups(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled."""
+        return await asyncio.to_thread(self.compact_groups_now, name)
+
+    async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
+        """The index of the first message that cannot be stored; None where all of them can."""
+        return await asyncio.to_thread(self.unfit_now, topic, messages)
 
     async def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
@@ -228,6 +240,10 @@ class AsyncLocalBrokerPort(LocalBroker):
     ) -> list[Reset]:
         """Let a group go on from elsewhere, or say what that would be."""
         return await asyncio.to_thread(self.reset_offsets_now, group, topic, to, partition, dry_run=dry_run)
+
+    async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do to the messages of a group."""
+        return await asyncio.to_thread(self.effects_now, group, resets)
 
     async def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""

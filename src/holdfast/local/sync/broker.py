@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any
@@ -17,7 +17,8 @@ from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
 from holdfast.broker.engine import change_topic, grow_topic
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.local.broker import LocalBroker
@@ -54,6 +55,10 @@ class LocalBrokerPort(LocalBroker):
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> LocalGroupPort:
         """A group in queue mode, made where there is none."""
         return self.open_group(LocalGroupPort, topic, name, start, bodies, changes)
+
+    def existing_group(self, topic: str, name: str, bodies: Bodies) -> LocalGroupPort:
+        """A group in queue mode; UnknownGroup where there is none."""
+        return self.existing_group_now(LocalGroupPort, topic, name, bodies)
 
     def member(self, request: MemberRequest) -> LocalConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
@@ -111,6 +116,14 @@ class LocalBrokerPort(LocalBroker):
     def apply_retention(self, name: str) -> Retained:
         """Drop what the topic's retention settings let go."""
         return self.apply_retention_now(name)
+
+    def compact_groups(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled."""
+        return self.compact_groups_now(name)
+
+    def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
+        """The index of the first message that cannot be stored; None where all of them can."""
+        return self.unfit_now(topic, messages)
 
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
@@ -176,6 +189,10 @@ class LocalBrokerPort(LocalBroker):
     def reset_offsets(self, group: str, topic: str, to: To, partition: int | None, *, dry_run: bool) -> list[Reset]:
         """Let a group go on from elsewhere, or say what that would be."""
         return self.reset_offsets_now(group, topic, to, partition, dry_run=dry_run)
+
+    def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do to the messages of a group."""
+        return self.effects_now(group, resets)
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""

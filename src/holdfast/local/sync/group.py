@@ -13,7 +13,7 @@ from holdfast.api.arguments import MessageOutcome, Wanted
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.letters import DeadGroup, Redriven
-from holdfast.api.listed import DeadLetter, Where
+from holdfast.api.listed import DeadLetter, Found, Where
 from holdfast.api.streams import Stream
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
@@ -26,7 +26,7 @@ from holdfast.errors import LeaseLost
 from holdfast.local.dead import LocalLetters
 from holdfast.local.group import LocalGroup
 from holdfast.local.listing import messages as _messages
-from holdfast.local.lookup import message_history
+from holdfast.local.lookup import look_up, message_history
 from holdfast.local.receipts import CLAIMS_AT_ONCE, Claims, claims_of, lost_texts, parts_of
 from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
@@ -79,6 +79,14 @@ class LocalGroupPort(LocalGroup):
         self.check_open()
         _, delivered = self.queue_group.resume(receipt)
         return delivered
+
+    def holds(self, receipt: str) -> bool:
+        """Whether the receipt proves a delivery of this group that still holds its message."""
+        return self.queue_group.holds(receipt)
+
+    def phase(self, taken: Delivered) -> tuple[str, int]:
+        """Where a message stands now, and when its lease or its delay ends."""
+        return self.phase_now(taken)
 
     def ack(self, taken: Sequence[Delivered], durability: Durability | None) -> None:
         """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
@@ -168,6 +176,15 @@ class LocalGroupPort(LocalGroup):
         self.check_open()
         return message_history(self, message_id)
 
+    def look_up(self, message_id: str) -> Found | None:
+        """Everything known about a message; None where there is none (any more)."""
+        self.check_open()
+        return look_up(self, message_id)
+
+    def oldest_ready_ns(self) -> int | None:
+        """When the oldest message that is ready was published."""
+        return self.oldest_ready_ns_now()
+
     def committed(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled."""
         return self.committed_now()
@@ -181,6 +198,10 @@ class LocalGroupPort(LocalGroup):
     def letter(self, letter_id: str) -> DeadLetter[Any]:
         """One dead letter."""
         return LocalLetters(self).show(letter_id)
+
+    def letter_id_of(self, message_id: str) -> str | None:
+        """The id of the dead letter that a message became."""
+        return LocalLetters(self).id_of(message_id)
 
     def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Dead letters by reason and kind of error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.api.aio.producer import AsyncProducer
@@ -11,15 +11,25 @@ from holdfast.api.consumer_arguments import MemberRequest
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.streams import AsyncStream
-from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions
+from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.api.traces import Question
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.client import Client
 from holdfast.client.http import path_of
-from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
+from holdfast.errors import (
+    BadSettings,
+    DamagedRange,
+    DiskFull,
+    Forbidden,
+    InvalidRequest,
+    NotAQueue,
+    UnknownGroup,
+    UnknownTopic,
+)
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import groups as wire_groups
@@ -29,7 +39,7 @@ from holdfast.protocol.traces import Steps
 from holdfast.remote.aio.consumer import AsyncRemoteConsumerPort
 from holdfast.remote.aio.group import AsyncRemoteGroupPort
 from holdfast.remote.aio.locks import AsyncRemoteLocksPort
-from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told, topic_settings
+from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told
 from holdfast.remote.calls import AsyncCalls
 from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.records import contents_told
@@ -133,6 +143,23 @@ class AsyncRemoteBrokerPort(RemoteBroker):
                 raise  # otherwise it is made as soon as somebody receives who may make groups, or is there already
         return AsyncRemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
+    async def existing_group(self, topic: str, name: str, bodies: Bodies) -> AsyncRemoteGroupPort:
+        """A group in queue mode; UnknownGroup where there is none."""
+        settings: Mapping[str, Any] = {}
+        try:
+            info = await self.describe_topic(topic)
+        except Forbidden:
+            pass  # a caller that may only consume is not told which groups there are
+        else:
+            settings = info.settings
+            if name in info.stream_groups:
+                raise InvalidRequest(
+                    f"the group {name} reads {topic} in stream mode; use `holdfast consume`, or choose another name"
+                )
+            if name not in info.groups:
+                raise UnknownGroup(f"{topic} has no group {name}")
+        return AsyncRemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
+
     async def member(self, request: MemberRequest) -> AsyncRemoteConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
         return await AsyncRemoteConsumerPort.open(self.client, request)
@@ -205,6 +232,19 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         """Drop what the topic's retention settings let go."""
         gone: Retained = await self._ask("POST", path_of("topics", name, "apply-retention"), Retained)
         return gone
+
+    async def compact_groups(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled."""
+        segments = freed_bytes = journal_bytes = 0
+        for group in (await self.describe_topic(name)).groups:
+            freed = await (await self.existing_group(name, group, self.bodies)).compact()
+            segments, freed_bytes = segments + freed.segments, freed_bytes + freed.bytes
+            journal_bytes += freed.journal_bytes
+        return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes)
+
+    async def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
+        """Only the server knows, which refuses them as a whole."""
+        return 0 if len(messages) == 1 else None
 
     async def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
@@ -280,6 +320,10 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         """Let a group go on from elsewhere, or say what that would be."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
         return resets_told(await self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+
+    async def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do: counted by positions, as only the server knows about each message."""
+        return [effect_of(reset) for reset in resets]
 
     async def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""

@@ -13,13 +13,13 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.letters import DeadGroup, Redriven, grouped
-from holdfast.api.listed import DeadLetter, Listed, Where
+from holdfast.api.listed import DeadLetter, Found, Listed, Where
 from holdfast.api.streams import AsyncStream
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
-from holdfast.errors import Conflict, InvalidRequest, LeaseLost
+from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import dead, queues
 from holdfast.protocol import messages as wire
@@ -86,6 +86,19 @@ class AsyncRemoteGroupPort(RemoteGroup):
         """The message that a receipt stands for; LeaseLost if it is no longer held."""
         told: wire.Delivery = await self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
         return self._in_flight(told, renew=False, detached=True)
+
+    async def holds(self, receipt: str) -> bool:
+        """Whether the receipt proves a delivery of this group that still holds its message."""
+        try:
+            await self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
+        except HoldfastError:
+            return False
+        return True
+
+    async def phase(self, taken: RemoteTaken) -> tuple[str, int]:
+        """Where a message stands now, and when its lease or its delay ends."""
+        now: queues.Whole = await self._look_up(taken.home.id)
+        return now.phase, {"leased": now.lease_until_ms, "delayed": now.due_ms}.get(now.phase, 0)
 
     async def ack(self, taken: Sequence[RemoteTaken], durability: Durability | None) -> None:
         """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
@@ -240,6 +253,37 @@ class AsyncRemoteGroupPort(RemoteGroup):
             answer = await self._ask("GET", verb, paging.answers, **query)
             for message in paging.page(answer):
                 yield message
+
+    async def _look_up(self, message_id: str) -> Any:
+        return await self._ask("GET", "lookup", queues.Whole, id=message_id, group=self.group)
+
+    async def look_up(self, message_id: str) -> Found | None:
+        """Everything known about a message; None where there is none (any more)."""
+        try:
+            told: queues.Whole = await self._look_up(message_id)
+        except NotFound:
+            return None
+        return Found(
+            listed_told(self.client, self.bodies, self.topic, self.group, told),
+            told.phase,
+            told.leased_at_ms,
+            told.lease_until_ms,
+            told.first_delivery_ms,
+            told.last_delivery_ms,
+            tuple(told.failures),
+            told.state,
+            told.history,
+        )
+
+    async def oldest_ready_ns(self) -> int | None:
+        """When the next message was published: the server tells no more without listing all of them."""
+        found: Any = self.messages("ready", None, 1)
+        return min([each.timestamp_ns async for each in found], default=None)
+
+    async def letter_id_of(self, message_id: str) -> str | None:
+        """The id of the dead letter that a message became."""
+        found = await self.look_up(message_id)
+        return found.message.id if found is not None and found.phase == "dead" else None
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
         """One dead letter."""

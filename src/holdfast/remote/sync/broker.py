@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from holdfast.api.bodies import Bodies, kind_of
@@ -12,22 +12,32 @@ from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.streams import Stream
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions
+from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.api.traces import Question
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.group import Compacted
+from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.client import Client
 from holdfast.client.http import path_of
-from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic
+from holdfast.errors import (
+    BadSettings,
+    DamagedRange,
+    DiskFull,
+    Forbidden,
+    InvalidRequest,
+    NotAQueue,
+    UnknownGroup,
+    UnknownTopic,
+)
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
 from holdfast.protocol.queues import CreateQueue
 from holdfast.protocol.traces import Steps
-from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told, topic_settings
+from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told
 from holdfast.remote.calls import Calls
 from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.records import contents_told
@@ -132,6 +142,23 @@ class RemoteBrokerPort(RemoteBroker):
                 raise  # otherwise it is made as soon as somebody receives who may make groups, or is there already
         return RemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
 
+    def existing_group(self, topic: str, name: str, bodies: Bodies) -> RemoteGroupPort:
+        """A group in queue mode; UnknownGroup where there is none."""
+        settings: Mapping[str, Any] = {}
+        try:
+            info = self.describe_topic(topic)
+        except Forbidden:
+            pass  # a caller that may only consume is not told which groups there are
+        else:
+            settings = info.settings
+            if name in info.stream_groups:
+                raise InvalidRequest(
+                    f"the group {name} reads {topic} in stream mode; use `holdfast consume`, or choose another name"
+                )
+            if name not in info.groups:
+                raise UnknownGroup(f"{topic} has no group {name}")
+        return RemoteGroupPort(self.client, topic, name, bodies, topic_settings(settings))
+
     def member(self, request: MemberRequest) -> RemoteConsumerPort:
         """A member of a group in stream mode, which has not joined yet."""
         return RemoteConsumerPort.open(self.client, request)
@@ -205,6 +232,19 @@ class RemoteBrokerPort(RemoteBroker):
         gone: Retained = self._ask("POST", path_of("topics", name, "apply-retention"), Retained)
         return gone
 
+    def compact_groups(self, name: str) -> Compacted:
+        """Drop what every group of the topic has handled."""
+        segments = freed_bytes = journal_bytes = 0
+        for group in self.describe_topic(name).groups:
+            freed = self.existing_group(name, group, self.bodies).compact()
+            segments, freed_bytes = segments + freed.segments, freed_bytes + freed.bytes
+            journal_bytes += freed.journal_bytes
+        return Compacted(segments=segments, bytes=freed_bytes, journal_bytes=journal_bytes)
+
+    def unfit(self, topic: str, messages: Sequence[NewMessage]) -> int | None:
+        """Only the server knows, which refuses them as a whole."""
+        return 0 if len(messages) == 1 else None
+
     def publish_plain(
         self, topic: str, body: bytes, partition: int | None, durability: Durability | None
     ) -> Stored | None:
@@ -275,6 +315,10 @@ class RemoteBrokerPort(RemoteBroker):
         """Let a group go on from elsewhere, or say what that would be."""
         body = reset_of(topic, to, partition, dry_run=dry_run)
         return resets_told(self._ask("POST", path_of("groups", group, "reset"), wire_groups.ResetDone, body))
+
+    def effects(self, group: str, resets: Sequence[Reset]) -> list[ResetEffect]:
+        """What resets would do: counted by positions, as only the server knows about each message."""
+        return [effect_of(reset) for reset in resets]
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""

@@ -14,13 +14,13 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.drafts import NewMessage, Stored
 from holdfast.api.letters import DeadGroup, Redriven, grouped
-from holdfast.api.listed import DeadLetter, Listed, Where
+from holdfast.api.listed import DeadLetter, Found, Listed, Where
 from holdfast.api.streams import Stream
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
-from holdfast.errors import Conflict, InvalidRequest, LeaseLost
+from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.protocol import dead, queues
 from holdfast.protocol import messages as wire
@@ -87,6 +87,19 @@ class RemoteGroupPort(RemoteGroup):
         """The message that a receipt stands for; LeaseLost if it is no longer held."""
         told: wire.Delivery = self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
         return self._in_flight(told, renew=False, detached=True)
+
+    def holds(self, receipt: str) -> bool:
+        """Whether the receipt proves a delivery of this group that still holds its message."""
+        try:
+            self._ask("GET", "inHand", wire.Delivery, receipt=receipt, group=self.group)
+        except HoldfastError:
+            return False
+        return True
+
+    def phase(self, taken: RemoteTaken) -> tuple[str, int]:
+        """Where a message stands now, and when its lease or its delay ends."""
+        now: queues.Whole = self._look_up(taken.home.id)
+        return now.phase, {"leased": now.lease_until_ms, "delayed": now.due_ms}.get(now.phase, 0)
 
     def ack(self, taken: Sequence[RemoteTaken], durability: Durability | None) -> None:
         """Ack messages in one go. LeaseLost names those that were lost; the others are acked."""
@@ -238,6 +251,37 @@ class RemoteGroupPort(RemoteGroup):
             verb, query = paging.query()
             answer = self._ask("GET", verb, paging.answers, **query)
             yield from paging.page(answer)
+
+    def _look_up(self, message_id: str) -> Any:
+        return self._ask("GET", "lookup", queues.Whole, id=message_id, group=self.group)
+
+    def look_up(self, message_id: str) -> Found | None:
+        """Everything known about a message; None where there is none (any more)."""
+        try:
+            told: queues.Whole = self._look_up(message_id)
+        except NotFound:
+            return None
+        return Found(
+            listed_told(self.client, self.bodies, self.topic, self.group, told),
+            told.phase,
+            told.leased_at_ms,
+            told.lease_until_ms,
+            told.first_delivery_ms,
+            told.last_delivery_ms,
+            tuple(told.failures),
+            told.state,
+            told.history,
+        )
+
+    def oldest_ready_ns(self) -> int | None:
+        """When the next message was published: the server tells no more without listing all of them."""
+        found: Any = self.messages("ready", None, 1)
+        return min([each.timestamp_ns for each in found], default=None)
+
+    def letter_id_of(self, message_id: str) -> str | None:
+        """The id of the dead letter that a message became."""
+        found = self.look_up(message_id)
+        return found.message.id if found is not None and found.phase == "dead" else None
 
     def letter(self, letter_id: str) -> DeadLetter[Any]:
         """One dead letter."""

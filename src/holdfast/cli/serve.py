@@ -1,4 +1,4 @@
-"""`holdfast serve`: one process that owns a data folder and answers over HTTP until it is told to go."""
+"""`holdfast serve` and `holdfast ui`, and what a server says about itself: `status`, `waiters`, `audit`."""
 
 from __future__ import annotations
 
@@ -16,82 +16,70 @@ from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
-import typer
 
 from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import OWNER_SOCKET
-from holdfast.cli.opening import topics_of, trusts_folders
-from holdfast.cli.options import TlsKey
-from holdfast.cli.output import DAMAGED, OK, command
+from holdfast.cli.look.messages import moment, seconds_text
+from holdfast.cli.opening import asked, opened_broker, topics_of, trusts_folders
+from holdfast.cli.options import WAIT, AsJson, DataFolder, TlsKey, Wait
+from holdfast.cli.output import DAMAGED, OK, command, print_json, print_json_line, stderr, stdout
+from holdfast.cli.places import argument, option
+from holdfast.cli.text import safe, show_table, size, table
+from holdfast.client.address import is_address
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment, raise_descriptor_limit
 from holdfast.env.sockets import answers_at
 from holdfast.errors import Busy, InvalidRequest, NotInstalled
 from holdfast.settings import ServerSettings
+from holdfast.storage.files import join
 from holdfast.storage.opening import require_own
 
 logger = logging.getLogger(__name__)
 
-# Whoever wants the interpreter gets it from a thread that computes after so long, instead of 5 ms. One call needs it
-# some twenty times: the loop after each wait, a thread before and after each sync. Shorter is hardly shorter, for a
-# thread needs that long to wake up; the switches cost nothing that could be measured.
+# How long a thread may compute before another one gets the interpreter, instead of 5 ms. One call switches some twenty
+# times: the loop after each wait, a thread before and after each sync. A shorter interval gains nothing, since a thread
+# needs that long to wake up; the cost of the switches could not be measured.
 _SWITCH_S: Final = 0.0001
-# Loaded when somebody first asks for a page. A server that lacks one says so when it starts, and not to that caller.
+# Loaded for the first page. A server that lacks one of them says so when it starts.
 _LATER: Final = ("jinja2", "prometheus_client", "python_multipart")
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _CONNECTIONS: Final = "server.max_connections"
 _FILES: Final = "broker.open_files"
 _LOOPBACK: Final = {4: "127.0.0.1", 6: "[::1]"}
 
-TlsCert: TypeAlias = Annotated[
-    str | None, typer.Option("--tls-cert", metavar="FILE", help="Speak HTTPS with this certificate (PEM).")
-]
+TlsCert: TypeAlias = Annotated[str | None, option("--tls-cert FILE", "Speak HTTPS with this certificate (PEM).")]
 TlsClientCa: TypeAlias = Annotated[
     str | None,
-    typer.Option("--tls-client-ca", metavar="FILE", help="Every client must show a certificate of these issuers."),
+    option("--tls-client-ca FILE", "Every client must show a certificate of these issuers."),
 ]
 
 AllowedHosts: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--allowed-host", metavar="NAME", help="Answer only under this name, besides localhost. Repeatable."),
+    option("--allowed-host NAME", "Answer only under this name, besides localhost. Repeatable."),
 ]
 
 
 @command
 def serve_command(
-    folder: Annotated[
-        str | None, typer.Argument(metavar="[DIR]", help="The data folder; data_dir of the settings by default.")
-    ] = None,
-    config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="A settings file; HOLDFAST_CONFIG by default.")
-    ] = None,
-    host: Annotated[str | None, typer.Option("--host", metavar="HOST", help="Where to listen; 127.0.0.1.")] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", metavar="N", min=0, max=65_535, help="7700; with 0 a free one.")
-    ] = None,
-    socket: Annotated[str | None, typer.Option("--socket", metavar="PATH", help="A Unix socket as well.")] = None,
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="FILE", help="Who may call; `holdfast token new` makes it.")
-    ] = None,
+    folder: Annotated[str | None, argument("[DIR]", "The data folder; data_dir of the settings by default.")] = None,
+    config: Annotated[str | None, option("--config FILE", "A settings file; HOLDFAST_CONFIG by default.")] = None,
+    host: Annotated[str | None, option("--host HOST", "Where to listen; 127.0.0.1.")] = None,
+    port: Annotated[int | None, option("--port N", "7700; with 0 a free one.", min=0, max=65_535)] = None,
+    socket: Annotated[str | None, option("--socket PATH", "A Unix socket as well.")] = None,
+    tokens: Annotated[str | None, option("--tokens FILE", "Who may call; `holdfast token new` makes it.")] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     allow_anonymous_network: Annotated[
         bool,
-        typer.Option(
-            "--allow-anonymous-network", help="Listen on other addresses than loopback, and ask nobody who they are."
-        ),
+        option("--allow-anonymous-network", "Listen on other addresses than loopback, and ask nobody who they are."),
     ] = False,
     allowed_hosts: AllowedHosts = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show, and change nothing.")] = False,
-    no_console: Annotated[bool, typer.Option("--no-console", help="No pages at /ui.")] = False,
-    drain: Annotated[
-        str | None, typer.Option("--drain", metavar="TIME", help="How long calls may take after SIGTERM; 30s.")
-    ] = None,
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="text|json", help="How the log is written, to stderr.")
-    ] = None,
+    read_only: Annotated[bool, option("--read-only", "Show, and change nothing.")] = False,
+    no_console: Annotated[bool, option("--no-console", "No pages at /ui.")] = False,
+    drain: Annotated[str | None, option("--drain TIME", "How long calls may take after SIGTERM; 30s.")] = None,
+    log_format: Annotated[str | None, option("--log-format text|json", "How the log is written, to stderr.")] = None,
 ) -> int:
     """Serve a data folder over HTTP, with the console at /ui. SIGTERM lets it finish what it has begun.
 
@@ -135,7 +123,7 @@ def run(
     """
     if folder is None:
         raise InvalidRequest("say which data folder: holdfast serve DIR, or data_dir in the settings file")
-    gc.disable()  # until it listens: whatever is loaded now will stay
+    gc.disable()  # until it listens: what is loaded now stays
     try:
         return _run(
             folder, effective, settings, say or _say, shares=not settings.read_only if shares is None else shares
@@ -210,7 +198,7 @@ def _go(told_to_go: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def told(folder: str, addresses: Sequence[str], settings: ServerSettings) -> list[str]:
-    """Where it listens, for people and for whoever started it: with addresses that can be opened on this machine."""
+    """What the server prints when it listens, with addresses that can be opened on this machine."""
     usable, everywhere = [], []
     for address in addresses:
         version, port = _all_of(address)
@@ -239,7 +227,7 @@ def _say(folder: str, addresses: Sequence[str], settings: ServerSettings) -> Non
 
 
 def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effective, ServerSettings]:
-    """The settings, lowered where nobody has set them and this process may not open so many files."""
+    """The settings, with defaults lowered to the number of files that this process may open."""
     from holdfast.server.limits import budget, read_segments
     from holdfast.storage.segment import KEPT_OPEN
 
@@ -281,10 +269,10 @@ def _within_limits(effective: Effective, settings: ServerSettings) -> tuple[Effe
 
 @command
 def ui_command(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The data folder.")],
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65_535, help="A free one by default.")] = 0,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show, and change nothing.")] = False,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    folder: Annotated[str, argument("DIR", "The data folder.")],
+    port: Annotated[int, option("--port N", "A free one by default.", min=0, max=65_535)] = 0,
+    read_only: Annotated[bool, option("--read-only", "Show, and change nothing.")] = False,
+    open_browser: Annotated[bool, option("--open", "Open it in the browser.")] = False,
 ) -> int:
     """Show the console of a data folder at a port of this machine, and print its address. Ctrl-C ends it.
 
@@ -315,7 +303,7 @@ def ui_command(
 
 
 def _settings(port: int, *, read_only: bool) -> ServerSettings:
-    """Those of a server for one person: at a port of this machine, whatever the settings file says."""
+    """Settings of a server for one person: on loopback, whatever the settings file says."""
     return ServerSettings(host="127.0.0.1", port=port, read_only=read_only, drain_ms=1_000)
 
 
@@ -333,3 +321,107 @@ def _beside(owner: str, settings: ServerSettings, ready: Any) -> int:
     with asyncio.Runner(loop_factory=event_loop()) as runner:
         runner.run(until_told())
     return OK
+
+
+Most: TypeAlias = Annotated[int, option("--limit", "At most so many.", min=1, max=1_000)]
+
+
+def _asked(place: str, wait: str, kind: Any, *path: str, **query: Any) -> Any:
+    with opened_broker(place, wait=wait) as broker:
+        return asked(broker, kind, *path, **query)
+
+
+@command
+def status_command(folder: DataFolder, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """How a server does: since when, on which folder, with how many callers and how much room on its disk."""
+    from holdfast.protocol.admin import Status
+
+    status: Status = _asked(folder, wait, Status, "admin", "status")
+    if as_json:
+        found = {name: getattr(status, name) for name in status.__struct_fields__ if name != "started_at"}
+        print_json({**found, **moment("started_at", status.started_at)})
+        return OK
+    shown = table("", "")
+    shown.show_header = False
+    for title, text in (
+        ("server", f"{safe(folder)}, version {safe(status.version)}{', going' if status.leaving else ''}"),
+        ("folder", f"{safe(status.folder)}, {size(status.disk_free_bytes)} free"),
+        ("since", f"{seconds_text(status.started_at)} UTC"),
+        ("topics", f"{status.topics:,}"),
+        ("connections", _of_at_most(status.connections, status.max_connections)),
+        ("descriptors", _of_at_most(status.descriptors, status.max_descriptors)),
+        ("waiting", _of_at_most(status.waiters, status.max_waiters)),
+        ("streams", f"{status.streams:,}"),
+        ("members", f"{status.members:,}"),
+    ):
+        shown.add_row(title, text)
+    if status.tokens_problem:
+        shown.add_row("tokens", f"the file cannot be used, the last one holds: {safe(status.tokens_problem)}")
+    show_table(stdout(), shown)
+    return OK
+
+
+def _of_at_most(count: int, most: int) -> str:
+    return f"{count:,} of at most {most:,}" if most else f"{count:,}"  # a server of an older release says no limit
+
+
+@command
+def waiters_command(folder: DataFolder, limit: Most = 100, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Who waits for messages at a server, by topic and group; the longest lines first."""
+    from holdfast.protocol.admin import WaitersTold
+
+    found: WaitersTold = _asked(folder, wait, WaitersTold, "admin", "waiters", limit=limit)
+    if as_json:
+        lines = [{name: getattr(line, name) for name in line.__struct_fields__} for line in found.lines]
+        print_json({"waiting": found.waiting, "max_waiters": found.max_waiters, "lines": lines})
+    elif not found.lines:
+        stderr().print("nobody waits for messages")
+    else:
+        shown = table("topic", "group", "waiting>", "streams>")
+        for line in found.lines:
+            shown.add_row(safe(line.topic), safe(line.group), f"{line.waiters:,}", f"{line.streams:,}")
+        show_table(stdout(), shown)
+    return OK
+
+
+@command
+def audit_command(folder: DataFolder, limit: Most = 20, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Who did what to which topic, and what became of it; the newest last. For administrators.
+
+    Calls that were refused come behind: they are kept apart, so that they cannot push out what was done.
+    """
+    acts, refused = ([*reversed(newest)] for newest in _acts(folder, limit, wait))
+    if as_json:
+        for act in (*acts, *refused):
+            print_json_line(msgspec.to_builtins(act))
+        return OK
+    if not acts:
+        stderr().print("nothing was done by an administrator yet")
+    else:
+        _show_acts(acts)
+    if refused:
+        stdout().print("\nrefused:")
+        _show_acts(refused)
+    return OK
+
+
+def _acts(place: str, limit: int, wait: str) -> tuple[list[Any], list[Any]]:
+    """Acts and refusals, newest first: from a server, or from the audit files in a folder."""
+    if is_address(place):
+        from holdfast.server.api.admin import Acts
+
+        told: Acts = _asked(place, wait, Acts, "admin", "audit", limit=limit)
+        return told.acts, told.refused
+    from holdfast.server.audit import FILE, Audit
+
+    topics_of(place)
+    settings = read_settings(real_world(), environment()).server
+    audit = Audit(real_world(), settings.audit_file or join(place, FILE))
+    return audit.last(limit), audit.refusals.last(limit)
+
+
+def _show_acts(acts: list[Any]) -> None:
+    shown = table("time (UTC)", "who", "what", "target", "outcome")
+    for act in acts:
+        shown.add_row(seconds_text(act.time), safe(act.principal), safe(act.route), safe(act.target), safe(act.outcome))
+    show_table(stdout(), shown)

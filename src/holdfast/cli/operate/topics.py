@@ -1,0 +1,526 @@
+"""`holdfast topic` and `holdfast group`: make, list, change and delete topics and the groups that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from rich.table import Table
+
+import holdfast
+from holdfast.api.ports import port_of
+from holdfast.api.times import to_datetime
+from holdfast.broker.folder.layout import QUERIES, check_name, check_topic_name
+from holdfast.broker.inspect.standing import GroupStanding, TopicStanding
+from holdfast.broker.streams.queries import list_queries, remove_queries
+from holdfast.cli.console import progress
+from holdfast.cli.look.trace import time_text
+from holdfast.cli.opening import chosen_topic, engine_of, opened_broker, settings_of, some_of, topics_of, unknown_topic
+from holdfast.cli.operate.queue import moves_of, show_moves
+from holdfast.cli.operate.settings import changes_of, show_settings
+from holdfast.cli.options import WAIT, AsJson, DataFolder, DryRun, PartitionNumber, Topic, Wait, Yes, topic_names
+from holdfast.cli.output import NOT_DONE, OK, CommandSection, confirmed, note, print_json, say, stdout
+from holdfast.cli.places import argument, option
+from holdfast.cli.reading import standing_of, time_of
+from holdfast.cli.text import safe, short_time, show_table, size, table
+from holdfast.client.address import is_address
+from holdfast.env import real_world
+from holdfast.errors import BadSettings, InvalidRequest, TopicExists, UnknownGroup
+from holdfast.storage.checks.finding import count_of
+from holdfast.storage.compaction import KeysCompacted
+
+group_app = CommandSection("Groups: how far they are, and how to let one go on elsewhere.")
+
+GroupName: TypeAlias = Annotated[str, argument("GROUP", "The group's name.")]
+
+
+@group_app.command("ls")
+def group_ls_command(folder: DataFolder, topic: Topic = None, as_json: AsJson = False) -> int:
+    """List the groups and how far behind they are, in messages and in time. Needs no lock."""
+    topics_of(folder)
+    found = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
+    queries = [] if is_address(folder) else list_queries(real_world(), folder)
+    unreadable = [query for query in queries if query.wrong]
+    if as_json:
+        wrong = [{"file": f"{QUERIES}/{query.file}", "wrong": query.wrong} for query in unreadable]
+        print_json({"folder": folder, "groups": [group.document for group in found], "unreadable": wrong})
+    elif not found:
+        note(f"no groups {'in' if topic is None else f'on {safe(topic)} in'} {safe(folder)}")
+    else:
+        show_table(stdout(), groups_table(found))
+        _tell_of_damage(folder, found)
+    for query in () if as_json else unreadable:
+        place = f"{safe(folder)}/{QUERIES}/{safe(query.file)}"
+        note(f"unreadable: {place}: {safe(query.wrong)}; no old message goes meanwhile")
+    return OK
+
+
+def groups_table(groups: Sequence[GroupStanding]) -> Table:
+    """Groups for people."""
+    statics = any(group.static_members for group in groups)
+    queries = any(group.query for group in groups)
+    more = [*(["renewed>", "time-out>"] if queries else []), *(["static members"] if statics else [])]
+    shown = table("group", "topic", "mode", "behind>", "oldest>", "in hand>", *more, wide="static members")
+    for group in groups:
+        shown.add_row(
+            safe(group.name),
+            safe(group.topic),
+            group.mode,
+            f"{group.lag:,}",
+            _age(group.lag_seconds),
+            f"{group.leased:,}" if group.mode == "queue" else "",
+            *(_renewed(group) if queries else []),
+            *([", ".join(map(safe, group.static_members))] if statics else []),
+        )
+    return shown
+
+
+def _renewed(group: GroupStanding) -> tuple[str, str]:
+    """When a query was last renewed, and its timeout."""
+    if group.query is None:
+        return "", ""
+    stale = " (stale)" if group.query.stale else ""
+    return f"{_time(group.query.renewed_seconds)} ago{stale}", _time(group.query.timeout_seconds)
+
+
+def _time(seconds: float) -> str:
+    return time_text(round(seconds * 1e9))
+
+
+def _age(seconds: float) -> str:
+    return _time(seconds) if seconds else ""
+
+
+@group_app.command("show")
+def group_show_command(folder: DataFolder, name: GroupName, topic: Topic = None, as_json: AsJson = False) -> int:
+    """Show how far one group is in each partition. Needs no lock."""
+    found = _groups(folder, name, topic)
+    if as_json:
+        print_json({"name": name, "topics": [group.document for group in found]})
+        return OK
+    console = stdout()
+    for number, group in enumerate(found):
+        if number:
+            console.print()
+        console.print(_sentence(group), soft_wrap=True)
+        show_table(console, _lags_table(group))
+    _tell_of_damage(folder, found)
+    return OK
+
+
+def _tell_of_damage(folder: str, groups: Sequence[GroupStanding]) -> None:
+    """Print each fault of a group once: a group in stream mode is listed for each of its topics."""
+    for name, wrong in dict.fromkeys((group.name, wrong) for group in groups for wrong in group.wrong):
+        what = f"{safe(name)}: {safe(wrong)}; see `holdfast check {safe(folder)}`"
+        note(f"damaged: group {what}")
+
+
+def _sentence(group: GroupStanding) -> str:
+    members = f"; static members: {', '.join(map(safe, group.static_members))}" if group.static_members else ""
+    age = f", the oldest from {_age(group.lag_seconds)} ago" if group.lag_seconds else ""
+    behind = f"{count_of(group.lag, 'message')} behind{age}"
+    query = ""
+    if group.query is not None:
+        renewed, timeout = _renewed(group)
+        query = f"; renewed {renewed} by {safe(group.query.holder)}, time-out {timeout}"
+    return f"{safe(group.name)} on {safe(group.topic)}, {group.mode} mode: {behind}{members}{query}"
+
+
+def _lags_table(group: GroupStanding) -> Table:
+    queue = group.mode == "queue"
+    shown = table(
+        "partition>",
+        {"queue": "settled up to>", "stream": "committed>", "query": "needed from>"}[group.mode],
+        "end>",
+        "behind>",
+        "oldest>",
+        *(("in hand>", "waiting>") if queue else ()),
+    )
+    for lag in group.partitions:
+        numbers = (lag.partition, lag.offset, lag.end, lag.lag)
+        held = (f"{lag.leased:,}", f"{lag.waiting:,}") if queue else ()
+        shown.add_row(*(f"{number:,}" for number in numbers), _age(lag.lag_seconds), *held)
+    return shown
+
+
+def _groups(folder: str, name: str, topic: str | None) -> list[GroupStanding]:
+    """The group on each of its topics, or on one of them."""
+    check_name(name, "group")
+    topics_of(folder)
+    everyone = standing_of(folder).groups(None if topic is None else chosen_topic(folder, topic))
+    found = [group for group in everyone if group.name == name]
+    if not found:
+        names = sorted({group.name for group in everyone})
+        where = f"in {folder}" if topic is None else f"on {topic} in {folder}"
+        there = f"there are {some_of(names)}" if names else "there is none yet"
+        raise UnknownGroup(f"there is no group {name} {where}; {there}")
+    return found
+
+
+def _one_group(folder: str, name: str, topic: str | None) -> GroupStanding:
+    """The only group of this name, queries aside: they have their positions elsewhere."""
+    found = _groups(folder, name, topic)
+    groups = [group for group in found if group.mode != "query"]
+    if len(groups) > 1:
+        topics = some_of([group.topic for group in groups])
+        raise InvalidRequest(f"{name} is on {len(groups)} topics; say which with --topic: {topics}")
+    if not groups:
+        raise InvalidRequest(
+            f"{name} is a query that reads {found[0].topic} from another process, and keeps its positions itself: let "
+            "it begin elsewhere by its own options"
+        )
+    return groups[0]
+
+
+@group_app.command("reset")
+def group_reset_command(
+    folder: DataFolder,
+    name: GroupName,
+    to: Annotated[str, option("--to WHERE", "earliest, latest, an offset, or a time such as -1h.")],
+    topic: Topic = None,
+    partition: PartitionNumber = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Let a group go on elsewhere: what lies before is passed over, what lies behind comes (again)."""
+    target = _target(to)
+    group = _one_group(folder, name, topic)
+    with opened_broker(folder, wait=wait) as broker:
+        moves = moves_of(broker, name, group.topic, target, partition)
+        if not as_json:
+            show_moves(stdout(), moves)
+        if not dry_run:
+            if not confirmed("Go there?", "group reset", yes=yes, as_json=as_json):
+                return NOT_DONE
+            for move in moves:  # exactly the positions that were shown
+                broker.reset_offsets(name, group.topic, to=move.after, partition=move.partition)
+    if as_json:
+        found: dict[str, Any] = {"group": name, "topic": group.topic, "mode": group.mode, "changed": not dry_run}
+        print_json({**found, "partitions": msgspec.to_builtins(moves)})
+    return OK
+
+
+def _target(to: str) -> str | int | datetime:
+    words = {"start": "earliest", "earliest": "earliest", "end": "latest", "latest": "latest"}
+    if to in words:
+        return words[to]
+    if to.isascii() and to.isdigit():
+        return int(to)
+    return to_datetime(time_of(to, "--to"))
+
+
+@group_app.command("delete")
+def group_delete_command(
+    folder: DataFolder,
+    name: GroupName,
+    topic: Topic = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Forget a group and how far it came; the messages stay for the others. In stream mode on all its topics.
+
+    A query of another process loses only its hold on old messages; if it still runs, it takes it again.
+    """
+    found = _groups(folder, name, topic)
+    if any(group.mode == "queue" for group in found):
+        found = [_one_group(folder, name, topic)]
+    found = [group for group in found if group.mode != "query"] or found
+    if not as_json:
+        for group in found:
+            say(f"{_sentence(group)}. It {'would' if dry_run else 'will'} be forgotten")
+    if not dry_run:
+        if not confirmed("Delete it?", "group delete", yes=yes, as_json=as_json):
+            return NOT_DONE
+        _delete(folder, found[0], wait)
+        if not as_json:
+            say(f"deleted {safe(name)}")
+    if as_json:
+        print_json({"group": name, "topics": [group.document for group in found], "deleted": not dry_run})
+    return OK
+
+
+def _delete(folder: str, group: GroupStanding, wait: str) -> None:
+    if group.mode == "query" and not is_address(folder):
+        remove_queries(real_world(), folder, group.name)  # needs no owner, and there may be one
+        return
+    with opened_broker(folder, wait=wait) as broker:
+        broker.delete_group(group.name, group.topic if group.mode == "queue" else None)
+
+
+topic_app = CommandSection("Topics: make them, look at them, change them, take them away.")
+
+TopicName: TypeAlias = Annotated[str, argument("TOPIC", "The topic's name.", autocompletion=topic_names)]
+_Changes: TypeAlias = Annotated[
+    list[str] | None, argument("NAME=VALUE", "Settings, such as retention_ms=7d cleanup=compact.")
+]
+
+
+@topic_app.command("create")
+def topic_create_command(
+    folder: DataFolder,
+    name: TopicName,
+    changes: _Changes = None,
+    partitions: Annotated[int | None, option("--partitions N", "How many.", min=1)] = None,
+    exist_ok: Annotated[bool, option("--exist-ok", "A topic that is there already is no error.")] = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Make a topic; the data folder, too, where there is none."""
+    check_topic_name(name)
+    wanted = changes_of(changes or [])
+    if partitions is not None:
+        if "partitions" in wanted:
+            raise BadSettings("--partitions and partitions=... both say how many; give one of them")
+        wanted["partitions"] = partitions
+    made = True
+    with opened_broker(folder, wait=wait, create=True) as broker:
+        try:
+            broker.create_topic(name, **wanted)
+        except TopicExists:
+            if not exist_ok:
+                raise
+            made = False
+        count = len(broker.describe_topic(name).partitions)
+    if as_json:
+        print_json({"topic": name, "made": made, "partitions": count})
+    else:
+        say(f"{'made' if made else 'there already:'} {name}, {count_of(count, 'partition')}")
+    return OK
+
+
+@topic_app.command("ls")
+def topic_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
+    """List the topics: what they hold, and how far behind their groups are. Needs no lock."""
+    topics_of(folder)
+    found = list(standing_of(folder).topics())
+    if as_json:
+        print_json(topics_document(folder, found))
+    elif not found:
+        note(f"no topics in {safe(folder)}")
+    else:
+        show_table(stdout(), topics_table(found))
+    return OK
+
+
+def topics_document(folder: str, found: list[TopicStanding]) -> dict[str, Any]:
+    """Topics for scripts."""
+    return {"folder": folder, "topics": [_document(topic) for topic in found]}
+
+
+def _document(topic: TopicStanding) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "created_ms": topic.created_ms or None,
+        "messages": topic.messages,
+        "dead": topic.dead,
+        "bytes": topic.bytes,
+        "settings": msgspec.to_builtins(topic.settings),
+        "partitions": msgspec.to_builtins(topic.partitions),
+        "groups": [group.document for group in topic.groups],
+    }
+
+
+def topics_table(found: list[TopicStanding]) -> Table:
+    """Topics for people."""
+    shown = table(
+        "topic",
+        "partitions>",
+        "messages>",
+        "dead>",
+        "disk>",
+        "groups (messages behind)",
+        wide="groups (messages behind)",
+    )
+    for topic in found:
+        groups = ", ".join(f"{safe(group.name)} {group.lag:,}" for group in topic.groups)
+        shown.add_row(
+            safe(topic.name),
+            f"{len(topic.partitions):,}",
+            f"{topic.messages:,}",
+            f"{topic.dead:,}",
+            size(topic.bytes),
+            groups or "none",
+        )
+    return shown
+
+
+@topic_app.command("show")
+def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = False) -> int:
+    """Show all of one topic: partitions, groups, settings. Needs no lock."""
+    topic = _standing(folder, name)
+    if as_json:
+        print_json(_document(topic))
+        return OK
+    console = stdout()
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("topic", safe(topic.name))
+    facts.add_row(
+        "made", f"{short_time(topic.created_ms * 1_000_000)} UTC" if topic.created_ms else "by an early release"
+    )
+    facts.add_row("messages", f"{topic.messages:,} ({size(topic.bytes)})")
+    facts.add_row("dead letters", f"{topic.dead:,}")
+    console.print(facts)
+    console.print()
+    show_table(console, _partitions_table(topic))
+    console.print()
+    if topic.groups:
+        show_table(console, groups_table(topic.groups))
+    else:
+        console.print("no groups")
+    if topic.settings:
+        console.print()
+        show_settings(topic.settings)
+    return OK
+
+
+def _standing(folder: str, name: str) -> TopicStanding:
+    if is_address(folder):
+        return standing_of(folder).topic(check_topic_name(name))
+    found = topics_of(folder)
+    if check_topic_name(name) not in found:
+        raise unknown_topic(folder, name, found)
+    return standing_of(folder).topic(name)
+
+
+def _partitions_table(topic: TopicStanding) -> Table:
+    shown = table("partition>", "first>", "next>", "messages>", "disk>", "segments>")
+    for each in topic.partitions:
+        numbers = (each.start, each.end, each.end - each.start)
+        shown.add_row(str(each.number), *(f"{n:,}" for n in numbers), size(each.bytes), f"{each.segments:,}")
+    return shown
+
+
+@topic_app.command("alter")
+def topic_alter_command(
+    folder: DataFolder,
+    name: TopicName,
+    changes: Annotated[list[str], argument("NAME=VALUE", "Such as max_attempts=3, or max_attempts=default.")],
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Change settings of a topic; they count at once, and are kept."""
+    wanted = changes_of(changes)
+    if "partitions" in wanted:
+        raise BadSettings(f"partitions are added with `holdfast topic partitions {folder} {name} --add N`")
+    _standing(folder, name)
+    with opened_broker(folder, wait=wait) as broker:
+        broker.alter_topic(name, **wanted)
+        settings = msgspec.structs.asdict(settings_of(broker, name))
+    now = {setting: settings[setting] for setting in wanted}
+    if as_json:
+        print_json({"topic": name, "settings": msgspec.to_builtins(now)})
+    else:
+        show_settings(now)
+    return OK
+
+
+@topic_app.command("partitions")
+def topic_partitions_command(
+    folder: DataFolder,
+    name: TopicName,
+    add: Annotated[int | None, option("--add N", "Add so many.", min=1)] = None,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Show the partitions of a topic, or add some. They are never taken away."""
+    topic = _standing(folder, name)
+    if add is not None:
+        if not as_json:
+            say(
+                f"{safe(name)} will have {count_of(len(topic.partitions) + add, 'partition')}, for good. From then on "
+                "most keys go to other partitions than before: messages of one key that are there already may be "
+                "handled beside newer ones"
+            )
+        if not confirmed("Add them?", "topic partitions", yes=yes, as_json=as_json):
+            return NOT_DONE
+        with opened_broker(folder, wait=wait) as broker:
+            broker.add_partitions(name, add)
+        topic = _standing(folder, name)
+    if as_json:
+        print_json({"topic": name, "partitions": msgspec.to_builtins(topic.partitions)})
+    else:
+        show_table(stdout(), _partitions_table(topic))
+    return OK
+
+
+@topic_app.command("delete")
+def topic_delete_command(
+    folder: DataFolder,
+    name: TopicName,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Take a topic away for good, with all its messages, groups and dead letters."""
+    topic = _standing(folder, name)
+    behind = sum(group.lag for group in topic.groups)
+    found = {
+        "topic": name,
+        "messages": topic.messages,
+        "dead": topic.dead,
+        "groups": [group.name for group in topic.groups],
+        "unhandled": behind,
+        "deleted": False,
+    }
+    if not as_json:
+        say(_loss(topic, behind, "would" if dry_run else "will"))
+    if not dry_run:
+        if not confirmed("Delete it?", "topic delete", yes=yes, as_json=as_json):
+            return NOT_DONE
+        with opened_broker(folder, wait=wait) as broker:
+            broker.delete_topic(name)
+        found["deleted"] = True
+        if not as_json:
+            say(f"deleted {safe(name)}")
+    if as_json:
+        print_json(found)
+    return OK
+
+
+def _loss(topic: TopicStanding, behind: int, will: str) -> str:
+    groups = count_of(len(topic.groups), "group")
+    names = f" ({', '.join(safe(group.name) for group in topic.groups)})" if topic.groups else ""
+    left = f"; {count_of(behind, 'message')} not handled yet" if behind else ""
+    messages, letters = count_of(topic.messages, "message"), count_of(topic.dead, "dead letter")
+    return f"{safe(topic.name)} {will} be gone for good, with {messages}, {letters} and {groups}{names}{left}"
+
+
+@topic_app.command("compact")
+def topic_compact_command(folder: DataFolder, name: TopicName, wait: Wait = WAIT, as_json: AsJson = False) -> int:
+    """Keep the last message of each key now, as cleanup=compact does in time; offsets never change."""
+    _standing(folder, name)
+    # Without the threads that look after a folder: they compact as well, and what they do would go uncounted.
+    with opened_broker(folder, wait=wait, keep=False) as broker:
+        done = _compacted(broker, name, as_json=as_json)
+    if as_json:
+        print_json({"topic": name, **msgspec.to_builtins(done)})
+        return OK
+    say(
+        f"{count_of(done.removed_messages, 'message')} dropped for newer ones of their keys, {size(done.freed_bytes)} "
+        f"freed: {count_of(done.segments, 'segment')} written anew"
+    )
+    return OK
+
+
+def _compacted(broker: holdfast.Broker, name: str, *, as_json: bool) -> KeysCompacted:
+    if port_of(broker).shared:
+        return broker.compact_topic(name)
+    with engine_of(broker).using(name) as topic:
+        if topic.settings.cleanup == "delete":
+            raise InvalidRequest(
+                f"{name} does not go by keys: its messages go by retention (cleanup=delete). Change that with "
+                f"`holdfast topic alter {broker.folder} {name} cleanup=compact`; to let go of handled messages use "
+                f"`holdfast compact {broker.folder} --topic {name}`"
+            )
+        engine_of(broker).tick()
+        with progress("compacting", "share", shown=not as_json) as advance:
+            return topic.compact_keys(advance, roll=True)

@@ -1,0 +1,342 @@
+"""`holdfast lock` and `holdfast state`: locks with leases, and documents with versions."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from contextlib import closing
+from datetime import datetime
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+
+import holdfast
+from holdfast.api.times import parse_duration
+from holdfast.broker.folder.layout import check_name
+from holdfast.broker.inspect.locks import held_now, replayed_locks
+from holdfast.broker.locks import Standing
+from holdfast.cli.look.messages import moment, seconds_text
+from holdfast.cli.opening import opened_broker, topics_of
+from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait
+from holdfast.cli.output import (
+    NOT_DONE,
+    NOTHING_THERE,
+    OK,
+    CommandSection,
+    json_text,
+    note,
+    print_json,
+    say,
+    stdout,
+)
+from holdfast.cli.places import argument, option
+from holdfast.cli.reading import OpeningTurns
+from holdfast.cli.text import safe, show_table, table
+from holdfast.cli.use.get import default_holder
+from holdfast.client.address import is_address
+from holdfast.delivery.decide import Moment
+from holdfast.env import real_world
+from holdfast.errors import HoldfastError, InvalidRequest, LockHeld
+from holdfast.local.locks import document_from, info_of
+
+lock_app = CommandSection("Locks with leases and fencing numbers.")
+
+LEASE_ID: Final = "HOLDFAST_LEASE_ID"
+_NAMES: Final = ("HOLDFAST_LOCK", LEASE_ID, "HOLDFAST_FENCE")
+
+LockName: TypeAlias = Annotated[str, argument("NAME", "The lock's name.")]
+LeaseIdArgument: TypeAlias = Annotated[str | None, argument("LEASE", f"From `acquire`; by default ${LEASE_ID}.")]
+
+
+@lock_app.command("acquire")
+def acquire_command(
+    folder: DataFolder,
+    name: LockName,
+    owner: Annotated[str | None, option("--owner NAME", "Who has it; this shell.")] = None,
+    lease: Annotated[str, option("--lease TIME", "It is yours so long.")] = "30s",
+    timeout: Annotated[str, option("--timeout TIME", "Wait so long for the lock.")] = "0",
+    if_not_exists: Annotated[
+        bool, option("--if-not-exists", "Only where there is no lock and no document of that name.")
+    ] = False,
+    export: Annotated[bool, option("--export", "Print shell variables, for eval.")] = False,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Take a lock for a time. Exit code: 3 where somebody else has it."""
+    if export and as_json:
+        raise InvalidRequest("--export and --json both say what is printed; give one of them")
+    options: dict[str, Any] = {
+        "owner": default_holder() if owner is None else owner,
+        "lease": parse_duration(lease, "--lease"),
+        "if_not_exists": if_not_exists,
+    }
+    try:
+        lock = _acquired(folder, name, options, parse_duration(timeout, "--timeout"), wait)
+    except LockHeld as held:
+        sys.stdout.write(_nothing_exported(NOTHING_THERE) if export else "")
+        note(safe(str(held)))
+        return NOTHING_THERE
+    except HoldfastError:
+        sys.stdout.write(_nothing_exported(NOT_DONE) if export else "")
+        raise
+    if export:
+        values = (lock.name, lock.lease_id, str(lock.fence))
+        lines = [f"export {key}={shlex.quote(value)}\n" for key, value in zip(_NAMES, values, strict=True)]
+        sys.stdout.write("".join(lines))
+    else:
+        _show_lock(lock, as_json=as_json)
+    return OK
+
+
+def _acquired(folder: str, name: str, options: dict[str, Any], timeout_s: float, wait: str) -> holdfast.Lock:
+    refused: LockHeld | None = None
+    with closing(OpeningTurns(folder, None, timeout_s, wait).each(create=True)) as turns:
+        for broker, wait_s in turns:
+            try:
+                return broker.locks.acquire(name, wait=wait_s, **options)
+            except LockHeld as held:
+                refused = held
+    assert refused is not None
+    raise refused
+
+
+def _nothing_exported(code: int) -> str:
+    return f"unset {' '.join(_NAMES)}\n(exit {code})\n"
+
+
+@lock_app.command("keepalive")
+def keepalive_command(
+    folder: DataFolder,
+    lease_id: LeaseIdArgument = None,
+    lease: Annotated[str | None, option("--lease TIME", "So long from now; as long as before by default.")] = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Let a lease go on."""
+    lease_s = None if lease is None else parse_duration(lease, "--lease")
+    with opened_broker(folder, wait=wait) as broker:
+        _show_lock(broker.locks.keepalive(_lease_id(lease_id), lease_s), as_json=as_json)
+    return OK
+
+
+@lock_app.command("release")
+def release_command(
+    folder: DataFolder,
+    lease_id: LeaseIdArgument = None,
+    force: Annotated[str | None, option("--force NAME", "Take this lock from whoever has it.")] = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Give a lock back; or take one from its holder, by name. Exit code: 3 where nobody has that."""
+    if force is not None and lease_id is not None:
+        raise InvalidRequest("a lease and --force both say what is released; give one of them")
+    given = _lease_id(lease_id) if force is None else check_name(force, "lock")
+    with opened_broker(folder, wait=wait) as broker:
+        if force is None:
+            broker.locks.release(given)
+        elif not broker.locks.force_release(given):
+            note(f"nobody has {safe(given)}")
+            return NOTHING_THERE
+    if as_json:
+        print_json({"released": given})
+    else:
+        say(f"released {safe(given)}")
+    return OK
+
+
+@lock_app.command("show")
+def lock_show_command(folder: DataFolder, name: LockName, as_json: AsJson = False) -> int:
+    """Who has a lock, since and until when. Takes no lock of the folder."""
+    info = _infos(folder, check_name(name, "lock"))[0]
+    if as_json:
+        print_json(_lock_document(info))
+    elif info.held:
+        say(
+            f"{safe(info.name)} is held by {safe(info.owner or '')} since {_seconds_or_dash(info.acquired_at)}, until "
+            f"{_seconds_or_dash(info.expires_at)} UTC, with the fence {info.fence}"
+        )
+    else:
+        say(f"{safe(info.name)} is free")
+    return OK
+
+
+@lock_app.command("ls")
+def lock_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
+    """List the locks that somebody has. Takes no lock of the folder."""
+    infos = _infos(folder)
+    if as_json:
+        print_json({"folder": folder, "locks": [_lock_document(info) for info in infos]})
+    elif not infos:
+        note(f"no locks are held in {safe(folder)}")
+    else:
+        shown = table("lock", "owner", "since", "until", "fence")
+        for info in infos:
+            since, until = _seconds_or_dash(info.acquired_at), _seconds_or_dash(info.expires_at)
+            shown.add_row(safe(info.name), safe(info.owner or ""), since, until, str(info.fence))
+        show_table(stdout(), shown)
+    return OK
+
+
+def _infos(folder: str, name: str | None = None) -> list[holdfast.LockInfo]:
+    """One lock, or all that are held: read without owning the folder, or asked of a server."""
+    if is_address(folder):
+        with opened_broker(folder) as broker:
+            return broker.locks.list() if name is None else [broker.locks.describe(name)]
+    topics_of(folder)
+    world = real_world()
+    now = Moment(world.clock.now_ns() // 1_000_000, world.clock.monotonic_ns() // 1_000_000)
+    known, _ = replayed_locks(world, folder)
+    held = held_now(world, known, now)
+    versions = {name: document.version for name, document in known.documents.items()}
+    return [
+        info_of(Standing(each, held.get(each), 0, versions.get(each, 0)), now)
+        for each in (held if name is None else [name])
+    ]
+
+
+def _lease_id(given: str | None) -> str:
+    lease_id = given or os.environ.get(LEASE_ID, "")
+    if not lease_id:
+        raise InvalidRequest(f"no lease: give it behind the folder, or set ${LEASE_ID} with `lock acquire --export`")
+    return lease_id
+
+
+def _show_lock(lock: holdfast.Lock, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "name": lock.name,
+                "owner": lock.owner,
+                "fence": lock.fence,
+                "lease_id": lock.lease_id,
+                "lease_seconds": lock.lease,
+                **moment("acquired", lock.acquired_at),
+                **moment("expires", lock.expires_at),
+            }
+        )
+    else:
+        say(f"{safe(lock.name)} is yours until {_seconds_or_dash(lock.expires_at)} UTC\nlease {safe(lock.lease_id)}")
+
+
+def _lock_document(info: holdfast.LockInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "held": info.held,
+        "owner": info.owner,
+        "fence": info.fence,
+        **moment("acquired", info.acquired_at),
+        **moment("expires", info.expires_at),
+        "document_version": info.document_version,
+    }
+
+
+def _seconds_or_dash(when: datetime | None) -> str:
+    return "-" if when is None else seconds_text(when)
+
+
+state_app = CommandSection("State documents: JSON values with versions.")
+
+DocumentName: TypeAlias = Annotated[str, argument("NAME", "The document's name.")]
+Version: TypeAlias = Annotated[
+    int | None, option("--version N", "Only if it has this version; 0: if there is none.", min=0)
+]
+LeaseIdOption: TypeAlias = Annotated[str | None, option("--lease-id LEASE", "Only while this lease of a lock is good.")]
+
+
+@state_app.command("get")
+def state_get_command(folder: DataFolder, name: DocumentName, as_json: AsJson = False) -> int:
+    """Print a document as JSON. Takes no lock of the folder. Exit code: 3 where there is none."""
+    document = _document(folder, check_name(name, "document"))
+    if document is None:
+        note(f"there is no document {safe(name)} in {safe(folder)}")
+        return NOTHING_THERE
+    if as_json:
+        print_json(_document_facts(document, value=document.value))
+    else:
+        sys.stdout.write(json_text(document.value, indent=2) + "\n")
+    return OK
+
+
+@state_app.command("put")
+def state_put_command(
+    folder: DataFolder,
+    name: DocumentName,
+    value: Annotated[str | None, argument("JSON", "The value; stdin by default.")] = None,
+    version: Version = None,
+    lease_id: LeaseIdOption = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Make or replace a document."""
+    content = sys.stdin.buffer.read() if value is None else value.encode("utf-8", "surrogateescape")
+    try:
+        decoded = msgspec.json.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"the value is no JSON: {error}. A text needs its quotes: '\"a text\"'") from None
+    with opened_broker(folder, wait=wait, create=True) as broker:
+        document = broker.documents.update(name, decoded, version=version, lock=lease_id)
+    if as_json:
+        print_json(_document_facts(document))
+    else:
+        say(f"{safe(name)} has version {document.version} now")
+    return OK
+
+
+@state_app.command("rm")
+def state_rm_command(
+    folder: DataFolder,
+    name: DocumentName,
+    version: Version = None,
+    lease_id: LeaseIdOption = None,
+    wait: Wait = WAIT,
+    as_json: AsJson = False,
+) -> int:
+    """Take a document away. Exit code: 3 where there is none."""
+    with opened_broker(folder, wait=wait) as broker:
+        removed = broker.documents.remove(name, version=version, lock=lease_id)
+    if as_json:
+        print_json({"name": name, "removed": removed})
+    else:
+        say(f"{safe(name)} is removed" if removed else f"there is no document {safe(name)}")
+    return OK if removed else NOTHING_THERE
+
+
+@state_app.command("ls")
+def state_ls_command(folder: DataFolder, as_json: AsJson = False) -> int:
+    """List the documents. Takes no lock of the folder."""
+    found = _documents(folder)
+    if as_json:
+        print_json({"folder": folder, "documents": [_document_facts(document) for document, _ in found]})
+    elif not found:
+        note(f"no documents in {safe(folder)}")
+    else:
+        shown = table("document", "version>", "bytes>")
+        for document, size in found:
+            shown.add_row(safe(document.name), str(document.version), f"{size:,}")
+        show_table(stdout(), shown)
+    return OK
+
+
+def _document(place: str, name: str) -> holdfast.Document | None:
+    if is_address(place):
+        with opened_broker(place) as broker:
+            return broker.documents.get(name)
+    topics_of(place)
+    found = replayed_locks(real_world(), place).table.documents.get(name)
+    return None if found is None else document_from(name, found)
+
+
+def _documents(place: str) -> list[tuple[holdfast.Document, int]]:
+    """All of them, and how many bytes each has."""
+    if is_address(place):
+        with opened_broker(place) as broker:
+            documents = [broker.documents.get(name) for name in broker.documents.list()]
+            return [(each, len(msgspec.json.encode(each.value))) for each in documents if each is not None]
+    topics_of(place)
+    found = sorted(replayed_locks(real_world(), place).table.documents.items())
+    return [(document_from(name, content), len(content.content)) for name, content in found]
+
+
+def _document_facts(document: holdfast.Document, **more: Any) -> dict[str, Any]:
+    return {"name": document.name, "version": document.version, **moment("updated", document.updated_at), **more}
