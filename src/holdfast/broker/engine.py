@@ -30,6 +30,7 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.tracing.tracing import Traces, traced_as
 from holdfast.broker.upkeep import Cleaner, Space, Sweep
 from holdfast.env import OpenFiles, World, close_in_children, real_world
+from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join
@@ -594,6 +595,7 @@ def grow_topic(engine: BrokerEngine, name: str, wanted: int) -> bool:
 
     Whoever does not go on leaves a topic with those that were added so far: nothing is half done between two steps.
     """
+    checkpoint()
     with engine.alone(name), engine.using(name) as topic:
         count = len(topic.partitions)
         if count >= wanted:
