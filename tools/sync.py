@@ -82,7 +82,8 @@ ASYNCIO: Final = {
     "current_task": "threading.current_thread",
     "sleep": "time.sleep",
 }
-ASIDE: Final = frozenset({"to_thread", "aside", "_aside"})  # awaited, they call their first argument with the others
+# Awaited, they call their first argument with the others.
+ASIDE: Final = frozenset({"to_thread", "aside", "_aside", "aside_while_wanted"})
 TRANSPARENT: Final = frozenset({"shield"})  # they stand for what their argument answers
 OPENING: Final = "AsyncOpening"  # called or awaited, it calls its first argument with the others
 PROMISES: Final = frozenset({"Awaitable", "Coroutine", OPENING})  # annotations: of these the last argument is left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -94,3 +95,23 @@ def test_growth_ends_soon_after_its_caller_has_gone(tmp_path):
             server.request("PATCH", "/v1/topics/jobs", {"settings": {"max_attempts": 3}})  # behind a step under way
             seen.append(count())
         assert seen[-1] < 1_000
+
+
+WAYS_TO_A_LARGE_TOPIC = {
+    "create": ("POST", "/v1/topics", b'{"name": "jobs", "partitions": 3000}'),
+    "put": ("PUT", "/v1/queues/jobs", b'{"partitions": 3000}'),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_A_LARGE_TOPIC)
+def test_a_topic_is_not_made_any_further_when_its_caller_has_gone(tmp_path, way):
+    with serving(tmp_path, broker=BROKER, max_partitions=10_000) as server:
+        connection = server.connection()
+        connection.request(*WAYS_TO_A_LARGE_TOPIC[way], {"content-type": "application/json"})
+        while not list(tmp_path.rglob("topics/jobs/10")):
+            time.sleep(0.01)
+        connection.close()
+        assert server.request("DELETE", "/v1/topics/jobs").status == 204  # behind the partition under way
+        made = server.request("PUT", "/v1/queues/jobs", {"partitions": 2})
+        assert made.status in (200, 201)
+        assert server.request("POST", "/v1/queues/jobs/enqueue", {"messages": [{"body": "x"}]}).status < 300

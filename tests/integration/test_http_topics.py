@@ -6,6 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 import holdfast
+from holdfast.server.turns import Scan
 from tests.integration.http_gear import Serving, serving
 
 
@@ -251,10 +253,79 @@ def test_traces_are_found_page_by_page_and_a_page_looks_at_no_more_than_it_may(t
         assert pages >= 3
         rare = server.get("/v1/traces", query={"topic": "traced", "event": "acked"}).body
         assert (rare["steps"], bool(rare["next"])) == ([], True), "seven were looked at, and there are more"
-        both = server.get("/v1/traces", query={"topic": "traced", "last": "true", "after": "3"})
-        assert (both.status, both.code) == (400, "invalid_request")
         with holdfast.open_broker(server.url) as broker:
             assert [step.id for step in broker.search_traces(topic="traced", limit=9)] == whole[:9]
+
+
+def test_the_last_traces_are_found_page_by_page_backwards_and_a_page_looks_at_no_more_than_it_may(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path, scan_messages=7) as server:
+        assert server.request("PUT", "/v1/queues/traced", {"settings": {"trace_sample": 1.0}}).status == 200
+        for i in range(20):
+            server.post("/v1/queues/traced/enqueue", b"%d" % i)
+        whole, pages = [], 0
+        query: dict[str, object] = {"topic": "traced", "limit": 4, "last": "true"}
+        while True:
+            page = server.get("/v1/traces", query=query).body
+            assert len(page["steps"]) <= 4
+            whole = [step["id"] for step in page["steps"]] + whole
+            pages += 1
+            if not page.get("next"):
+                break
+            query["after"] = page["next"]
+        assert whole == [f"traced-0-{i}" for i in range(20)]
+        assert pages >= 5
+        rare = server.get("/v1/traces", query={"topic": "traced", "event": "acked", "last": "true"}).body
+        assert (rare["steps"], bool(rare["next"])) == ([], True), "seven were looked at, and there are more"
+        with holdfast.open_broker(server.url) as broker:
+            assert [step.id for step in broker.search_traces(topic="traced", limit=9, last=True)] == whole[-9:]
+            assert broker.search_traces(topic="traced", event="acked", last=True) == []
+            assert len(broker.search_traces(topic="traced", since=timedelta(hours=1), last=True)) == 20
+
+
+def test_the_life_of_a_message_is_told_page_by_page(tmp_path: Path) -> None:
+    with serving(tmp_path, scan_messages=7) as server:
+        assert server.request("PUT", "/v1/queues/traced", {"settings": {"trace_sample": 1.0}}).status == 200
+        server.post("/v1/queues/traced/enqueue", b"a")
+        receipt = server.post("/v1/queues/traced/dequeue", {}).body["messages"][0]["receipt"]
+        for _ in range(8):
+            extended = server.post("/v1/queues/traced/extend", {"receipts": [receipt], "lease": 60})
+            assert extended.status == 200
+            server.post("/v1/queues/traced/enqueue", b"others")
+        whole: list[str] = []
+        query: dict[str, object] = {"limit": 4}
+        while True:
+            page = server.get("/v1/traces/traced-0-0", query=query).body
+            assert len(page["steps"]) <= 4
+            whole += [step["step"] for step in page["steps"]]
+            if not page.get("next"):
+                break
+            query["after"] = page["next"]
+        assert whole == ["published", "leased", *["extended"] * 8]
+        with holdfast.open_broker(server.url) as broker:
+            assert [step.step for step in broker.trace("traced-0-0")] == whole
+
+
+@pytest.mark.parametrize("path", ["/v1/traces/stats?topic=traced", "/v1/traces/traced-0-0"])
+def test_numbers_and_lives_are_found_in_pieces_between_which_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    scans: list[int] = []
+    begin = Scan.__init__
+
+    def counted(self: Scan, most: int) -> None:
+        scans.append(most)
+        begin(self, most)
+
+    with serving(tmp_path, scan_messages=7) as server:
+        assert server.request("PUT", "/v1/queues/traced", {"settings": {"trace_sample": 1.0}}).status == 200
+        for i in range(30):
+            server.post("/v1/queues/traced/enqueue", b"%d" % i)
+        monkeypatch.setattr(Scan, "__init__", counted)
+        found = server.request("GET", path).body
+        assert found.get("messages", 30) == 30
+        assert len(scans) >= 30 / 7
 
 
 def test_standing_is_told_page_by_page(orders: Serving) -> None:

@@ -1,6 +1,7 @@
 """Any order of publishes, choices, acks, nacks, ended leases, deaths, seeks and restarts: what keys promise holds.
 
-A model looks through all messages for each choice; the gate, which does not, must come to the same.
+A model looks through all messages for each choice; the gate, which does not, must come to the same, and so must one
+that is filled from a log only as far as each choice needs.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from holdfast.broker.choose import Keyed, KeyedGroup
 from holdfast.delivery.commands import Ack, Bury, Cancel, Command, GiveUp, Nack, Receipt, Receive, Reject, Seek, Tick
 from holdfast.delivery.events import Acked, Event, Expired, Leased, Lost, Opened, Phase
 from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits
 from holdfast.delivery.runs import runs_of
+from holdfast.model import Record
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story
 
@@ -66,6 +69,12 @@ class Model:
             known += self.phase(self.scanned) is Phase.READY
             self.scanned += 1
 
+    def past_settled(self, offset: int) -> int:
+        """Where the next message lies that is not settled: the gate may pass over those that are, or not."""
+        while offset < len(self.keys) and self.phase(offset) in SETTLED:
+            offset += 1
+        return offset
+
     def group_of(self, key: bytes) -> bytes:
         return key if self.policy.key_group_separator is None else key.partition(b"/")[0]
 
@@ -114,6 +123,23 @@ class Model:
             assert count <= allowed + (restarts - after)
 
 
+class KeyLog:
+    """The keys of the model as a log, in which a partition's gate looks for them itself."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def end(self) -> int:
+        return self._model.story.readable
+
+    def follower(self) -> KeyLog:
+        return self
+
+    def record(self, offset: int) -> Record:
+        return Record(offset, 0, b"", self._model.keys[offset])
+
+
 class KeyMachine(RuleBasedStateMachine):
     """The gate beside a group that lives, journals and restarts as a real one does."""
 
@@ -125,7 +151,14 @@ class KeyMachine(RuleBasedStateMachine):
         self.publish(first)
         if late:  # the policy comes when some are leased already, whatever their keys are
             self.story.receive(late)
-        self.gate = KeyGate(Limits(policy, now_mono_ms=self.story.mono_ms, new=True))
+        self.open_gates(new=True)
+
+    def open_gates(self, *, new: bool) -> None:
+        """The gate, and one that reads on in the log as far as each choice needs."""
+        now_ms = self.story.mono_ms
+        self.gate = KeyGate(Limits(self.policy, now_mono_ms=now_ms, new=new))
+        shared = KeyedGroup(self.policy, now_mono_ms=now_ms, new=new)
+        self.keyed = Keyed(shared, KeyLog(self.model), self.story.group)  # type: ignore[arg-type]
 
     def command(self, command: Command) -> None:
         self.follow(self.story.when(command))
@@ -137,11 +170,20 @@ class KeyMachine(RuleBasedStateMachine):
     def follow(self, events: list[Event]) -> None:
         for event in events:
             self.gate.note(event)
+        self.keyed.note(events)
 
     def fill(self) -> None:
         self.gate.fill(self.story.group, self.story.readable, lambda offset: self.model.keys[offset])
         self.model.fill()
-        assert self.gate.scanned == self.model.scanned
+        assert self.model.past_settled(self.gate.scanned) == self.model.past_settled(self.model.scanned)
+
+    def choose(self, count: int) -> list[int]:
+        chosen, of_keyed = [gate.choose(count, self.story.mono_ms) for gate in (self.gate, self.keyed)]
+        if self.policy.key_group_fair:  # whose turn it is depends on when each key group was first seen
+            assert len(of_keyed) == len(chosen)
+        else:
+            assert of_keyed == chosen
+        return chosen
 
     def left(self) -> dict[bytes, int]:
         limits = self.gate.limits
@@ -165,7 +207,7 @@ class KeyMachine(RuleBasedStateMachine):
         """What is chosen is what the policy means; a choice of which only a part is taken costs nothing."""
         self.fill()
         left = self.left()
-        chosen = self.gate.choose(count, self.story.mono_ms)
+        chosen = self.choose(count)
         assert self.gate.choose(count, self.story.mono_ms) == chosen
         assert self.gate.any_next(self.story.mono_ms) == bool(chosen)
         if self.policy.key_group_fair:
@@ -175,6 +217,7 @@ class KeyMachine(RuleBasedStateMachine):
                 assert not any(self.model.may_go(offset, chosen, left) for offset in range(self.model.scanned))
         else:
             assert chosen == self.model.choose(count, left)
+        assert self.keyed.any_next(self.story.mono_ms) == bool(chosen)
         self.command(Receive(chosen[:taken], self.story.group.cursor, lease_ms, "ann", 0))
         for at in range(len(chosen[:taken])):
             self.model.leased(chosen[at : at + 1])
@@ -234,8 +277,8 @@ class KeyMachine(RuleBasedStateMachine):
         del self.model.keys[len(story.log) :]
         self.model.rescan()
         self.model.restarts += 1
-        self.gate = KeyGate(Limits(self.policy, now_mono_ms=story.mono_ms, new=False))
-        self.gate.note(Opened(story.group.session, BOOT, story.mono_ms, len(story.log)))
+        self.open_gates(new=False)
+        self.follow([Opened(story.group.session, BOOT, story.mono_ms, len(story.log))])
         if gone:
             self.command(GiveUp())
 
@@ -246,7 +289,7 @@ class KeyMachine(RuleBasedStateMachine):
         story, group = self.story, self.story.group
         for _ in range(400):
             self.fill()
-            chosen = self.gate.choose(5, story.mono_ms)
+            chosen = self.choose(5)
             self.command(Receive(chosen, group.cursor, 10_000, "ann", 0))
             self.model.leased(chosen)
             held = [Receipt(offset, lease.fence) for offset, lease in group.leases.items()]
@@ -256,6 +299,7 @@ class KeyMachine(RuleBasedStateMachine):
                 self.tick(120)
             else:
                 wait_ms = self.gate.next_ms(story.mono_ms)
+                assert self.keyed.next_ms(story.mono_ms) == wait_ms
                 if wait_ms is None:
                     break
                 assert wait_ms > 0

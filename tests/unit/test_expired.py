@@ -16,6 +16,7 @@ from holdfast.broker.journal import Journal
 from holdfast.broker.partition import Partition
 from holdfast.delivery import choose
 from holdfast.delivery.events import Event
+from holdfast.delivery.keys import KeyGate
 from holdfast.model import Appended
 from holdfast.storage.view import Follower
 from tests.unit.queues import FOLDER, Place
@@ -93,6 +94,29 @@ def test_one_get_passes_over_many_expired_messages_in_few_commits(order: str, to
     assert place.q.get(timeout=0).body == b"last"
     assert work.commits < MANY / 50
     assert work.read < 4 * MANY
+    assert place.q.stats().metrics.expired == MANY
+
+
+@pytest.mark.parametrize("order", ["one key", "limited"])
+def test_a_run_of_expired_messages_of_one_key_is_passed_over_before_it_is_looked_through(
+    order: str, to_dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = 0
+    plain = KeyGate.feed
+
+    def feed(self: KeyGate, *arguments: Any) -> None:
+        nonlocal fed
+        fed += 1
+        plain(self, *arguments)
+
+    monkeypatch.setattr(KeyGate, "feed", feed)
+    place = Place(expired_to_dead=to_dead, **_ORDERS[order])
+    for _ in range(MANY // 100):
+        place.q.put_many([holdfast.NewMessage(body=b"x", key="k", ttl=1)] * 100)
+    place.q.put(b"last", key="k")
+    place.clock.advance(seconds=10)
+    assert place.q.get(timeout=0).body == b"last"
+    assert fed < MANY / 10
     assert place.q.stats().metrics.expired == MANY
 
 

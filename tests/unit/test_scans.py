@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.env.checkpoints import checkpoint, checkpoints
+from holdfast.env.checkpoints import Abandoned, checkpoint, checkpoints
 from holdfast.errors import TooManyWaiters
 from holdfast.server import turns as module
-from holdfast.server.turns import MOST_WAITING, Abandoned, Full, Scan, Scans
+from holdfast.server.turns import MOST_WAITING, Full, Scan, Scans
 
 
 def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -176,7 +176,7 @@ def test_a_scan_pauses_every_few_messages_so_that_others_get_the_interpreter() -
 def test_whatever_reads_on_a_scans_thread_ends_when_nobody_waits_for_it() -> None:
     scan = Scan(1)
 
-    def work(_: Scan) -> None:
+    def work() -> None:
         scan.abandoned = True
         checkpoint()
 

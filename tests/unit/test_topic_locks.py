@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.broker.check import check_folder
 from holdfast.env import World, real_world
 from holdfast.env.disk import File, RealDisk
 from holdfast.errors import BadSettings, Closed, HoldfastError, TopicExists, UnknownTopic
@@ -249,6 +250,96 @@ def test_growth_ends_soon_after_its_task_is_cancelled(tmp_path):
 
     count, later = asyncio.run(story())
     assert 20 <= count == later < 1_000
+
+
+class PausedDisk(RealDisk):
+    """A disk on which whoever makes this folder, or one in it, waits until it is let go."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.reached = threading.Event()
+        self.released = threading.Event()
+
+    def make_folder(self, path: str) -> None:
+        if f"{self.folder}/" in f"{path}/":
+            self.reached.set()
+            assert self.released.wait(LONG_S)
+        super().make_folder(path)
+
+    def world(self) -> World:
+        real = real_world()
+        return World(clock=real.clock, disk=self, ids=real.ids)
+
+
+async def leave_in_the_middle(disk: PausedDisk, task: asyncio.Future[Any]) -> None:
+    """Cancel a task that is at work on a thread, which is in the middle of it."""
+    assert await asyncio.to_thread(disk.reached.wait, LONG_S)
+    task.cancel()
+    await asyncio.wait([task])
+    disk.released.set()
+
+
+WAYS_TO_OPEN: dict[str, Callable[[Any], Any]] = {
+    "create": lambda broker: broker.create_topic("orders", partitions=60),
+    "queue": lambda broker: broker.queue("orders", partitions=60),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_OPEN)
+def test_a_topic_is_not_made_any_further_when_its_task_is_cancelled_and_whoever_comes_next_goes_on(tmp_path, way):
+    disk, made = PausedDisk("/orders/20"), tmp_path / "data/topics/orders"
+
+    async def story() -> None:
+        async with await holdfast.aio.open_broker(tmp_path / "data", settings=SETTINGS, world=disk.world()) as broker:
+            await leave_in_the_middle(disk, asyncio.ensure_future(WAYS_TO_OPEN[way](broker)))
+            await broker._port.at("orders").aside(lambda: None)  # behind what was under way
+            assert not (made / "21").exists()
+            assert len((await broker.describe_topic("orders")).partitions) == 60
+            await broker.publish("orders", b"a", partition=59)
+            group = await broker.group("orders", "default")
+            assert (await group.receive(timeout=0)).body == b"a"
+
+    asyncio.run(story())
+    with holdfast.open_broker(tmp_path / "data", settings=SETTINGS) as broker:
+        assert len(broker.describe_topic("orders").partitions) == 60
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_nothing_is_left_of_a_group_whose_task_is_cancelled_while_it_is_made(tmp_path, start):
+    disk, topic = PausedDisk("/orders/20/groups/new"), tmp_path / "data/topics/orders"
+
+    async def story() -> None:
+        async with await holdfast.aio.open_broker(tmp_path / "data", settings=SETTINGS, world=disk.world()) as broker:
+            await broker.create_topic("orders", partitions=40)
+            await broker.publish("orders", b"before", partition=3)
+            await leave_in_the_middle(disk, asyncio.ensure_future(broker.group("orders", "new", start=start)))
+            await broker._port.at("orders").aside(lambda: None)
+            assert [*topic.glob("*/groups/new"), *topic.glob("groups/new.json")] == []
+            assert (await broker.describe_topic("orders")).groups == []
+            group = await broker.group("orders", "new", start=start)
+            await broker.publish("orders", b"after", partition=3)
+            found = [message.body for message in await group.receive_many(5, timeout=0)]
+            assert found == ([b"after"] if start == "latest" else [b"before", b"after"])
+
+    asyncio.run(story())
+    with holdfast.open_broker(tmp_path / "data", settings=SETTINGS) as broker:
+        assert broker.describe_topic("orders").groups == ["new"]
+    assert check_folder(tmp_path / "data").ok
+
+
+def test_places_for_dead_letters_are_not_made_any_further_when_the_task_is_cancelled(tmp_path):
+    disk, made = PausedDisk("/orders.dlq/20"), tmp_path / "data/topics/orders.dlq"
+
+    async def story() -> None:
+        async with await holdfast.aio.open_broker(tmp_path / "data", settings=SETTINGS, world=disk.world()) as broker:
+            await broker.create_topic("orders", partitions=40)
+            looking = asyncio.ensure_future(broker.describe_topic("orders.dlq"))
+            await leave_in_the_middle(disk, looking)
+            await asyncio.to_thread(broker._port.engine.topic("orders").dead_partition, 20)  # behind what was under way
+            assert not (made / "21").exists()
+            assert len((await broker.describe_topic("orders.dlq")).partitions) == 40
+
+    asyncio.run(story())
 
 
 def test_many_tasks_that_want_one_slow_topic_leave_the_threads_to_others(tmp_path):

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
 
 
+_STRETCH: Final = 256  # messages that are read from the log before the next choice; then twice as many, and so on
+
+
 class KeyedGroup:
     """What the partitions of a group share: the limits of key groups, whose keys may lie in any of them.
 
@@ -71,8 +74,16 @@ class Keyed:
     def choose(self, count: int, now_mono_ms: int) -> list[int]:
         """The next messages, up to `count`, in order of delivery."""
         with self.lock:
-            self._gate.fill(self._group, self._log.end, self._key_of)
-            return self._gate.choose(count, now_mono_ms)
+            gate, stretch = self._gate, max(count, _STRETCH)
+            if gate.policy.key_group_fair:  # whoever shares must know all of them; else the oldest on offer is next
+                self._read_on(None)
+            elif gate.ready < count:
+                self._read_on(stretch)
+            chosen = gate.choose(count, now_mono_ms)
+            while len(chosen) < count and self._read_on(stretch):
+                chosen = gate.choose(count, now_mono_ms)
+                stretch *= 2
+            return chosen
 
     def note(self, events: Sequence[Event]) -> None:
         """These have happened."""
@@ -85,8 +96,12 @@ class Keyed:
     def any_next(self, now_mono_ms: int) -> bool:
         """Whether any partition has something to give, as far as that can be seen from here."""
         with self.lock:
-            self._gate.fill(self._group, self._log.end, self._key_of)
-            return any(gate.any_next(now_mono_ms) for gate in self._gates)
+            stretch = _STRETCH
+            while not any(gate.any_next(now_mono_ms) for gate in self._gates):
+                if not self._read_on(stretch):
+                    return False
+                stretch *= 2
+            return True
 
     def next_ms(self, now_mono_ms: int) -> int | None:
         """In how many ms a rate lets the next message of this partition through."""
@@ -97,6 +112,10 @@ class Keyed:
         """The same for all partitions: what is taken from one may make the others wait."""
         with self.lock:
             return soonest(*[gate.next_ms(now_mono_ms) for gate in self._gates])
+
+    def _read_on(self, most: int | None) -> bool:
+        """Whether there was anything to read."""
+        return self._gate.fill(self._group, self._log.end, self._key_of, most)
 
     def _key_of(self, offset: int) -> bytes | None:
         try:
@@ -111,7 +130,8 @@ class Keyed:
 logger = logging.getLogger(__name__)
 
 # How many expired messages are passed over at a time: others wait for the group's lock meanwhile.
-_PASS_MOST: Final = 1_000
+_PASS_MOST: Final = 10_000
+_PASS_FRAMES: Final = 1_000  # in as many frames at most: looking at one takes as long as passing over ten messages
 _AGE_EVERY_MS: Final = 100
 
 
@@ -211,7 +231,9 @@ class Supply:
         if not self._is_untouched(offset):
             return range(0)
         with suppress(DamagedRange, OffsetOutOfRange):
-            while offset < end:
+            for _ in range(_PASS_FRAMES):
+                if offset >= end:
+                    break
                 frame = self._follower.frame(offset)
                 times = frame.columns().expires_at_ms()
                 if times is None or not (min(times) > 0 and max(times) <= now_ms):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from os import PathLike, fspath
@@ -26,10 +26,12 @@ from holdfast.broker.streams.groups import StreamGroups
 from holdfast.broker.streams.query_pins import Queries
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import LOCKS, PRODUCERS, TopicLocks, Using
+from holdfast.broker.tracing.log import found_by
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.tracing.tracing import Traces, traced_as
 from holdfast.broker.upkeep import Cleaner, Space, Sweep
 from holdfast.env import OpenFiles, World, close_in_children, real_world
+from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join
@@ -448,8 +450,12 @@ class BrokerEngine:
 
     def trace(self, message: object) -> list[TraceStep]:
         """The life of a message, as far as it was sampled; it may be long gone."""
+        return found_by(self.looking_for_trace(message))
+
+    def looking_for_trace(self, message: object) -> Generator[int, None, list[TraceStep]]:
+        """Look for the life of a message, a frame at a time."""
         self.check_open()
-        return self.traces.trace(*traced_as(self, message))
+        return (yield from self.traces.looking_for(*traced_as(self, message)))
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
@@ -594,6 +600,7 @@ def grow_topic(engine: BrokerEngine, name: str, wanted: int) -> bool:
 
     Whoever does not go on leaves a topic with those that were added so far: nothing is half done between two steps.
     """
+    checkpoint()
     with engine.alone(name), engine.using(name) as topic:
         count = len(topic.partitions)
         if count >= wanted:

@@ -50,6 +50,7 @@ from holdfast.broker.tracing.log import TraceLog
 from holdfast.broker.tracing.tracing import TopicTracing
 from holdfast.delivery.commands import PROVEN
 from holdfast.env import World
+from holdfast.env.checkpoints import Abandoned, checkpoint
 from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup
 from holdfast.model import Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
@@ -149,6 +150,7 @@ class Topic:
     def _open(self, count: int) -> None:
         for number in range(count):
             self._check_owner()  # whoever closes the folder is not to wait until all of them are open
+            checkpoint()  # whoever comes next goes on with those that are made
             self._open_partition(number)
         self._open_duplicates()
         self._finish_deletions()
@@ -198,6 +200,7 @@ class Topic:
         try:
             for number in range(len(self.partitions)):
                 self._check_owner()
+                checkpoint()
                 self._open_delivery(group, number, note.start(number))
         except BaseException:
             self._close_group(group)  # or the next try would find its journals in use
@@ -245,6 +248,7 @@ class Topic:
         with self._lock:
             self.check_open()  # or there would be dead letters of a topic that is gone
             if number not in self._dead:
+                checkpoint()
                 self._dead[number] = self._open_dead(number)
             return self._dead[number]
 
@@ -303,7 +307,12 @@ class Topic:
                 note = GroupNote(positions=positions, settings=kept)
                 self._notes.write(name, note, needed=bool(positions or kept))
                 self._mind_slip(name)
-                group = self._open_group(name, note, settings)
+                try:
+                    group = self._open_group(name, note, settings)
+                except Abandoned:  # nobody would count it, and the next opening would make the rest
+                    self._notes.write(name, GroupNote(deleted=True))
+                    self._forget_group(name)
+                    raise
                 self.list_parts()
                 return group
             if kept != note.settings:
@@ -409,11 +418,15 @@ class Topic:
             if self._world.disk.exists(topic_folder(self.root, self.name + DEAD_SUFFIX)):
                 for number in range(len(self.partitions)):
                     self.dead_partition(number).drop_letters_of(group)
-            count = len(self.partitions)
-            parts = frozenset([f"{GROUPS}/{group}.json", *(f"{number}/{GROUPS}/{group}" for number in range(count))])
-            with self._listing:  # to the end: what goes must not be listed again meanwhile
-                strike_off(self._world, self.root, self.name, parts)
-                self._notes.forget(group, count)
+            self._forget_group(group)
+
+    def _forget_group(self, name: str) -> None:
+        """Take away all that a group has here, but its dead letters."""
+        count = len(self.partitions)
+        parts = frozenset([f"{GROUPS}/{name}.json", *(f"{number}/{GROUPS}/{name}" for number in range(count))])
+        with self._listing:  # to the end: what goes must not be listed again meanwhile
+            strike_off(self._world, self.root, self.name, parts)
+            self._notes.forget(name, count)
 
     def grow(self, count: int) -> None:
         """Open the partitions that were added; every group serves them from their first message on."""

@@ -6,8 +6,9 @@
                            └──────────────────── waiting for its retry: its key stays busy
 
 The gate knows a window of messages that are not settled, from the group's floor on; those behind it wait until
-there is room. Nothing of it is kept on disk: it follows from the group's state and the keys in the log, and is fed
-anew at every opening and after every seek. Messages without a key are never held back.
+there is room, and until nothing before them is on offer: so a run of expired ones is passed over before it is read.
+Nothing of it is kept on disk: it follows from the group's state and the keys in the log, and is fed anew at every
+opening and after every seek. Messages without a key are never held back.
 
 A key group that has a message on offer, and is not at one of its limits, stands in line with the oldest of them.
 The line is in order of offsets; where groups share fairly, it goes by rounds, in which each has one turn.
@@ -117,6 +118,11 @@ class KeyGate:
         """How many more messages the window takes."""
         return self.policy.key_lookahead - len(self)
 
+    @property
+    def ready(self) -> int:
+        """How many messages of the window are ready, on offer or not."""
+        return len(self._ready)
+
     def begin(self, group: Group, key_of: Callable[[int], bytes | None]) -> None:
         """Begin anew at the group's floor. Whatever is held keeps its key busy, were it far behind the window."""
         self.clear()
@@ -124,17 +130,23 @@ class KeyGate:
             self._hold(offset, key_of(offset), group.phase(offset))
         self.scanned = group.floor
 
-    def fill(self, group: Group, end: int, key_of: Callable[[int], bytes | None]) -> None:
-        """Read on in the log, as far as there is room; `end` is where it ends."""
+    def fill(self, group: Group, end: int, key_of: Callable[[int], bytes | None], most: int | None = None) -> bool:
+        """Read on in the log, `most` messages at most and as far as there is room; `end` is where it ends.
+
+        Answers whether there was anything to read.
+        """
         if self.scanned == _NOBODY:
             self.begin(group, key_of)
-        offset = max(self.scanned, group.floor)
+        offset = start = max(self.scanned, group.floor)
+        if most is not None:
+            end = min(end, start + most)
         while offset < end and self.room > 0:
             phase = group.phase(offset)
             if phase is not Phase.DONE and phase is not Phase.DEAD:
                 self.feed(offset, key_of(offset), phase)
             offset += 1
         self.scanned = offset
+        return offset > start
 
     def feed(self, offset: int, key: bytes | None, phase: Phase) -> None:
         """The next message of the log that is not settled, and where it stands in the group."""
@@ -282,6 +294,9 @@ class KeyGate:
                 if key is not None:
                     self._settle(offset, key, table)
                     break
+        for start, stop in pairs(runs):
+            if start <= self.scanned < stop:  # what is settled need not be read
+                self.scanned = stop
 
     def _known_in(self, runs: Runs) -> Iterable[int]:
         """The messages of the window among them, and maybe others; the shorter way round."""

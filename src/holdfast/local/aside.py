@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import ParamSpec, TypeVar
+
+from holdfast.env.checkpoints import Wanted
 
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
@@ -19,6 +22,15 @@ async def aside(work: Callable[_Given, _Result], *given: _Given.args, **options:
     except asyncio.CancelledError:
         await asyncio.gather(done, return_exceptions=True)  # whatever came of it
         raise
+
+
+async def aside_while_wanted(work: Callable[_Given, _Result], *given: _Given.args, **options: _Given.kwargs) -> _Result:
+    """The same for what may be left half done: where the task is cancelled, it ends at its next checkpoint."""
+    wanted = Wanted()
+    try:
+        return await asyncio.to_thread(wanted.run, partial(work, *given, **options))
+    finally:
+        wanted.abandoned = True  # has no effect where it is over
 
 
 async def opened_aside(open_it: Callable[[], _Result], let_go: Callable[[_Result], object]) -> _Result:

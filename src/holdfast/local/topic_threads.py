@@ -14,6 +14,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
+from holdfast.env.checkpoints import Wanted
+
 _Given = ParamSpec("_Given")
 _Result = TypeVar("_Result")
 
@@ -54,7 +56,8 @@ class TopicThreads:
         return TopicThread(self, topic)
 
     async def run(self, topic: str, call: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Call it when it is the topic's turn; a call that has begun goes on where the task is cancelled."""
+        """Call it when it is the topic's turn; where the task is cancelled, it ends at its next checkpoint."""
+        wanted = Wanted()
         turn = self._turns.get(topic)
         if turn is None:
             turn = self._turns[topic] = _Turn()
@@ -62,7 +65,7 @@ class TopicThreads:
         try:
             await turn.lock.acquire()
             try:
-                begun = self._submit(copy_context().run, call, *arguments)
+                begun = self._submit(copy_context().run, wanted.run, partial(call, *arguments))
             except BaseException:
                 turn.lock.release()
                 raise
@@ -71,7 +74,10 @@ class TopicThreads:
             raise
         loop = asyncio.get_running_loop()
         begun.add_done_callback(lambda _: _tell(loop, self._done, topic, turn))
-        return await asyncio.wrap_future(begun)
+        try:
+            return await asyncio.wrap_future(begun)
+        finally:
+            wanted.abandoned = True  # has no effect where it is over
 
     def close(self) -> None:
         """Let the threads go, each when it is through."""

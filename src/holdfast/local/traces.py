@@ -20,11 +20,20 @@ def search_in(engine: BrokerEngine, question: Question, limit: int, *, last: boo
     return engine.traces.search(wanted, limit, last=last)
 
 
-def steps_in(engine: BrokerEngine, question: Question, after: int, look: Callable[[int], None]) -> Iterator[TraceStep]:
-    """The steps that fit, behind a place; each place is told to `look` before it is looked at."""
+def steps_in(
+    engine: BrokerEngine, question: Question, places: range, look: Callable[[int], None]
+) -> Iterator[TraceStep]:
+    """The steps that fit, in these places of their log; each is told to `look` before it is looked at."""
     wanted = _wanted(engine, question)
     engine.check_open()
-    return engine.traces.steps(wanted, after, look)
+    return engine.traces.steps(wanted, places, look)
+
+
+def places_in(engine: BrokerEngine, question: Question) -> range:
+    """The places in which there may be steps that fit."""
+    wanted = _wanted(engine, question)
+    engine.check_open()
+    return engine.traces.extent(wanted)
 
 
 def stats_in(engine: BrokerEngine, question: Question) -> TraceStats:

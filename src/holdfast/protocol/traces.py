@@ -10,6 +10,7 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.protocol.messages import Instant, Name, Told, Wire
 from holdfast.protocol.queues import Limit
 
+Place = Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")]  # what a page named as `next`
 Words = Annotated[str, Meta(min_length=1, max_length=1_000)]
 
 
@@ -22,7 +23,7 @@ class StatsQuery(Wire, kw_only=True):
 
 
 class TracesQuery(StatsQuery, kw_only=True):
-    """Which steps to find: the first ones that fit, from the start or behind a place, or the last."""
+    """Which steps to find: the first ones that fit, from the start or behind a place, or the last, before one."""
 
     group: Name | None = None
     event: Words | None = None
@@ -30,11 +31,19 @@ class TracesQuery(StatsQuery, kw_only=True):
     error: Words | None = None
     limit: Limit = 100
     last: bool = False
-    after: Annotated[str, Meta(pattern=r"^[0-9]{1,19}$")] | None = None  # what a page named as `next`
+    after: Place | None = None
+
+
+class TraceQuery(Wire, kw_only=True):
+    """Which steps of a message to tell: all, or behind those of an earlier page."""
+
+    limit: Limit = 10_000
+    after: Place | None = None
 
 
 class Steps(Told, kw_only=True):
-    """Steps of messages, oldest first; `next` is what `after` goes on from, if there may be more.
+    """Steps of messages, oldest first; `next` is what `after` goes on from, if there may be more: of the last steps,
+    earlier ones.
 
     That may be so of a page with few steps, or none: one call looks at so many and no more.
     """

@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from holdfast.env.checkpoints import checkpoints
+from holdfast.env.checkpoints import Wanted
 from holdfast.errors import TooManyWaiters
 from holdfast.local.listing import Mark
 
@@ -279,23 +280,19 @@ _STRETCH: Final = 32
 _PAUSE_S: Final = 0.00005
 
 
-class Abandoned(BaseException):
-    """Nobody waits for this scan any more. No error that anybody should catch on the way."""
-
-
 class Full(Exception):
     """A scan has looked at as many messages as one may."""
 
 
-class Scan:
+class Scan(Wanted):
     """One scan, seen from the thread that it runs on."""
 
     def __init__(self, most: int) -> None:
+        super().__init__()
         self.most = most
         self.looked = 0
         self.mark: Mark | None = None  # the last place that was looked at
         self.damaged = 0  # how many messages were left out because they are damaged
-        self.abandoned = False
         self._steps = 0
         self._never = threading.Event()
 
@@ -313,16 +310,10 @@ class Scan:
 
     def step(self) -> None:
         """Some more work is about to be done."""
-        if self.abandoned:
-            raise Abandoned
+        super().step()
         self._steps += 1
         if not self._steps % _STRETCH:
             self._never.wait(_PAUSE_S)
-
-    def run(self, work: Callable[..., _Found], *arguments: Any) -> _Found:
-        with checkpoints(self.step):
-            self.step()
-            return work(self, *arguments)
 
 
 class Scans:
@@ -347,7 +338,7 @@ class Scans:
         scan = Scan(self.messages)
         loop = asyncio.get_running_loop()
         try:
-            running: Future[_Found] = self._pool.submit(scan.run, work, *arguments)
+            running: Future[_Found] = self._pool.submit(scan.run, partial(work, scan, *arguments))
         except BaseException:
             self._end()
             raise

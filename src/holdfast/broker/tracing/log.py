@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -46,6 +46,9 @@ TRACES: Final = "__traces"
 
 _WRITE_MOST: Final = 10_000
 _NEVER_NS: Final = 2**63 - 1
+_LAST: Final = 2**62  # behind all that is in a log
+
+_Found = TypeVar("_Found")
 
 
 class Readable(Protocol):
@@ -181,20 +184,22 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def search(
-    log: Readable, wanted: Search, *, after: int = -1, look: Callable[[int], None] | None = None
+    log: Readable, wanted: Search, *, after: int = -1, before: int = _LAST, look: Callable[[int], None] | None = None
 ) -> Iterator[TraceStep]:
-    """The steps that are wanted, as they were written down, oldest first, behind a place in the log.
+    """The steps that are wanted, as they were written down, oldest first, behind a place in the log, before another.
 
     Each place is told to `look` before it is looked at; that may raise, to end the search there.
     """
     for frame in _frames(log, wanted.since_ns, after + 1):
+        if frame.base_offset >= before:
+            return
         if min(frame.columns().times_ns() or [0]) > wanted.until_ns:
             continue
-        if look is None and frame.base_offset > after:
+        if look is None and frame.base_offset > after and frame.next_offset <= before:
             yield from filter(wanted.wants, _decoded(frame.values()))
             continue
         for offset, value in enumerate(frame.values(), frame.base_offset):
-            if offset > after:
+            if after < offset < before:
                 if look is not None:
                     look(offset)
                 yield from filter(wanted.wants, _decoded([value]))
@@ -205,15 +210,36 @@ def newest(steps: Iterator[TraceStep], limit: int) -> list[TraceStep]:
     return list(deque(steps, maxlen=limit))
 
 
-def trace(log: Readable, message: str, since_ns: int = 0) -> list[TraceStep]:
-    """The life of one message, in the order of time, with that of the messages that it was redriven into or out of.
+def extent(log: Readable, since_ns: int = 0) -> range:
+    """The places in which there may be steps of that time or later."""
+    return range(_start(log, since_ns), log.end)
 
-    `since_ns` is a moment before which the message is known not to have existed: it makes a long log short.
+
+def trace(log: Readable, message: str, since_ns: int = 0) -> list[TraceStep]:
+    """The life of one message; see `looking_for`."""
+    return found_by(looking_for(log, message, since_ns))
+
+
+def found_by(looking: Generator[int, None, _Found]) -> _Found:
+    """What a look finds that nobody interrupts."""
+    while True:
+        try:
+            next(looking)
+        except StopIteration as end:
+            found: _Found = end.value
+            return found
+
+
+def looking_for(log: Readable, message: str, since_ns: int = 0) -> Generator[int, None, list[TraceStep]]:
+    """Look for the life of one message, in the order of time, with those of what it was redriven into or out of.
+
+    `since_ns` is a moment before which the message is known not to have existed: it makes a long log short. Says
+    after each frame how many steps were passed, so that others can have their turn.
     """
     asked = {message}
     found: dict[int, TraceStep] = {}
     while True:
-        found |= _of_messages(log, asked, since_ns)
+        found |= yield from _of_messages(log, asked, since_ns)
         related = {step.related for step in found.values() if step.related} - asked
         if not related:
             break
@@ -223,13 +249,14 @@ def trace(log: Readable, message: str, since_ns: int = 0) -> list[TraceStep]:
     return _last_lives(sorted(in_log, key=_at))
 
 
-def _of_messages(log: Readable, ids: set[str], since_ns: int) -> dict[int, TraceStep]:
+def _of_messages(log: Readable, ids: set[str], since_ns: int) -> Generator[int, None, dict[int, TraceStep]]:
     wanted = {text.encode() for text in ids}
     found: dict[int, TraceStep] = {}
     for frame in _frames(log, since_ns):
         columns = frame.columns()
         span = columns.span(KEYS)
         in_frame = b"" if span is None else bytes(span)
+        yield frame.count
         if not any(key in in_frame for key in wanted):  # one look at all keys at once
             continue
         values = frame.values()
@@ -256,8 +283,11 @@ def _batch(steps: Sequence[TraceStep]) -> Batch:
 
 def _frames(log: Readable, since_ns: int, since: int = 0) -> Iterator[Frame]:
     """The frames that may hold steps of that time and place or later; damage costs those that it hit, no others."""
-    start = log.find_time(since_ns) if since_ns > 0 else log.start
-    return log.read(min(max(start, since, log.start), log.end), on_damage="skip")
+    return log.read(min(max(_start(log, since_ns), since), log.end), on_damage="skip")
+
+
+def _start(log: Readable, since_ns: int) -> int:
+    return max(log.find_time(since_ns), log.start) if since_ns > 0 else log.start
 
 
 def _decoded(values: Sequence[bytes]) -> Iterator[TraceStep]:
@@ -288,41 +318,56 @@ class TraceStats(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[tuple[str, int]]
 
 
-def stats(steps: Iterable[TraceStep]) -> TraceStats:
-    """The numbers of these steps, which are in the order of time; what began before the first of them is not timed.
+class Tallied:
+    """Steps as they are counted, in the order of time; what began before the first of them is not timed.
 
     A message is first ready when it was published, or released from its delay. Handling is from a lease to its end,
     whichever way it ends.
     """
-    messages: set[str] = set()
-    counts: Counter[str] = Counter()
-    attempts: Counter[int] = Counter()
-    errors: Counter[str] = Counter()
-    ready_at: dict[str, int] = {}
-    leased_at: dict[tuple[str, str], int] = {}
-    first_delivery, handling = Histogram(), Histogram()
-    for step in steps:
-        messages.add(step.id)
-        counts[step.step] += 1
+
+    def __init__(self) -> None:
+        self._messages: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._attempts: Counter[int] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._ready_at: dict[str, int] = {}
+        self._leased_at: dict[tuple[str, str], int] = {}
+        self._first_delivery, self._handling = Histogram(), Histogram()
+
+    def add(self, step: TraceStep) -> None:
+        """Count the next one."""
+        self._messages.add(step.id)
+        self._counts[step.step] += 1
         if step.error:
-            errors[step.error] += 1
+            self._errors[step.error] += 1
         if step.step == PUBLISHED or (step.step == RELEASED and not step.group):
-            ready_at[step.id] = step.at_ns
+            self._ready_at[step.id] = step.at_ns
         elif step.step == LEASED:
-            leased_at[step.id, step.group] = step.at_ns
-            if step.attempt == 1 and step.id in ready_at:
-                first_delivery.observe_ns(step.at_ns - ready_at[step.id])
+            self._leased_at[step.id, step.group] = step.at_ns
+            if step.attempt == 1 and step.id in self._ready_at:
+                self._first_delivery.observe_ns(step.at_ns - self._ready_at[step.id])
         elif step.step in _ENDS:
-            since = leased_at.pop((step.id, step.group), None)
+            since = self._leased_at.pop((step.id, step.group), None)
             if since is not None:
-                handling.observe_ns(step.at_ns - since)
+                self._handling.observe_ns(step.at_ns - since)
             if step.step in (ACKED, BURIED):
-                attempts[step.attempt] += 1
-    return TraceStats(
-        messages=len(messages),
-        steps=dict(counts.most_common()),
-        first_delivery=first_delivery.snapshot(),
-        handling=handling.snapshot(),
-        attempts=dict(sorted(attempts.items())),
-        errors=errors.most_common(_MOST_ERRORS),
-    )
+                self._attempts[step.attempt] += 1
+
+    def stats(self) -> TraceStats:
+        """Those so far, in numbers."""
+        return TraceStats(
+            messages=len(self._messages),
+            steps=dict(self._counts.most_common()),
+            first_delivery=self._first_delivery.snapshot(),
+            handling=self._handling.snapshot(),
+            attempts=dict(sorted(self._attempts.items())),
+            errors=self._errors.most_common(_MOST_ERRORS),
+        )
+
+
+def stats(steps: Iterable[TraceStep]) -> TraceStats:
+    """The numbers of these steps."""
+    tallied = Tallied()
+    for step in steps:
+        tallied.add(step)
+    return tallied.stats()

@@ -7,7 +7,7 @@ way, where it is seen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from holdfast.broker.folder.layout import message_id, parse_message_id, partitio
 from holdfast.broker.messages import DELAYED_ID, mark
 from holdfast.broker.partition import Partition
 from holdfast.broker.tracing.group import GroupTracer
-from holdfast.broker.tracing.log import TRACES, Search, TraceLog, TraceStats, newest, search, stats, trace
+from holdfast.broker.tracing.log import TRACES, Search, TraceLog, TraceStats, extent, looking_for, newest, search, stats
 from holdfast.broker.tracing.steps import PartitionTracer, Sampler, TraceStep
 from holdfast.env import World
 from holdfast.errors import HoldfastError
@@ -51,10 +51,10 @@ class Traces:
                 logger.error("upkeep of traces failed", extra={"error": str(error)})
             return _AFTER_ERROR_MS
 
-    def trace(self, message: str, published_ns: int = 0) -> list[TraceStep]:
-        """The life of one message, with that of the messages that it was redriven into or out of."""
+    def looking_for(self, message: str, published_ns: int = 0) -> Generator[int, None, list[TraceStep]]:
+        """Look for the life of one message, with that of the messages that it was redriven into or out of."""
         log = self.log.readable()
-        return [] if log is None else trace(log, message, max(published_ns - _MARGIN_NS, 0))
+        return [] if log is None else (yield from looking_for(log, message, max(published_ns - _MARGIN_NS, 0)))
 
     def search(self, wanted: Search, limit: int, *, last: bool = False) -> list[TraceStep]:
         """The oldest or the newest steps that are wanted, oldest first."""
@@ -64,10 +64,17 @@ class Traces:
         found = search(log, wanted)
         return newest(found, limit) if last else list(islice(found, limit))
 
-    def steps(self, wanted: Search, after: int, look: Callable[[int], None]) -> Iterator[TraceStep]:
-        """The steps that are wanted, behind a place; each place is told to `look` before it is looked at."""
+    def steps(self, wanted: Search, places: range, look: Callable[[int], None]) -> Iterator[TraceStep]:
+        """The steps that are wanted, in these places; each is told to `look` before it is looked at."""
         log = self.log.readable()
-        return iter(()) if log is None else search(log, wanted, after=after, look=look)
+        if log is None:
+            return iter(())
+        return search(log, wanted, after=places.start - 1, before=places.stop, look=look)
+
+    def extent(self, wanted: Search) -> range:
+        """The places in which there may be steps that are wanted."""
+        log = self.log.readable()
+        return range(0) if log is None else extent(log, wanted.since_ns)
 
     def stats(self, wanted: Search) -> TraceStats:
         """What the steps that are wanted add up to."""

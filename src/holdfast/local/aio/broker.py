@@ -29,6 +29,7 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.local.aio.consumer import AsyncLocalConsumerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.aio.locks import AsyncLocalLocksPort
+from holdfast.local.aside import aside_while_wanted  # async only
 from holdfast.local.broker import LocalBroker
 from holdfast.local.producer import LocalProducerPort
 from holdfast.local.topic_threads import TopicThread, TopicThreads
@@ -144,7 +145,7 @@ class AsyncLocalBrokerPort(LocalBroker):
     async def describe_topic(self, name: str) -> TopicInfo:
         """What a topic is and holds."""
         await self._opened(name.removesuffix(DEAD_SUFFIX))  # async only
-        return await asyncio.to_thread(self.describe_topic_now, name)
+        return await aside_while_wanted(self.describe_topic_now, name)
 
     async def topics(self) -> list[str]:
         """The names of all topics."""

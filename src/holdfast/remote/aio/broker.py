@@ -327,8 +327,12 @@ class AsyncRemoteBrokerPort(RemoteBroker):
 
     async def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""
-        found: Steps = await self._ask("GET", path_of("traces", message_id), Steps)
-        return found.steps
+        found: list[TraceStep] = []
+        after: str | None = None
+        while after != "":
+            some: Steps = await self._ask("GET", path_of("traces", message_id, after=after), Steps)
+            found, after = found + some.steps, some.next
+        return found
 
     async def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """The steps that fit: the first ones, or the last."""
@@ -339,7 +343,7 @@ class AsyncRemoteBrokerPort(RemoteBroker):
             most = min(limit - len(found), MOST_READ)
             path = path_of("traces", **asked, limit=most, last=last, after=after)
             some: Steps = await self._ask("GET", path, Steps)
-            found, after = found + some.steps, some.next
+            found, after = (some.steps + found if last else found + some.steps), some.next
         return found
 
     async def trace_stats(self, question: Question) -> TraceStats:

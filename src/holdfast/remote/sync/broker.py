@@ -322,8 +322,12 @@ class RemoteBrokerPort(RemoteBroker):
 
     def trace(self, message_id: str) -> list[TraceStep]:
         """The life of a message."""
-        found: Steps = self._ask("GET", path_of("traces", message_id), Steps)
-        return found.steps
+        found: list[TraceStep] = []
+        after: str | None = None
+        while after != "":
+            some: Steps = self._ask("GET", path_of("traces", message_id, after=after), Steps)
+            found, after = found + some.steps, some.next
+        return found
 
     def search_traces(self, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
         """The steps that fit: the first ones, or the last."""
@@ -334,7 +338,7 @@ class RemoteBrokerPort(RemoteBroker):
             most = min(limit - len(found), MOST_READ)
             path = path_of("traces", **asked, limit=most, last=last, after=after)
             some: Steps = self._ask("GET", path, Steps)
-            found, after = found + some.steps, some.next
+            found, after = (some.steps + found if last else found + some.steps), some.next
         return found
 
     def trace_stats(self, question: Question) -> TraceStats:

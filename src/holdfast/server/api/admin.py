@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 import holdfast
 from holdfast.api.topics import check_changes
-from holdfast.api.traces import Question, check_search
+from holdfast.api.traces import Question
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder, topic_of_id
 from holdfast.broker.folder.policy import kept_settings
-from holdfast.broker.tracing.log import TraceStats
+from holdfast.broker.tracing.log import Tallied, TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
-from holdfast.errors import InvalidRequest, Unavailable
-from holdfast.local.traces import search_in, stats_in, steps_in
+from holdfast.errors import Unavailable
+from holdfast.local.traces import places_in, steps_in
 from holdfast.protocol.admin import LimitQuery, Status, WaitersAt, WaitersTold
 from holdfast.protocol.messages import Told, Wire
 from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
-from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
+from holdfast.protocol.traces import StatsQuery, Steps, TraceQuery, TracesQuery
 from holdfast.server.audit import Act, Audit
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response
@@ -269,14 +270,34 @@ def audit_routes(audit: Audit) -> Routes:
 
 trace_routes = Routes("traces")
 
+_END: Final = 2**62  # behind all that is in a log
 
-@trace_routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", answers=Steps)
+
+@trace_routes.add("GET", "/v1/traces/{message_id}", action="read", scope="any", query=TraceQuery, answers=Steps)
 async def trace(call: Call) -> Steps:
-    """The life of a message step by step; empty where it was not sampled."""
+    """The life of a message step by step, page by page with `after`; empty where it was not sampled."""
+    query: TraceQuery = call.query
     message_id = call.path["message_id"]
     call.principal.check("read", topic_of_id(message_id))
-    found = await call.scan(lambda _: call.service.engine.trace(message_id))
-    return Steps(steps=[step for step in found if is_shown(call, step)])
+    found: list[TraceStep] = []
+    looking = call.service.engine.looking_for_trace(message_id)
+
+    def some(scan: Scan) -> bool:
+        """Look for it for a while; whether there is more to look at."""
+        passed = 0
+        while passed < scan.most:
+            try:
+                passed += next(looking)
+            except StopIteration as end:
+                found.extend(step for step in end.value if is_shown(call, step))
+                return False
+        return True
+
+    while await call.scan(some):
+        pass
+    told = int(query.after or 0)
+    stop = told + query.limit
+    return Steps(steps=found[told:stop], next=str(stop) if stop < len(found) else "")
 
 
 def is_shown(call: Call, step: TraceStep) -> bool:
@@ -298,22 +319,15 @@ async def search(call: Call) -> Steps:
         since=query.since,
         until=query.until,
     )
-    if not query.last:
-        return await call.scan(_page, call, question)
-    if query.after is not None:
-        raise InvalidRequest("after goes on from the first steps, last asks for the last ones: choose one of them")
-    check_search(query.limit, query.last)
-    engine = call.service.engine
-    found = await call.scan(lambda _: search_in(engine, question, query.limit, last=True))
-    return Steps(steps=[step for step in found if is_shown(call, step)])
+    return await call.scan(_last_page if query.last else _page, call, question)
 
 
 def _page(scan: Scan, call: Call, question: Question) -> Steps:
     query: TracesQuery = call.query
     found: list[TraceStep] = []
-    after = -1 if query.after is None else int(query.after)
+    places = range(int(query.after or -1) + 1, _END)
     try:
-        for step in steps_in(call.service.engine, question, after, lambda offset: scan.look(0, offset)):
+        for step in steps_in(call.service.engine, question, places, lambda offset: scan.look(0, offset)):
             if is_shown(call, step):
                 found.append(step)
             if len(found) == query.limit:
@@ -321,6 +335,22 @@ def _page(scan: Scan, call: Call, question: Question) -> Steps:
     except Full:
         return Steps(steps=found, next=_place(scan))
     return Steps(steps=found)
+
+
+def _last_page(scan: Scan, call: Call, question: Question) -> Steps:
+    """The last steps that fit among the places that one call may look at, at the end or before an earlier page."""
+    query: TracesQuery = call.query
+    engine = call.service.engine
+    there = places_in(engine, question)
+    stop = min(int(query.after or there.stop), there.stop)
+    start = max(stop - scan.most, there.start)
+    found: deque[tuple[int, TraceStep]] = deque(maxlen=query.limit)
+    for step in steps_in(engine, question, range(start, stop), lambda offset: scan.look(0, offset)):
+        if is_shown(call, step) and scan.mark is not None:
+            found.append((scan.mark.offset, step))
+    if len(found) == query.limit:
+        start = found[0][0]
+    return Steps(steps=[step for _, step in found], next=str(start) if start > there.start else "")
 
 
 def _place(scan: Scan) -> str:
@@ -333,4 +363,20 @@ async def stats(call: Call) -> TraceStats:
     query: StatsQuery = call.query
     call.principal.check("read", query.topic)
     question = Question(topic=query.topic, since=query.since, until=query.until)
-    return await call.scan(lambda _: stats_in(call.service.engine, question))
+    tallied, after = Tallied(), -1
+
+    def some(scan: Scan) -> bool:
+        """Count for a while; whether there is more to count."""
+        nonlocal after
+        try:
+            places = range(after + 1, _END)
+            for step in steps_in(call.service.engine, question, places, lambda offset: scan.look(0, offset)):
+                tallied.add(step)
+        except Full:
+            after = after if scan.mark is None else scan.mark.offset
+            return True
+        return False
+
+    while await call.scan(some):
+        pass
+    return tallied.stats()
