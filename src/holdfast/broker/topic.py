@@ -21,8 +21,6 @@ from holdfast.broker.folder.contents import (
     TopicFacts,
     groups_of,
     is_dedup,
-    is_delayed,
-    is_vital,
     lacking,
     missing_parts,
     renew_contents,
@@ -32,6 +30,7 @@ from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
     GROUPS,
+    SETTINGS,
     check_name,
     group_folder,
     partition_folder,
@@ -42,7 +41,7 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.journal import newest_snapshot
 from holdfast.broker.messages import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
-from holdfast.broker.partition import Partition, Site
+from holdfast.broker.partition import LostPartition, Partition, Site
 from holdfast.broker.receipts import FolderKey, Prover
 from holdfast.broker.routing import check_partition
 from holdfast.broker.streams.query_pins import Queries, query_gauges
@@ -56,7 +55,7 @@ from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
-from holdfast.storage.opening import is_log, translated
+from holdfast.storage.opening import is_log, is_of_its_files, translated
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +105,7 @@ class Topic:
         self.on_attention = on_attention
         self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
         self.partitions: list[Partition] = []
+        self.lost: dict[int, CorruptData] = {}  # partitions that cannot be opened, and why; the others go on
         self.duplicates = Duplicates(world, topic_folder(root, name), self.metrics, window_ms=settings.dedup_window_ms)
         self.duplicates.on_new_part = self.list_parts
         self.duplicates.on_parting = partial(strike_off, world, root, name)
@@ -127,11 +127,10 @@ class Topic:
             raise
 
     def _require_parts(self) -> None:
-        """Refuse a topic that lacks something without which messages are lost: opening would make it anew, empty."""
+        """Refuse a topic that lacks its settings: opening would make them anew, with the defaults."""
         with suppress(CorruptData):  # a list that is damaged: what is there is listed anew
             self._missing = frozenset(missing_parts(self._world, self.root, self.name))
-        for part in sorted(filter(is_vital, self._missing)):
-            raise lacking(self.root, self.name, part)
+        self._require(SETTINGS)
 
     def _require(self, part: str) -> None:
         if part in self._missing:
@@ -149,17 +148,22 @@ class Topic:
     def _open(self, count: int) -> None:
         for number in range(count):
             self._check_owner()  # whoever closes the folder is not to wait until all of them are open
-            self._open_partition(number)
+            self._open_or_stand_in(number)
+        if len(self.lost) == count:
+            raise self.lost[0].__cause__ or self.lost[0]
         self._open_duplicates()
         self._finish_deletions()
         for group in sorted({*self._notes.names(count), *groups_of(self._missing)}):
             self._open_or_note(group)
 
     def _open_duplicates(self) -> None:
-        for part in sorted(self._missing):
-            # A delayed message that is gone may have had any id.
-            if is_dedup(part) or (is_delayed(part) and self.duplicates.are_used()):
-                self.duplicates.refuse(lacking(self.root, self.name, part))
+        for part in sorted(filter(is_dedup, self._missing)):
+            self.duplicates.refuse(lacking(self.root, self.name, part))
+        if self.duplicates.are_used():
+            for partition in self.partitions:
+                wrong = partition.lost or partition.lost_delays
+                if wrong is not None:  # a message that is gone may have had any id
+                    self.duplicates.refuse(wrong)
         self.duplicates.open_if_used()
 
     def _open_or_note(self, name: str) -> None:
@@ -173,6 +177,27 @@ class Topic:
             for number, partition in enumerate(self.partitions):
                 partition.log.pin(group_folder(self.root, self.name, number, name), partition.log.start)
             logger.error("a group cannot be opened", extra={"topic": self.name, "group": name, "error": str(error)})
+
+    def _open_or_stand_in(self, number: int) -> None:
+        """Open a partition; one whose log is gone or cannot be read is left as it is, and the others go on."""
+        try:
+            self._require(f"{number}/log")  # or it would be made anew, empty, and nobody would learn of the loss
+            self._open_partition(number)
+        except HoldfastError as error:
+            if not is_of_its_files(error):
+                raise
+            self._stand_in(number, error)
+
+    def _stand_in(self, number: int, error: HoldfastError) -> None:
+        folder = partition_folder(self.root, self.name, number)
+        lost = error
+        if not isinstance(lost, CorruptData):
+            lost = CorruptData(f"{error}. The other partitions go on; this one is tried when the folder is next opened")
+            lost.__cause__ = error
+        self.lost[number] = lost
+        self.partitions.append(LostPartition(self._world, folder, log_settings(self.settings), self.metrics, lost))
+        facts = {"topic": self.name, "partition": number, "error": str(error)}
+        logger.error("a partition cannot be opened", extra=facts)
 
     def _open_partition(self, number: int) -> None:
         folder = partition_folder(self.root, self.name, number)
@@ -214,13 +239,14 @@ class Topic:
         partition = self.partitions[number]
         folder = group_folder(self.root, self.name, number, group.name)
         part = f"{number}/{GROUPS}/{group.name}"
-        if part in self._missing and newest_snapshot(self._world, folder)[0] is None:
+        if part in self._missing and number not in self.lost and newest_snapshot(self._world, folder)[0] is None:
             self._require(part)  # with a snapshot, the group goes on from there
         site = Site(
             self.name, number, partition, group.check_open, self.dead_partition, partial(self._prover, group.name)
         )
+        world, log = partition.world, partition.log
         delivery = Delivery.open(
-            self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start, site=site
+            world, log, folder, group.settings, group.metrics, name=group.name, start=start, site=site
         )
         with ExitStack() as unless_done:
             unless_done.callback(delivery.close)
@@ -278,8 +304,23 @@ class Topic:
         return buried + sum(place.letters.ready_count() for place in places)
 
     def partition(self, number: object) -> Partition:
-        """One partition, by its number."""
-        return self.partitions[check_partition(number, self.name, len(self.partitions))]
+        """One partition, by its number; if it cannot be opened, the error says why."""
+        return self.partitions[self.usable(number)]
+
+    def usable(self, number: object) -> int:
+        """The number of a partition that can be opened."""
+        known = self.number(number)
+        if known in self.lost:
+            raise self.lost[known]
+        return known
+
+    def usable_numbers(self) -> list[int]:
+        """The numbers of all that can be opened."""
+        return [number for number in range(len(self.partitions)) if number not in self.lost]
+
+    def number(self, number: object) -> int:
+        """The number of a partition, if there is one."""
+        return check_partition(number, self.name, len(self.partitions))
 
     def group(self, name: str, *, start: str = "earliest", changes: Mapping[str, Any] | None = None) -> QueueGroup:
         """The group of this name, made where there is none: at the oldest message kept, or behind the newest."""

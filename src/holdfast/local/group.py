@@ -260,7 +260,7 @@ class LocalGroup:
     def committed_now(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled."""
         self.check_open()
-        return {delivery.number: delivery.group.floor for delivery in self.deliveries}
+        return {each.number: each.group.floor for each in self.deliveries if each.partition.lost is None}
 
     def peek_now(self, count: int, most_bytes: int | None = None) -> list[Contents[Any]]:
         """The messages that would come next."""

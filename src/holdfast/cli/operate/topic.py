@@ -143,6 +143,9 @@ def show_command(folder: DataFolder, name: Name, as_json: AsJson = False) -> int
     console.print(facts)
     console.print()
     show_table(console, _partitions_table(topic))
+    for each in topic.partitions:
+        if each.problem:
+            console.print(f"partition {each.number} stands still: {safe(each.problem)}")
     console.print()
     if topic.groups:
         show_table(console, groups_table(topic.groups))
