@@ -658,7 +658,7 @@ def test_resuming_twice_counts_from_the_beginning(place):
 
 
 def test_a_batch_of_which_only_some_offsets_are_known_is_answered_for(place):
-    """Some were stored by the one before, the others by an attempt without an answer, and the partition forgot where."""
+    """Some were stored by the one before, others by an attempt without an answer; the partition forgot where."""
 
     class Unheard(LocalProducerPort):
         attempts = 0

@@ -16,6 +16,7 @@ import msgspec
 from holdfast.broker.dead_letters import DeadPartition
 from holdfast.broker.dedup.duplicates import Duplicates
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.contents import (
     DELAYED,
     TopicFacts,
@@ -49,7 +50,7 @@ from holdfast.broker.tracing.log import TraceLog
 from holdfast.broker.tracing.tracing import TopicTracing
 from holdfast.delivery.commands import PROVEN
 from holdfast.env import World
-from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup
+from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
 from holdfast.model import Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
@@ -98,6 +99,7 @@ class Topic:
         self._check_owner = check_owner
         self.told = ""  # what went wrong in upkeep
         self.closed = False
+        self.deleted = False
         self.holders: WeakSet[object] = WeakSet()  # who must find it open
         self.leaving = False  # whether it is about to be closed, unless somebody holds it
         self.used_ns = world.clock.monotonic_ns()
@@ -650,8 +652,13 @@ class Topic:
 
     def check_open(self) -> None:
         self._check_owner()
+        if self.deleted:
+            Catalog(self._world, self.root).facts(self.name)  # or UnknownTopic, as for everybody who comes now
+            raise UnknownTopic(
+                f"the topic {self.name} in {self.root} was deleted; if there is one again, open that one"
+            )
         if self.closed:
-            raise Closed(f"the topic {self.name} in {self.root} is closed: it was deleted, or its folder was let go")
+            raise Closed(f"the topic {self.name} in {self.root} is closed: its folder was let go")
 
     def close(self) -> None:
         """Sync, save, let go of all files. Closing twice is fine."""
