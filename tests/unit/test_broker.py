@@ -241,7 +241,7 @@ def test_a_deleted_topic_is_gone_with_all_that_it_had(place):
     with pytest.raises(UnknownTopic):
         place.broker.publish("orders", b"x")
     for call in (lambda: workers.receive(timeout=0), workers.stats, message.nack):
-        with pytest.raises(Closed, match="orders"):
+        with pytest.raises(UnknownTopic, match="orders"):
             call()
     assert [each.name for each in place.broker.groups()] == []
     with pytest.raises(UnknownTopic):
@@ -277,7 +277,7 @@ def test_whoever_waits_for_a_message_hears_that_the_topic_or_the_group_is_gone(t
             end()
             thread.join(30)
             assert not thread.is_alive()
-    assert heard == ["Closed", "Closed"]
+    assert heard == ["Closed", "UnknownTopic"]
 
 
 # Publishing and reading

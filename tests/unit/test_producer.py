@@ -657,6 +657,29 @@ def test_resuming_twice_counts_from_the_beginning(place):
     assert place.values("one") == [b"%d" % i for i in range(9)]
 
 
+def test_a_batch_of_which_only_some_offsets_are_known_is_answered_for(place):
+    """Some were stored by the one before, others by an attempt without an answer; the partition forgot where."""
+
+    class Unheard(LocalProducerPort):
+        attempts = 0
+
+        def append(self, parcel: Any, identity: Any, durability: Any) -> Any:
+            waiting = super().append(parcel, identity, durability)
+            self.attempts += 1
+            if self.attempts == 1:
+                waiting[0].sequences._entries[identity.id].runs.clear()
+                raise Unavailable("no answer came")
+            return waiting
+
+    place.producer(name="loader").send_many("one", [b"a", b"b"]).result()
+    place.kill()
+    settings = producer_settings(ProducerSettings(), {"retry_backoff_ms": 1})
+    again = Producer(Unheard(place.engine), settings, name="loader", resume=True, rounds=without_thread)
+    results = again.send_many("one", [b"a", b"b", b"c", b"d"]).result()
+    assert [(each.offset, each.duplicate) for each in results] == [(0, True), (1, True), (None, True), (None, True)]
+    assert place.values("one") == [b"a", b"b", b"c", b"d"]
+
+
 def test_a_named_producer_ends_with_its_first_error(place):
     """Otherwise later messages would be counted as those that are missing."""
     producer = place.producer(name="loader", linger_ms=0, retries=0)

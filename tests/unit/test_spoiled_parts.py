@@ -393,3 +393,26 @@ def test_a_stream_group_that_cannot_be_taken_off_the_list_goes_on(data, monkeypa
             assert consumer.committed("orders", 0) is not None
         broker.delete_group("analytics")
     assert check_folder(data).ok
+
+
+@pytest.mark.parametrize("how", ["gone", "flipped"])
+def test_a_topic_whose_settings_are_spoiled_is_refused_alone_until_a_repair(run, data, how):
+    with holdfast.open_broker(data) as broker:
+        broker.alter_topic("orders", max_attempts=3)
+    path = data / "topics/orders/settings.json"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.unlink() if how == "gone" else path.write_bytes(content)
+    with holdfast.open_broker(data) as broker:
+        broker.publish("other", b"goes on")
+        # With the defaults it might let messages go that it was told to keep.
+        with pytest.raises(CorruptData, match=r"settings\.json.*holdfast repair"):
+            broker.publish("orders", b"refused")
+    assert "settings.json" in run("check", data).out
+    done = run("repair", data, "--part", "topics/orders/settings.json", "--yes")
+    assert done.code == 0, done.err
+    assert "default settings" in done.out
+    assert check_folder(data).ok
+    with holdfast.open_broker(data) as broker:
+        broker.publish("orders", b"goes on")
+        assert len(broker.read("orders")) == 8

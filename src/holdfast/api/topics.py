@@ -18,13 +18,14 @@ _MOST_AT_ONCE: Final = 100_000
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition at one moment."""
+    """One partition at one moment. `problem`: why it stands still, while the others go on, and what to do."""
 
     number: int
     start: int
     end: int
     bytes: int
     segments: int
+    problem: str = ""
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True):

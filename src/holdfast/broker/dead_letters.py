@@ -276,6 +276,8 @@ class Graveyard:
         return sum(map(self._redrive, portions(letters, lambda letter: letter.size)))
 
     def _redrive(self, letters: Sequence[LetterPlace]) -> int:
+        if self._source.lost is not None:
+            raise self._source.lost
         moving = self._take(letters)
         if not moving:
             return 0

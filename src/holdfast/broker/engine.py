@@ -32,7 +32,7 @@ from holdfast.broker.tracing.tracing import Traces, traced_as
 from holdfast.broker.upkeep import Cleaner, Space, Sweep
 from holdfast.env import OpenFiles, World, close_in_children, real_world
 from holdfast.env.checkpoints import checkpoint
-from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue
+from holdfast.errors import BadSettings, Closed, HoldfastError, InvalidRequest, NotALog, NotAQueue, UnknownTopic
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.files import LOCK, join
 from holdfast.storage.keeper import Keeper, soonest
@@ -307,6 +307,7 @@ class BrokerEngine:
             with self._lock:
                 topic = self._topics.pop(name, None)
             if topic is not None:
+                topic.deleted = True  # first: whoever finds it closed is told so
                 topic.close()
             self.catalog.delete(name)
 
@@ -463,7 +464,7 @@ class BrokerEngine:
         for topic in self.open_topics():
             try:
                 topic.sync()
-            except Closed:
+            except (Closed, UnknownTopic):
                 if not topic.closed:  # otherwise whoever closed it meanwhile has synced it
                     raise
         self.streams.sync()

@@ -241,7 +241,7 @@ class QueueGroup:
     def place(self, message: object) -> tuple[Delivery, MessagePlace]:
         """Where the message with this id is or was."""
         place = parse_message_id(message, self.topic.name)
-        return self.delivery(place.partition), place
+        return self.delivery(self.topic.usable(place.partition)), place
 
     def cancel(self, message: object) -> bool:
         """Take back a message that nobody works on, wherever it waits; False where it is too late."""

@@ -13,7 +13,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import msgspec
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from holdfast.broker.delivery import Delivery
     from holdfast.broker.receipts import Prover
 
-__all__ = ["Draft", "Partition", "Place", "Publication", "Site"]
+__all__ = ["Draft", "LostPartition", "Partition", "Place", "Publication", "Site"]
 
 
 _RELEASE_MOST: Final = 1_000
@@ -74,8 +74,10 @@ class Site(NamedTuple):
 class Partition:
     """Takes messages in. Safe to use from any thread."""
 
+    lost: CorruptData | None = None  # why an empty one stands in for it
+
     def __init__(self, world: World, folder: str, settings: TopicSettings, metrics: Metrics, log: Log) -> None:
-        self._world = world
+        self.world = world
         self._folder = folder
         self._settings = settings
         self._metrics = metrics
@@ -89,7 +91,7 @@ class Partition:
         self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
         self.tracer: PartitionTracer | None = None  # while the topic is sampled
         self.delayed: DelayStore | None = None
-        self._lost_delays: CorruptData | None = None
+        self.lost_delays: CorruptData | None = None  # why its delayed messages cannot be used
         self.publish_unseen: Callable[[Sequence[Draft], Manner], Publication] = self.store  # where ids are looked up
         self._needed_for_dedup: Covered | None = None
         self.sequences: Sequences | None = None
@@ -114,13 +116,16 @@ class Partition:
         """
         log = Log.open(join(folder, "log"), settings, world)
         partition = Partition(world, folder, settings, metrics, log)
-        partition._lost_delays = lost_delays
+        partition.lost_delays = lost_delays
         try:
-            if lost_delays is not None:
+            if lost_delays is None and world.disk.exists(join(folder, "delayed")):
+                try:
+                    partition._open_delayed()
+                except CorruptData as error:
+                    partition.lost_delays = error
+            if partition.lost_delays is not None:
                 # Should they come back, what was released since must be found, or it would be released again.
                 log.pin("delayed", log.start)
-            elif world.disk.exists(join(folder, "delayed")):
-                partition._open_delayed()
             if world.disk.exists(join(folder, "producers")):
                 partition.open_sequences()
         except BaseException:
@@ -234,7 +239,7 @@ class Partition:
             self._release_some(late_ms)
 
     def _late_ms(self) -> int:
-        return -1 if self.delayed is None else self.delayed.late_ms(self._world.clock.now_ns() // 1_000_000)
+        return -1 if self.delayed is None else self.delayed.late_ms(self.world.clock.now_ns() // 1_000_000)
 
     def _release_some(self, late_ms: int | None = None) -> int:
         """Release a portion of what is due; with `late_ms` only if the first is still so late when it is our turn."""
@@ -244,7 +249,7 @@ class Partition:
         with self._release_lock:
             if late_ms is not None and self._late_ms() < late_ms:
                 return 0
-            now_ns = self._world.clock.now_ns()
+            now_ns = self.world.clock.now_ns()
             most = _RELEASE_MOST if self._late_ms() < _HELP_FROM_MS else _RELEASE_MOST_LATE
             due = store.due(now_ns // 1_000_000, most)
             if due:
@@ -278,8 +283,8 @@ class Partition:
 
     def check_delayed(self) -> None:
         """Raise where the delayed messages are gone: nobody can tell which there were."""
-        if self._lost_delays is not None:
-            raise self._lost_delays
+        if self.lost_delays is not None:
+            raise self.lost_delays
 
     def cancel_delayed(self, delayed_id: int) -> bool:
         """Take a message back that waits for its time; False where it does not."""
@@ -322,7 +327,7 @@ class Partition:
         """Do what is due by now; answers in how many ms more will be due."""
         self.release()
         due = [self.log.tick()]
-        now_ms = self._world.clock.now_ns() // 1_000_000
+        now_ms = self.world.clock.now_ns() // 1_000_000
         if self.delayed is not None:
             due += [self.delayed.tick(now_ms), self.due_ms()]
         if self.sequences is not None:
@@ -333,7 +338,7 @@ class Partition:
     def due_ms(self) -> int | None:
         """In how many ms a delayed message is due."""
         next_ms = None if self.delayed is None else self.delayed.next_due_ms()
-        return None if next_ms is None else max(next_ms - self._world.clock.now_ns() // 1_000_000, 0)
+        return None if next_ms is None else max(next_ms - self.world.clock.now_ns() // 1_000_000, 0)
 
     def keep_for_dedup(self, covered: Covered) -> None:
         """Keep both logs from there on: only they hold the dedup ids behind it."""
@@ -409,7 +414,7 @@ class Partition:
         tracer = self.tracer
         at_ns = 0 if tracer is None else tracer.now_ns()  # from before: a message that is due may be taken at once
         store = self._open_delayed()
-        now_ms = self._world.clock.now_ns() // 1_000_000
+        now_ms = self.world.clock.now_ns() // 1_000_000
         batch = msgspec.structs.replace(batch_of(drafts), due_at_ms=[draft.due_at_ms or now_ms for draft in drafts])
         appended = store.write(batch, **manner._asdict())
         places = [Place(None, delayed_id) for delayed_id in range(appended.offset, appended.next_offset)]
@@ -477,7 +482,7 @@ class Partition:
                 if self.delayed is None:
                     self._check_open()
                     self.check_delayed()
-                    store = DelayStore.open(self._world, join(self._folder, "delayed"), self._settings)
+                    store = DelayStore.open(self.world, join(self._folder, "delayed"), self._settings)
                     if store.intake.written_end:  # out of a new one nothing was ever released
                         found = [mark(record, DELAYED_ID) for record in moved_records(self.log, store.accounted)]
                         store.forget([int(delayed_id) for delayed_id in found if delayed_id is not None])
@@ -499,7 +504,7 @@ class Partition:
                 if self.sequences is None:
                     self._check_open()
                     self.sequences = Sequences.open(
-                        self._world, self._folder, self.log, idle_ms=self._settings.producer_idle_ms
+                        self.world, self._folder, self.log, idle_ms=self._settings.producer_idle_ms
                     )
         return self.sequences
 
@@ -520,6 +525,28 @@ class Partition:
     @staticmethod
     def _position(log: Log) -> LogPosition:
         return LogPosition(log.epoch, log.written_end)
+
+
+class LostPartition(Partition):
+    """Stands in for a partition whose log is gone, or cannot be opened: holds nothing, and takes nothing.
+
+    It lies in memory, and so do the journals of groups there: on disk nothing is made and nothing is changed, so that a
+    log that comes back finds everything as it was. Whoever goes through all partitions finds an empty one. Whoever
+    publishes here, or asks for it by its number, gets the error that says what is lost, and what to do.
+    """
+
+    def __init__(self, world: World, folder: str, settings: TopicSettings, metrics: Metrics, lost: CorruptData) -> None:
+        from holdfast.env.sim.disk import SimulatedDisk  # seldom needed
+
+        nowhere = World(clock=world.clock, disk=SimulatedDisk(), ids=world.ids)
+        super().__init__(nowhere, folder, settings, metrics, Log.open(join(folder, "log"), settings, nowhere))
+        self.lost: CorruptData = lost
+
+    def _write(self, *_: object, **__: object) -> NoReturn:
+        raise self.lost
+
+    def _open_delayed(self) -> NoReturn:
+        raise self.lost
 
 
 # Whole frames into a partition: the way of bulk writes, whose messages were checked and encoded elsewhere.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import Final
 
@@ -42,7 +42,7 @@ class RoundRobin:
     """Turns for messages without a key: `stick` of them to one partition, as many to the next, and so on.
 
     Who gets which turn depends on the count alone, never on time: the same messages in the same order go to
-    the same partitions again.
+    the same partitions again. Those `without` which there are others have no turns.
     """
 
     def __init__(self, stick: int = 1, *, start: int = 0) -> None:
@@ -50,7 +50,7 @@ class RoundRobin:
         self._partition = start
         self._left = stick
 
-    def take(self, partitions: int) -> int:
+    def take(self, partitions: int, without: Collection[int] = ()) -> int:
         """The partition of the next message."""
         # With names of its own: threads that take turns at once may get the same one, never one that is not there.
         partition, left = self._partition, self._left
@@ -58,10 +58,12 @@ class RoundRobin:
             partition, left = partition + 1, self._stick
         if partition >= partitions:
             partition = 0
+        while partition in without:
+            partition, left = (partition + 1) % partitions, self._stick
         self._partition, self._left = partition, left - 1
         return partition
 
-    def give_back(self, count: int, partitions: int) -> None:
+    def give_back(self, count: int, partitions: int, without: Collection[int] = ()) -> None:
         """Take back the last turns."""
         while count > 0:
             used = min(max(self._stick - self._left, 0), count)
@@ -69,12 +71,14 @@ class RoundRobin:
             count -= used
             if count:
                 self._partition, self._left = (self._partition - 1) % partitions, 0
+                while self._partition in without:
+                    self._partition = (self._partition - 1) % partitions
 
-    def spread(self, count: int, partitions: int) -> Iterator[tuple[int, int, int]]:
+    def spread(self, count: int, partitions: int, without: Collection[int] = ()) -> Iterator[tuple[int, int, int]]:
         """The next `count` messages as runs: (partition, first, behind the last)."""
         first = 0
         while first < count:
-            partition = self.take(partitions)
+            partition = self.take(partitions, without)
             end = min(count, first + 1 + self._left)
             self._left = max(self._left - (end - first - 1), 0)
             yield partition, first, end

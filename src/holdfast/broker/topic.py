@@ -16,13 +16,12 @@ import msgspec
 from holdfast.broker.dead_letters import DeadPartition
 from holdfast.broker.dedup.duplicates import Duplicates
 from holdfast.broker.delivery import Delivery
+from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.folder.contents import (
     DELAYED,
     TopicFacts,
     groups_of,
     is_dedup,
-    is_delayed,
-    is_vital,
     lacking,
     missing_parts,
     renew_contents,
@@ -32,6 +31,7 @@ from holdfast.broker.folder.layout import (
     DEAD_SUFFIX,
     DEFAULT_GROUP,
     GROUPS,
+    SETTINGS,
     check_name,
     group_folder,
     partition_folder,
@@ -42,7 +42,7 @@ from holdfast.broker.group import QueueGroup
 from holdfast.broker.journal import newest_snapshot
 from holdfast.broker.messages import ONLY_FOR
 from holdfast.broker.metrics import Metrics, Observer
-from holdfast.broker.partition import Partition, Site
+from holdfast.broker.partition import LostPartition, Partition, Site
 from holdfast.broker.receipts import FolderKey, Prover
 from holdfast.broker.routing import check_partition
 from holdfast.broker.streams.query_pins import Queries, query_gauges
@@ -51,13 +51,13 @@ from holdfast.broker.tracing.tracing import TopicTracing
 from holdfast.delivery.commands import PROVEN
 from holdfast.env import World
 from holdfast.env.checkpoints import Abandoned, checkpoint
-from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup
+from holdfast.errors import BadSettings, Closed, CorruptData, HoldfastError, UnknownGroup, UnknownTopic
 from holdfast.model import Retained
 from holdfast.settings import GROUP_FIELDS, TopicSettings, load
 from holdfast.storage.compaction import KeysCompacted, Progress
 from holdfast.storage.keeper import soonest
 from holdfast.storage.log import Log
-from holdfast.storage.opening import is_log, translated
+from holdfast.storage.opening import is_log, is_of_its_files, translated
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ class Topic:
         self._check_owner = check_owner
         self.told = ""  # what went wrong in upkeep
         self.closed = False
+        self.deleted = False
         self.holders: WeakSet[object] = WeakSet()  # who must find it open
         self.leaving = False  # whether it is about to be closed, unless somebody holds it
         self.used_ns = world.clock.monotonic_ns()
@@ -107,6 +108,7 @@ class Topic:
         self.on_attention = on_attention
         self.on_pause: Callable[[], object] = self.release_late  # in the middle of long work
         self.partitions: list[Partition] = []
+        self.lost: dict[int, CorruptData] = {}  # partitions that cannot be opened, and why; the others go on
         self.duplicates = Duplicates(world, topic_folder(root, name), self.metrics, window_ms=settings.dedup_window_ms)
         self.duplicates.on_new_part = self.list_parts
         self.duplicates.on_parting = partial(strike_off, world, root, name)
@@ -128,11 +130,10 @@ class Topic:
             raise
 
     def _require_parts(self) -> None:
-        """Refuse a topic that lacks something without which messages are lost: opening would make it anew, empty."""
+        """Refuse a topic that lacks its settings: opening would make them anew, with the defaults."""
         with suppress(CorruptData):  # a list that is damaged: what is there is listed anew
             self._missing = frozenset(missing_parts(self._world, self.root, self.name))
-        for part in sorted(filter(is_vital, self._missing)):
-            raise lacking(self.root, self.name, part)
+        self._require(SETTINGS)
 
     def _require(self, part: str) -> None:
         if part in self._missing:
@@ -151,17 +152,22 @@ class Topic:
         for number in range(count):
             self._check_owner()  # whoever closes the folder is not to wait until all of them are open
             checkpoint()  # whoever comes next goes on with those that are made
-            self._open_partition(number)
+            self._open_or_stand_in(number)
+        if len(self.lost) == count:
+            raise self.lost[0].__cause__ or self.lost[0]
         self._open_duplicates()
         self._finish_deletions()
         for group in sorted({*self._notes.names(count), *groups_of(self._missing)}):
             self._open_or_note(group)
 
     def _open_duplicates(self) -> None:
-        for part in sorted(self._missing):
-            # A delayed message that is gone may have had any id.
-            if is_dedup(part) or (is_delayed(part) and self.duplicates.are_used()):
-                self.duplicates.refuse(lacking(self.root, self.name, part))
+        for part in sorted(filter(is_dedup, self._missing)):
+            self.duplicates.refuse(lacking(self.root, self.name, part))
+        if self.duplicates.are_used():
+            for partition in self.partitions:
+                wrong = partition.lost or partition.lost_delays
+                if wrong is not None:  # a message that is gone may have had any id
+                    self.duplicates.refuse(wrong)
         self.duplicates.open_if_used()
 
     def _open_or_note(self, name: str) -> None:
@@ -175,6 +181,27 @@ class Topic:
             for number, partition in enumerate(self.partitions):
                 partition.log.pin(group_folder(self.root, self.name, number, name), partition.log.start)
             logger.error("a group cannot be opened", extra={"topic": self.name, "group": name, "error": str(error)})
+
+    def _open_or_stand_in(self, number: int) -> None:
+        """Open a partition; one whose log is gone or cannot be read is left as it is, and the others go on."""
+        try:
+            self._require(f"{number}/log")  # or it would be made anew, empty, and nobody would learn of the loss
+            self._open_partition(number)
+        except HoldfastError as error:
+            if not is_of_its_files(error):
+                raise
+            self._stand_in(number, error)
+
+    def _stand_in(self, number: int, error: HoldfastError) -> None:
+        folder = partition_folder(self.root, self.name, number)
+        lost = error
+        if not isinstance(lost, CorruptData):
+            lost = CorruptData(f"{error}. The other partitions go on; this one is tried when the folder is next opened")
+            lost.__cause__ = error
+        self.lost[number] = lost
+        self.partitions.append(LostPartition(self._world, folder, log_settings(self.settings), self.metrics, lost))
+        facts = {"topic": self.name, "partition": number, "error": str(error)}
+        logger.error("a partition cannot be opened", extra=facts)
 
     def _open_partition(self, number: int) -> None:
         folder = partition_folder(self.root, self.name, number)
@@ -217,13 +244,14 @@ class Topic:
         partition = self.partitions[number]
         folder = group_folder(self.root, self.name, number, group.name)
         part = f"{number}/{GROUPS}/{group.name}"
-        if part in self._missing and newest_snapshot(self._world, folder)[0] is None:
+        if part in self._missing and number not in self.lost and newest_snapshot(self._world, folder)[0] is None:
             self._require(part)  # with a snapshot, the group goes on from there
         site = Site(
             self.name, number, partition, group.check_open, self.dead_partition, partial(self._prover, group.name)
         )
+        world, log = partition.world, partition.log
         delivery = Delivery.open(
-            self._world, partition.log, folder, group.settings, group.metrics, name=group.name, start=start, site=site
+            world, log, folder, group.settings, group.metrics, name=group.name, start=start, site=site
         )
         with ExitStack() as unless_done:
             unless_done.callback(delivery.close)
@@ -282,8 +310,23 @@ class Topic:
         return buried + sum(place.letters.ready_count() for place in places)
 
     def partition(self, number: object) -> Partition:
-        """One partition, by its number."""
-        return self.partitions[check_partition(number, self.name, len(self.partitions))]
+        """One partition, by its number; if it cannot be opened, the error says why."""
+        return self.partitions[self.usable(number)]
+
+    def usable(self, number: object) -> int:
+        """The number of a partition that can be opened."""
+        known = self.number(number)
+        if known in self.lost:
+            raise self.lost[known]
+        return known
+
+    def usable_numbers(self) -> list[int]:
+        """The numbers of all that can be opened."""
+        return [number for number in range(len(self.partitions)) if number not in self.lost]
+
+    def number(self, number: object) -> int:
+        """The number of a partition, if there is one."""
+        return check_partition(number, self.name, len(self.partitions))
 
     def group(self, name: str, *, start: str = "earliest", changes: Mapping[str, Any] | None = None) -> QueueGroup:
         """The group of this name, made where there is none: at the oldest message kept, or behind the newest."""
@@ -622,8 +665,13 @@ class Topic:
 
     def check_open(self) -> None:
         self._check_owner()
+        if self.deleted:
+            Catalog(self._world, self.root).facts(self.name)  # or UnknownTopic, as for everybody who comes now
+            raise UnknownTopic(
+                f"the topic {self.name} in {self.root} was deleted; if there is one again, open that one"
+            )
         if self.closed:
-            raise Closed(f"the topic {self.name} in {self.root} is closed: it was deleted, or its folder was let go")
+            raise Closed(f"the topic {self.name} in {self.root} is closed: its folder was let go")
 
     def close(self) -> None:
         """Sync, save, let go of all files. Closing twice is fine."""

@@ -113,8 +113,9 @@ class Readable:
 
     def partition(self, number: object) -> Partition:
         """One of them, by its number; of dead letters it is made when first needed, as when the first one dies."""
-        own = self.topic.partition(number)
-        return self.topic.dead_partition(self.topic.partitions.index(own)).target if self.dead else own
+        if self.dead:
+            return self.topic.dead_partition(self.topic.number(number)).target
+        return self.topic.partition(number)
 
     def partitions(self) -> list[Partition]:
         """All of them."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from holdfast.broker.folder.layout import RESERVE, TOPICS
+from holdfast.broker.folder.layout import RESERVE, TOPICS, names_in, topic_folder, topics
 from holdfast.errors import Closed, HoldfastError
-from holdfast.storage.files import join
+from holdfast.storage.files import index_bases, index_name, join
 
 if TYPE_CHECKING:
     from holdfast.broker.engine import BrokerEngine
@@ -160,7 +160,8 @@ def _sealed(topic: Topic) -> int:
 # Somebody else may have filled the disk to its last byte, and nothing may be done yet. Then messages must still be
 # handled, for that is what frees space; and before that the folder must be opened, which writes a little as well. For
 # these the folder keeps a file of blocks that are of no use to anybody. It is cut shorter when they are needed, never
-# for a new message, and filled up when there is space for it.
+# for a new message, and filled up when there is space for it. A folder that was full before there was a reserve, or
+# that has used it up, has indexes to give: they are made anew from their segments.
 
 
 _RESERVE_BYTES: Final = 1024 * 1024
@@ -178,9 +179,11 @@ class Space:
     def make(self, wanted_bytes: int, *, urgent_bytes: int = 0) -> bool:
         """Remove handled messages until so many bytes are free, or none are left; answers whether any were removed.
 
-        Where none are, what is urgent comes from the reserve.
+        Where none are, what is urgent comes from the reserve, or from indexes.
         """
-        return self._make(wanted_bytes) or (urgent_bytes > 0 and self._release(urgent_bytes))
+        if self._make(wanted_bytes):
+            return True
+        return urgent_bytes > 0 and (self._release(urgent_bytes) or self._drop_indexes())
 
     def _make(self, wanted_bytes: int) -> bool:
         if self._asked:
@@ -224,6 +227,28 @@ class Space:
             return False  # there is none
         logger.warning("the disk is full: its reserve is used", extra={"folder": self._engine.folder, "left": left})
         return True
+
+    def _drop_indexes(self) -> bool:
+        """Remove indexes of messages until a block is free, which has room for many acks; answers whether any went."""
+        dropped = 0
+        with suppress(OSError):
+            for path in self._indexes():
+                if dropped and not self._is_short(_BLOCK_BYTES):
+                    break
+                self._engine.world.disk.remove(path)
+                dropped += 1
+        if dropped:
+            facts = {"folder": self._engine.folder, "indexes": dropped}
+            logger.warning("the disk is full: indexes removed, which are made anew", extra=facts)
+        return dropped > 0
+
+    def _indexes(self) -> Iterator[str]:
+        world, root = self._engine.world, self._engine.folder
+        for topic in topics(world, root):
+            for number in names_in(world, topic_folder(root, topic)):
+                folder = join(topic_folder(root, topic), f"{number}/log")
+                names = names_in(world, folder) if number.isdigit() else []
+                yield from (join(folder, index_name(base)) for base in index_bases(names))
 
     @property
     def _reserve(self) -> str:

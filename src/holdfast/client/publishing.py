@@ -32,6 +32,7 @@ class Known:
     def __init__(self) -> None:
         self.id = 0
         self.count: int | None = None  # None: we may not ask
+        self.lost: frozenset[int] = frozenset()  # the partitions that take nothing
         self.looked_ns = 0
         self.turns = RoundRobin()
 
@@ -108,6 +109,7 @@ class Publishing:
         known = self.known(topic)
         if known is None:
             topic_id, count, now_ns = 0, None, self._clock.monotonic_ns()
+            lost: frozenset[int] = frozenset()
             try:
                 info: TopicInfo = await (caller or self.caller).call(
                     Ask(method="GET", path=path_of("topics", topic), answers=TopicInfo)
@@ -116,8 +118,9 @@ class Publishing:
                 pass
             else:
                 topic_id, count = info.id, len(info.partitions)
+                lost = frozenset(each.number for each in info.partitions if each.problem)
             known = self._known.setdefault(topic, Known())
-            known.id, known.count, known.looked_ns = topic_id, count, now_ns
+            known.id, known.count, known.lost, known.looked_ns = topic_id, count, lost, now_ns
         return known
 
     def messages(self, given: object, bodies: Bodies, verb: str) -> tuple[list[wire.NewMessage], list[Draft]]:
@@ -250,7 +253,7 @@ def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | 
         if draft.key is not None:
             number = partition_for(draft.key, count)
         else:  # those of one call stay together: they are stored as one
-            in_turn = known.turns.take(count) if in_turn is None else in_turn
+            in_turn = known.turns.take(count, known.lost) if in_turn is None else in_turn
             number = in_turn
         routed.setdefault(number, []).append(i)
     return routed

@@ -299,7 +299,8 @@ class LocalBroker:
                 self._check_not_query(group, topic)
                 return self.engine.streams.group(group).reset(name, to, partition=number, dry_run=dry_run)
             found = []
-            for delivery in known.deliveries if number is None else [known.delivery(number)]:
+            for each in topic.usable_numbers() if number is None else [topic.usable(number)]:
+                delivery = known.delivery(each)
                 before, after = delivery.group.floor, to.find(delivery.partition.log)
                 if not dry_run:
                     delivery.seek(after)

@@ -305,7 +305,7 @@ class LocalGroup:
     def committed_now(self) -> dict[int, int]:
         """For each partition the end of the contiguous run of messages that are settled."""
         self.check_open()
-        return {delivery.number: delivery.group.floor for delivery in self.deliveries}
+        return {each.number: each.group.floor for each in self.deliveries if each.partition.lost is None}
 
     def oldest_ready_ns_now(self) -> int | None:
         """When the oldest message that is ready was published: each partition has its own order."""

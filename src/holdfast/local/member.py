@@ -261,8 +261,7 @@ class StreamMember:
 
     def _committed(self, topic: str, partition: int) -> int | None:
         with self.engine.using(topic) as found:
-            found.partition(partition)  # or UnknownTopic
-            return self.stream_group.committed(found, partition)
+            return self.stream_group.committed(found, found.number(partition))
 
     def _lag(self) -> list[PartitionLag]:
         now_ns = self._clock.now_ns()

@@ -13,7 +13,6 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.messages import DEDUP_ID, Draft, Publication, batch_of
 from holdfast.broker.partition import Partition
 from holdfast.broker.producers import ProducerId
-from holdfast.broker.routing import check_partition
 from holdfast.broker.topic import Topic
 from holdfast.env import Clock
 from holdfast.model import NO_PRODUCER, Appended, Batch, Durability, Producer
@@ -70,7 +69,7 @@ class LocalProducerPort:
         return False
 
     def check_partition(self, topic: Topic, partition: object) -> int:
-        return check_partition(partition, topic.name, len(topic.partitions))
+        return topic.number(partition)
 
     def drafting(self, topic: Topic, bodies: Bodies) -> LocalDrafting:
         return LocalDrafting(topic, bodies, self.clock)

@@ -12,7 +12,7 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import Drafter, NewMessage, Stored, stored_at
 from holdfast.broker.messages import batch_of
 from holdfast.broker.partition import Draft, Partition, Publication
-from holdfast.broker.routing import RoundRobin, check_partition, partition_for
+from holdfast.broker.routing import RoundRobin, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
 from holdfast.env import Clock
@@ -81,8 +81,8 @@ class Publisher:
         """The partition for messages without keys: the next in turn, unless one is chosen."""
         count = len(self.partitions)
         if partition is not None:
-            return check_partition(partition, self.topic.name, count)
-        return 0 if count == 1 else self._turns.take(count)
+            return self.topic.usable(partition)
+        return 0 if count == 1 else self._turns.take(count, self.topic.lost)
 
     def log(self, number: int) -> Log:
         """The log of a partition."""
@@ -141,6 +141,9 @@ class Publisher:
         if len(self.partitions) == 1 and partition is None:
             return [self._write(0, drafts, range(len(drafts)), durability, codec)]
         routed = self._routed(drafts, partition)
+        if self.topic.lost:
+            for number in routed:
+                self.topic.usable(number)  # refused as a whole, before others have stored their part
         if len(routed) > 1:
             self._check_sizes(drafts, routed)
         parts: list[Part] = []
@@ -221,16 +224,17 @@ class Publisher:
         """Which message goes where: by key (or dedup id), in turn, or as the caller says."""
         count = len(self.partitions)
         if partition is not None:
-            return {check_partition(partition, self.topic.name, count): list(range(len(drafts)))}
+            return {self.topic.usable(partition): list(range(len(drafts)))}
         routed: dict[int, list[int]] = {}
         in_turn: int | None = None
+        lost = self.topic.lost
         for i, draft in enumerate(drafts):
             by = draft.key if draft.key is not None else draft.dedup_id
-            if by is not None:
-                number = partition_for(by, count)
-            else:  # those of one call stay together: they are stored as one
-                in_turn = self._turns.take(count) if in_turn is None else in_turn
-                number = in_turn
+            number = None if by is None else partition_for(by, count)
+            # A dedup id holds for the whole topic, and may be anywhere; a key may not.
+            if number is None or (draft.key is None and number in lost):
+                # Those of one call stay together: they are stored as one.
+                number = in_turn = self._turns.take(count, lost) if in_turn is None else in_turn
             routed.setdefault(number, []).append(i)
         return routed
 

@@ -39,6 +39,7 @@ def partition_info(number: int, partition: Partition) -> PartitionInfo:
         end=partition.log.end,
         bytes=sum(segment.bytes for segment in segments),
         segments=len(segments),
+        problem="" if partition.lost is None else str(partition.lost),
     )
 
 

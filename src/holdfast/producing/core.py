@@ -111,7 +111,10 @@ class ProducerCore(Generic[_Sent]):
             destination = self.destinations.get(name)
             if destination is None:
                 turns = RoundRobin(_NAMED_STICK if self.name else self.settings.batch_messages)
-                destination = Destination(self.owner, self.port, topic, self._bodies, turns)
+                # One with a name may be resumed by another, which must come to the same partitions again.
+                destination = Destination(
+                    self.owner, self.port, topic, self._bodies, turns, may_pass_over=self.name is None
+                )
                 self.destinations[name] = destination
             elif topic is not destination.topic or not destination.usable:
                 destination.hold(topic)

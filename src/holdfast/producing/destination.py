@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.broker.messages import Draft
@@ -21,11 +21,21 @@ _KEEP_NS: Final = 1_000_000_000
 class Destination:
     """The outboxes for the partitions of one topic."""
 
-    def __init__(self, owner: Any, port: ProducerPort, topic: OpenTopic, bodies: Bodies, turns: RoundRobin) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        port: ProducerPort,
+        topic: OpenTopic,
+        bodies: Bodies,
+        turns: RoundRobin,
+        *,
+        may_pass_over: bool = True,
+    ) -> None:
         self._owner = owner
         self._port = port
         self._bodies = bodies
         self._turns = turns
+        self._may_pass_over = may_pass_over  # partitions that take nothing, when they would be next in turn
         self.name = topic.name
         self.topic: Any = topic  # what the port has opened, which alone knows more of it
         self.held = True
@@ -82,16 +92,19 @@ class Destination:
         return self.outboxes[murmur3()(key, 0) % self.count]
 
     def next(self) -> Outbox:
-        return self.outboxes[0 if self.count == 1 else self._turns.take(self.count)]
+        return self.outboxes[0 if self.count == 1 else self._turns.take(self.count, self._without())]
 
     def spread(self, count: int) -> Sequence[tuple[int, int, int]]:
         """The next messages in turn, as runs: (partition, first, behind the last)."""
-        return [(0, 0, count)] if self.count == 1 else list(self._turns.spread(count, self.count))
+        return [(0, 0, count)] if self.count == 1 else list(self._turns.spread(count, self.count, self._without()))
 
     def give_back(self, turns: int) -> None:
         """The last messages, as many as these, were not taken in: the next ones get their turns."""
         if self.count > 1:
-            self._turns.give_back(turns, self.count)
+            self._turns.give_back(turns, self.count, self._without())
+
+    def _without(self) -> Collection[int]:
+        return self.topic.lost if self._may_pass_over else ()
 
     def chosen(self, partition: object) -> Outbox:
         """By hand. Where the number of partitions is secret, an outbox is made when it is needed."""
@@ -106,8 +119,13 @@ class Destination:
         """By hand, by key (or dedup id), or in turn."""
         if partition is not None:
             return self.chosen(partition)
-        by = draft.key if draft.key is not None else draft.dedup_id
-        return self.next() if by is None else self.keyed(by)
+        if draft.key is not None:
+            return self.keyed(draft.key)
+        if draft.dedup_id is not None:
+            chosen = self.keyed(draft.dedup_id)
+            if chosen.number not in self._without():  # otherwise anywhere: a dedup id holds for the whole topic
+                return chosen
+        return self.next()
 
     def check_size(self, draft: Draft) -> None:
         size = len(draft.value) + len(draft.key or b"")

@@ -77,7 +77,7 @@ class Parcel:
         self.attempts = 0
         self.sequence: int | None = None
         self.skipped = 0  # so many from the front were stored before, by one that this producer resumes
-        self.skipped_offsets: Sequence[int | None] = ()
+        self.skipped_offsets: Sequence[int | None] = ()  # fewer, where it is not known any more where they are
         self.request: Any = None  # what a port keeps from one attempt to the next
         self.offset = 0  # of the first that was not skipped
         self.places: Sequence[Place] | None = None
@@ -125,7 +125,7 @@ class Parcel:
         if self.places is not None:
             return stored_at(self.places[index], name, number, self.durability)
         if index < self.skipped:
-            offset = self.skipped_offsets[index] if self.skipped_offsets else None
+            offset = self.skipped_offsets[index] if index < len(self.skipped_offsets) else None
             return Stored(name, offset, None, True, self.durability, number)
         return Stored(name, self.offset + index - self.skipped, None, False, self.durability, number)
 

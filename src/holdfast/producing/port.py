@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Collection, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.broker.messages import Draft
@@ -33,6 +33,10 @@ class OpenTopic(Protocol):
 
     @property
     def partitions(self) -> Sized: ...
+
+    @property
+    def lost(self) -> Collection[int]:
+        """The partitions that take nothing; there are others."""
 
     @property
     def closed(self) -> bool: ...

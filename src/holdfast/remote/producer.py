@@ -38,6 +38,7 @@ class RemoteTopic:
         self.id = known.id
         self.count = known.count  # None: we may not ask
         self.partitions = range(self.count or 1)
+        self.lost = known.lost
 
 
 class RemoteDrafting:
@@ -92,7 +93,7 @@ class RemoteProducerPort:
 
     def is_stale(self, topic: RemoteTopic) -> bool:
         known = self._client.publishing.known(topic.name)
-        return known is None or known.count != topic.count
+        return known is None or (known.count, known.lost) != (topic.count, topic.lost)
 
     def check_partition(self, topic: RemoteTopic, partition: object) -> int:
         return check_partition(partition, topic.name, _MOST_PARTITIONS if topic.count is None else topic.count)

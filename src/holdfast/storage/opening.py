@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from holdfast.env import FolderLock, FolderLocked, World
-from holdfast.errors import Busy, DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
+from holdfast.errors import Busy, CorruptData, DiskFull, HoldfastError, InvalidRequest, NotALog, Unavailable
 from holdfast.storage.files import FULL_DISK, LOCK, STATE, join, segment_bases
 from holdfast.storage.shortage import ran_out, shortage
 
@@ -63,6 +63,14 @@ def open_error(folder: str, error: OSError) -> HoldfastError:
     if isinstance(error, (NotADirectoryError, FileExistsError)):
         return NotALog(f"cannot open {folder}: {why}; a log lives in a folder")
     return Unavailable(f"cannot open {folder}: {why}. Nothing was lost by trying; look at the disk and try again")
+
+
+def is_of_its_files(error: HoldfastError) -> bool:
+    """Whether a log cannot be opened because of what its files are, and not because something ran out or is in use."""
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return cause.errno not in FULL_DISK and not ran_out(cause)
+    return isinstance(error, (CorruptData, NotALog))
 
 
 @contextmanager

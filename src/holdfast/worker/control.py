@@ -423,7 +423,7 @@ class Lane:
         """Whether no later try can go better: a mistake in the call, or a queue that somebody else has closed."""
         if self._source is None:
             return not (isinstance(error, OSError) or (isinstance(error, HoldfastError) and error.retryable))
-        return self._origin.given and isinstance(error, Closed) and self._source.closed
+        return self._origin.given and isinstance(error, (Closed, UnknownTopic)) and self._source.closed
 
     def _wait_for_queue(self, error: UnknownTopic) -> None:
         """Whoever makes it, or sends its first message, may start after us; that is told once."""

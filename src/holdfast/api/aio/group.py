@@ -127,7 +127,7 @@ class AsyncGroup(Generic[Body]):
 
     async def __aiter__(self) -> AsyncIterator[AsyncMessage[Body]]:
         """Every message as it comes, until it is closed."""
-        while not self.closed:
+        while True:
             try:
                 message = await self.receive()
             except Closed:

@@ -15,7 +15,7 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, Taken
 from holdfast.api.drafts import Seconds
 from holdfast.api.times import duration_ms, lease_of
-from holdfast.errors import Closed, LeaseLost, Unavailable
+from holdfast.errors import Closed, LeaseLost, Unavailable, UnknownTopic
 from holdfast.model import Durability, Record
 
 
@@ -176,7 +176,7 @@ class AsyncMessage(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False,
                 self._settled = True
             else:
                 await self.nack(error=error)
-        except (LeaseLost, Closed, Unavailable) as late:
+        except (LeaseLost, Closed, Unavailable, UnknownTopic) as late:
             error.add_note(f"the message could not be given back: {late}")
 
 

@@ -128,7 +128,7 @@ class Group(Generic[Body]):
 
     def __iter__(self) -> Iterator[Message[Body]]:
         """Every message as it comes, until it is closed."""
-        while not self.closed:
+        while True:
             try:
                 message = self.receive()
             except Closed:

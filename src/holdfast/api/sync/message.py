@@ -16,7 +16,7 @@ from holdfast.api.contents import Body, Home, MessageFields, Taken
 from holdfast.api.drafts import Seconds
 from holdfast.api.sync.group_port import GroupPort
 from holdfast.api.times import duration_ms, lease_of
-from holdfast.errors import Closed, LeaseLost, Unavailable
+from holdfast.errors import Closed, LeaseLost, Unavailable, UnknownTopic
 from holdfast.model import Durability, Record
 
 
@@ -177,7 +177,7 @@ class Message(MessageFields[Body], msgspec.Struct, Generic[Body], eq=False, gc=F
                 self._settled = True
             else:
                 self.nack(error=error)
-        except (LeaseLost, Closed, Unavailable) as late:
+        except (LeaseLost, Closed, Unavailable, UnknownTopic) as late:
             error.add_note(f"the message could not be given back: {late}")
 
 

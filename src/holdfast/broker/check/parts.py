@@ -19,6 +19,7 @@ from holdfast.broker.folder.contents import (
     TRACES_LOG,
     cost_of,
     is_delayed,
+    is_messages,
     is_vital,
     load_contents,
     missing_parts,
@@ -356,13 +357,16 @@ def _missing_listed(world: World, folder: str, topic: str, ends: Mapping[str, in
         parts = missing_parts(world, folder, topic)
     except CorruptData:
         return None
-    found = []
+    count, found = _partitions(world, folder, topic), []
     for part in parts:
         name = part_path(folder, topic, part).removeprefix(f"{folder}/")
         come = _come_to(name, ends) if part.endswith("/log") else 0
         far = f"; the group had come up to {come}" if come else ""
-        needed = _RESTORE if is_vital(part) else _RESTORE_PART if is_delayed(part) else None
-        advice = needed or "Restore it from a copy to prevent that"
+        if is_vital(part, count):
+            advice = _RESTORE
+        else:
+            stops = is_messages(part) or is_delayed(part)
+            advice = _RESTORE_PART if stops else "Restore it from a copy to prevent that"
         found.append(f"{name} {_lack(world, folder, name)}{far}: {cost_of(part)}. {advice}")
     return found
 

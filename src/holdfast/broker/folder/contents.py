@@ -199,9 +199,14 @@ def _kind(part: str) -> str:
     return _JOURNAL if place.endswith(f"/{GROUPS}") else name
 
 
-def is_vital(part: str) -> bool:
-    """Whether a topic without this part would have lost messages, or not keep those it has as it was told to."""
-    return _kind(part) in (SETTINGS, _LOG) and not part.startswith(DEAD_SUFFIX)
+def is_vital(part: str, partitions: int) -> bool:
+    """Whether a topic of so many partitions cannot be used without this part."""
+    return _kind(part) == SETTINGS or (is_messages(part) and partitions == 1)
+
+
+def is_messages(part: str) -> bool:
+    """Whether these are the messages of a partition."""
+    return _kind(part) == _LOG and not part.startswith(DEAD_SUFFIX)
 
 
 def is_delayed(part: str) -> bool:

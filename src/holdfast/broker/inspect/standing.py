@@ -122,13 +122,14 @@ class _State:
 
 
 class PartitionStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition: what it keeps."""
+    """One partition: what it keeps. `problem`: why it stands still, while the others go on, and what to do."""
 
     number: int
     start: int = 0
     end: int = 0
     bytes: int = 0
     segments: int = 0
+    problem: str = ""
 
 
 class PartitionProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,7 +251,7 @@ class Standing:
             name=name,
             id=facts.id,
             created_ms=facts.created_ms,
-            partitions=_kept(readers, facts.partitions),
+            partitions=self._kept(name, readers, facts.partitions),
             groups=[
                 *self._queue_groups(name, readers),
                 *self._stream_groups(name, facts.id, readers),
@@ -263,12 +264,31 @@ class Standing:
     def partitions(self, name: str) -> list[PartitionStanding]:
         """What the partitions of a topic keep."""
         count = self._catalog.facts(name).partitions
-        return _kept(dict(self._readers(name, count)), count)
+        return self._kept(name, dict(self._readers(name, count)), count)
 
     def groups(self, topic: str | None = None) -> list[GroupStanding]:
         """The groups of a topic, or of all."""
         chosen = self.topics() if topic is None else [self.topic(topic)]
         return sorted((group for each in chosen for group in each.groups), key=lambda group: (group.name, group.topic))
+
+    def _kept(self, topic: str, readers: dict[int, LogReader], count: int) -> list[PartitionStanding]:
+        missing = self._missing(topic) if len(readers) < count else set()
+        return [
+            _partition(number, readers[number])
+            if number in readers
+            else PartitionStanding(
+                number=number,
+                problem=str(lacking(self._folder, topic, part)) if (part := f"{number}/log") in missing else "",
+            )
+            for number in range(count)
+        ]
+
+    def _missing(self, topic: str) -> set[str]:
+        """The parts that are listed and gone."""
+        try:
+            return set(missing_parts(self._world, self._folder, topic))
+        except CorruptData:  # `check` says what is wrong with the list
+            return set()
 
     def _readers(self, topic: str, count: int) -> Iterator[tuple[int, LogReader]]:
         for number in range(count):
@@ -278,9 +298,7 @@ class Standing:
 
     def _queue_groups(self, topic: str, readers: dict[int, LogReader]) -> Iterator[GroupStanding]:
         notes = GroupNotes(self._world, topic_folder(self._folder, topic))
-        missing: set[str] = set()
-        with suppress(CorruptData):  # `check` says what is wrong with the list
-            missing.update(missing_parts(self._world, self._folder, topic))
+        missing = self._missing(topic)
         for name in sorted({*notes.names(max(readers, default=-1) + 1), *groups_of(missing)}):
             lags: list[PartitionProgress] = []
             parts = sorted(part for part in missing if groups_of([part]) == {name})
@@ -402,21 +420,12 @@ class Standing:
         return 0.0
 
 
-def _kept(readers: dict[int, LogReader], count: int) -> list[PartitionStanding]:
-    found = []
-    for number in range(count):
-        reader = readers.get(number)
-        if reader is None:
-            found.append(PartitionStanding(number=number))
-            continue
-        segments = reader.segments()
-        found.append(
-            PartitionStanding(
-                number=number,
-                start=reader.start,
-                end=reader.end,
-                bytes=sum(segment.bytes for segment in segments),
-                segments=len(segments),
-            )
-        )
-    return found
+def _partition(number: int, reader: LogReader) -> PartitionStanding:
+    segments = reader.segments()
+    return PartitionStanding(
+        number=number,
+        start=reader.start,
+        end=reader.end,
+        bytes=sum(segment.bytes for segment in segments),
+        segments=len(segments),
+    )

@@ -195,13 +195,15 @@ class StreamGroup:
     def committed(self, topic: Topic, partition: int) -> int | None:
         """Where the group goes on in a partition, None before it began there."""
         found = self.offsets.of(topic.name, topic.id, partition)
+        if found is not None and partition in topic.lost:
+            return found.offset  # should its log come back, the group goes on there
         return None if found is None else usable_offset(topic.partitions[partition].log, found)
 
     def listen(self, place: TopicPartition, line: Waiters | None) -> tuple[Topic, Partition, int]:
         """Let arrivals in the partition wake this line from now on; answers where to go on reading."""
         with self.lock:
             topic = self._topic(place[0])
-            partition = topic.partition(place[1])
+            partition = topic.partitions[topic.number(place[1])]
             bell = self._bells.get(place)
             if bell is None or bell.partition is not partition:
                 bell = self._bells[place] = Bell(partition)
@@ -227,9 +229,7 @@ class StreamGroup:
     def reset(self, topic_name: str, to: To, *, partition: int | None = None, dry_run: bool = False) -> list[Reset]:
         """Go on elsewhere, in one partition or in all; with dry_run only say what that would do."""
         with self._engine.using(topic_name) as topic:
-            if partition is not None:
-                topic.partition(partition)  # or UnknownTopic
-            numbers = range(len(topic.partitions)) if partition is None else [partition]
+            numbers = topic.usable_numbers() if partition is None else [topic.usable(partition)]
             found = [
                 Reset(
                     topic=topic.name,
@@ -455,7 +455,13 @@ class StreamGroup:
         if not unknown:
             return
         to = To(end="latest" if start == "latest" and len(unknown) == len(topic.partitions) else "earliest")
-        entries = [self._entry(topic, number, to.find(topic.partitions[number].log)) for number in unknown]
+        entries = [
+            self._entry(topic, number, to.find(topic.partitions[number].log))
+            for number in unknown
+            if number not in topic.lost
+        ]
+        if not entries:
+            return
         self.offsets.wait(self.offsets.commit(entries, "fsync"))
         self.pin(topic)
 

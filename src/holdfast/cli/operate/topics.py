@@ -369,6 +369,9 @@ def topic_show_command(folder: DataFolder, name: TopicName, as_json: AsJson = Fa
     console.print(facts)
     console.print()
     show_table(console, _partitions_table(topic))
+    for each in topic.partitions:
+        if each.problem:
+            console.print(f"partition {each.number} stands still: {safe(each.problem)}")
     console.print()
     if topic.groups:
         show_table(console, groups_table(topic.groups))

@@ -219,7 +219,10 @@ def _rows(call: Call, rates: Rates, topics: list[str]) -> list[QueueRow]:
                 groups = [each for each in topic.groups.values() if call.principal.may_use_queue_group(each.name)]
                 messages = sum(partition.log.end - partition.log.start for partition in topic.partitions)
                 if not groups:
-                    rows.append(QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name))))
+                    problem = _problem(topic)
+                    rows.append(
+                        QueueRow(topic=name, messages=messages, spark=spark_of(rates.of(name)), problem=problem)
+                    )
                 rows += [row_of(topic, group, rates, engine.world.clock.now_ns()) for group in groups]
         except HoldfastError as error:  # one that cannot be opened must not hide the others
             rows.append(QueueRow(topic=name, spark=spark_of(rates.of(name)), problem=str(error)))
@@ -246,7 +249,13 @@ def row_of(topic: Topic, group: QueueGroup, rates: Rates, now_ns: int) -> QueueR
         spark=spark_of(flow),
         buried=flow.buried,
         damaged=stats.damaged,
+        problem=_problem(topic),
     )
+
+
+def _problem(topic: Topic) -> str:
+    """Which of its partitions stand still, and why."""
+    return "; ".join(f"partition {number} stands still: {error}" for number, error in topic.lost.items())
 
 
 def spark_of(flow: Flow) -> Spark:
