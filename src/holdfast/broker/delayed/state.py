@@ -106,8 +106,11 @@ class State:
             ids -= released
         return ids
 
-    def take_over(self, runs: list[Run], cut: int) -> None:
-        """A spill is done: all that waited in the intake below `cut` is in these runs."""
+    def take_over(self, runs: list[Run], cut: int) -> Iterator[None]:
+        """A spill is done: all that waited in the intake below `cut` is in these runs.
+
+        The answer, step by step, lets go of timers that nobody needs any more; between two steps the lock may be free.
+        """
         present = self.intake.present
         below = present.copy()
         below.remove_range(cut, _MOST)
@@ -118,9 +121,9 @@ class State:
         self.runs = self.runs + runs
         self.next_number += len(runs)
         self.floor = cut
-        self.timers.drop_below(cut)
         self.intake.let_go_of_all()
         self.changed = True
+        return self.timers.dropping_below(cut)
 
     def take_out_finished(self, settled: BitMap64) -> list[Run]:
         """Runs of which nothing can come back are no longer part of the store, nor are their ids."""
