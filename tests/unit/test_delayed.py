@@ -435,20 +435,51 @@ def test_what_happens_in_the_pauses_of_a_spill_is_not_undone_by_it(seed, monkeyp
 def test_a_tick_spills_when_many_wait_and_says_when_it_wants_to_be_called():
     waiting = Waiting(spill_messages=50, save_ms=300)
     assert waiting.store.tick(waiting.start_ms) is None
-    waiting.put(*range(1000, 1049))
-    assert waiting.store.tick(waiting.start_ms) == 1000
+    waiting.put(*range(61_000, 61_049))
+    assert waiting.store.tick(waiting.start_ms) == 61_000
     assert waiting.runs() == []
-    waiting.put(900)
-    assert waiting.store.tick(waiting.start_ms) == 900
+    waiting.put(60_900)
+    assert waiting.store.tick(waiting.start_ms) == 60_900
     assert waiting.runs() != []
-    waiting.release(900)
+    waiting.release(60_900)
     waiting.store.settled(1)
-    assert waiting.store.tick(waiting.start_ms + 900) == 100
+    assert waiting.store.tick(waiting.start_ms + 60_900) == 100
     waiting.clock.advance(ms=300)
     assert waiting.store.accounted == 0
-    waiting.store.tick(waiting.start_ms + 900)
+    waiting.store.tick(waiting.start_ms + 60_900)
     assert waiting.store.accounted == 1
-    assert waiting.store.tick(waiting.start_ms + 2000) == 0
+    assert waiting.store.tick(waiting.start_ms + 62_000) == 0
+
+
+def test_what_is_due_soon_is_not_spilled_unless_it_is_very_much():
+    """It would be released before the spill is done: that is work for nothing, while others are due."""
+    waiting = Waiting(spill_messages=50)
+    waiting.put(*range(1_000, 1_150), *range(60_000, 60_049))
+    waiting.store.tick(waiting.start_ms)
+    assert waiting.runs() == []
+    waiting.put(1_150, 1_151)
+    waiting.store.tick(waiting.start_ms)
+    assert waiting.runs() != []
+
+
+def test_messages_that_are_gone_at_the_head_of_the_intake_need_no_spill():
+    waiting = Waiting(spill_messages=50, save_ms=1)
+    for now_ms in range(0, 4000, 10):
+        waiting.put(*[now_ms + 25] * 10)
+        waiting.release(now_ms, position=now_ms)
+        waiting.store.settled(now_ms)
+        waiting.clock.advance(ms=10)
+        waiting.store.tick(waiting.start_ms + now_ms)
+        waiting.store.check()
+        assert waiting.runs() == []
+    assert len(waiting.store._state.gone) < 50
+    assert len([n for n in waiting.disk.names(f"{FOLDER}/intake") if n.endswith(".log")]) < 4
+    left = waiting.listed()
+    waiting.kill()
+    waiting.store.forget(range(4_000 - len(left)))
+    assert waiting.listed() == left
+    assert waiting.spill() == len(left)
+    assert waiting.listed() == left
 
 
 def test_short_delays_do_not_let_the_intake_grow():
@@ -867,18 +898,18 @@ def test_damage_in_the_intake_costs_only_the_damaged_messages():
 @pytest.mark.parametrize("call", ["write", "sync", "rename", "sync_folder", "open"])
 def test_a_disk_that_is_full_puts_off_a_spill(call):
     waiting = Waiting(spill_messages=10, save_ms=100)
-    waiting.put(*range(1000, 1030))
+    waiting.put(*range(61_000, 61_030))
     waiting.store._log.sync()
     waiting.disk.faults.fail(1, 28, sticky=False, calls=frozenset({call}))
     assert waiting.store.tick(waiting.start_ms) == 100
     waiting.disk.faults.clear()
     waiting.store.check()
-    assert waiting.listed() == list(range(1000, 1030))
+    assert waiting.listed() == list(range(61_000, 61_030))
     waiting.clock.advance(ms=100)
     waiting.store.tick(waiting.start_ms)
     assert len(waiting.runs()) >= 1
     waiting.kill()
-    assert waiting.listed() == list(range(1000, 1030))
+    assert waiting.listed() == list(range(61_000, 61_030))
 
 
 def test_rolling_a_log_lets_all_of_it_be_trimmed(tmp_path):

@@ -134,6 +134,11 @@ class Timers:
             head = 0
         self._head = head
 
+    def count_near(self, until_ms: int) -> int:
+        """How many entries are due by then, about."""
+        near = [bucket for (start_ms, width_ms), bucket in self._buckets.items() if start_ms + width_ms <= until_ms]
+        return len(self._front) - self._head + sum(len(bucket.entries) // 2 for bucket in near)
+
     def first(self, done: Callable[[int], bool]) -> tuple[int, int] | None:
         """The first entry that is not done with."""
         self.shed(done)

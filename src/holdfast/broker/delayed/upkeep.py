@@ -245,6 +245,8 @@ logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
 
+_SOON_MS: Final = 10_000  # what is due within this time is not worth a spill
+
 # Between two pauses of a spill: a few milliseconds.
 _PAUSE_FRAMES: Final = 10
 _PAUSE_MESSAGES: Final = 256
@@ -280,7 +282,7 @@ class Upkeep:
         with state.lock:
             state.timers.advance(now_ms)
             state.timers.shed(state.done_here)
-            full = self._is_full()
+            full = state.is_full(self._settings.spill_messages, now_ms + _SOON_MS)
             # A position that moved on alone costs a longer look at the next opening, nothing else.
             waits = 1 if state.changed else 10 if state.settled_position > state.saved_position else None
         save_ms = None
@@ -334,11 +336,6 @@ class Upkeep:
         self._failed_ns = None
         return None
 
-    def _is_full(self) -> bool:
-        """Many wait in memory, or many that are gone keep the intake long."""
-        most = self._settings.spill_messages
-        return self._state.live_here() >= most or len(self._state.intake.present) >= 4 * most
-
     def _ms_until_save(self, times: int) -> int:
         since_ns = max(self._saved_ns, self._failed_ns or self._saved_ns)
         waited_ms = (self._world.clock.monotonic_ns() - since_ns) // 1_000_000
@@ -360,7 +357,7 @@ class Upkeep:
             )
         records = in_due_order(
             lambda: self._with_pauses(state.intake.data_frames(floor, cut), _PAUSE_FRAMES),
-            lambda message_id: message_id not in elsewhere,
+            lambda message_id: message_id >= floor and message_id not in elsewhere,
             plan.memory_bytes,
         )
         runs = write_runs(self._world, self._with_pauses(records, _PAUSE_MESSAGES), plan)
@@ -387,11 +384,10 @@ class Upkeep:
     def _save(self, on_pause: Callable[[], object]) -> None:
         state = self._state
         with state.lock:
-            state.forget_trimmed()
             settled = state.settled()
+            state.raise_floor(settled)
             self._garbage += state.take_out_finished(settled)
             manifest = state.manifest(settled)
-            needed = state.first_needed(settled)
             state.changed = False
         try:
             self._log.sync()
@@ -410,7 +406,7 @@ class Upkeep:
                 else:
                     self._world.disk.remove(run.path)
         for segment in self._log.segments()[:-1]:
-            if segment.next_offset > needed:
+            if segment.next_offset > manifest.spilled_below:
                 return
             on_pause()  # a large file takes a while to remove
             self._log.trim(segment.next_offset)
