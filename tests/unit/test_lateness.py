@@ -161,13 +161,46 @@ def test_a_task_that_puts_helps_as_well():
 
 def test_a_put_releases_a_portion_for_each_thousand_that_it_brings_and_no_more():
     place = Place(durability="os")
-    for _ in range(18):
-        place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(1_000)])
+    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(5_000)])
     place.clock.advance(seconds=2)
     place.q.put(b"one", delay=60)
-    assert place.q.stats().ready == 5_000
+    assert place.q.stats().ready == 1_000
     place.q.put_many([NewMessage(body=b"", delay=60) for _ in range(1_001)])
-    assert place.q.stats().ready == 15_000
+    assert place.q.stats().ready == 3_000
+
+
+@pytest.mark.parametrize(("sync_ms", "most"), [(5, 1_000), (200, 5_000)])
+def test_a_portion_is_larger_where_a_sync_takes_longer_than_the_rest(sync_ms, most):
+    place = Place(durability="os")
+    partition = place.q._port.deliveries[0].partition
+    write, portions = partition.log.write, []
+
+    def counted(batch: Batch, **options: Any) -> Any:
+        portions.append(len(batch.values))
+        place.clock.advance(ms=len(batch.values) // 50)
+        return write(batch, **options)
+
+    place.q.put_many([NewMessage(body=b"", delay=1) for _ in range(11_000)])
+    place.clock.advance(seconds=1)
+    partition.log.write = counted  # type: ignore[method-assign, assignment]
+    place.disk.on_call = lambda call: place.clock.advance(ms=sync_ms if call == "sync" else 0)
+    assert partition.release() == 11_000
+    assert (portions[0], max(portions)) == (1_000, most)
+
+
+def test_a_tick_ends_though_there_is_always_more_that_is_due():
+    """Leases, syncs and the messages of other topics wait for the end of it."""
+    place = Place(durability="os")
+    partition = place.q._port.deliveries[0].partition
+    place.q.put_many([NewMessage(body=b"", delay=0.01 * n) for n in range(1, 501)])
+    slow_down(place.disk, place.clock, ms=20)
+    place.clock.advance(seconds=1)
+    place.tick()
+    assert 100 <= place.q.stats().ready < 150
+    assert partition.delayed is not None
+    while len(partition.delayed):
+        place.tick()
+    assert place.q.stats().ready == 500
 
 
 class Store:
