@@ -249,6 +249,14 @@ class QueueMachine(RuleBasedStateMachine):
     def snapshot(self) -> None:
         self.q._port.deliveries[0].save()
 
+    @rule()
+    def spill(self) -> None:
+        partition = self.q._port.deliveries[0].partition
+        if partition.delayed is not None:
+            partition.release()  # a spill would do it, if it found anything to move
+            self.model.release()
+            partition.delayed.spill(self.model.now_ms)
+
     # Time and restarts
 
     @rule(ms=st.sampled_from([1, 400, 1_100, 6_000, 30_000, 4_000_000]))
@@ -367,8 +375,8 @@ def some_options(rng: Random) -> dict[str, Any]:
 
 WEIGHTS = {
     "put": 4, "put_many": 3, "get": 8, "ack": 3, "ack_many": 1, "nack": 3, "defer": 2, "reject": 3, "extend": 1,
-    "save_state": 2, "cancel": 1, "seek": 0.4, "redrive": 2, "compact": 1, "snapshot": 1, "wait": 4, "tick": 4,
-    "reopen": 1, "kill": 1, "resume": 1,
+    "save_state": 2, "cancel": 1, "seek": 0.4, "redrive": 2, "compact": 1, "snapshot": 1, "spill": 1, "wait": 4,
+    "tick": 4, "reopen": 1, "kill": 1, "resume": 1,
 }  # fmt: skip
 NEED_A_HAND = {"ack", "ack_many", "nack", "defer", "reject", "extend", "save_state"}
 ARGUMENTS: dict[str, Callable[[Random], dict[str, Any]]] = {

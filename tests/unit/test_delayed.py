@@ -361,23 +361,125 @@ def test_a_spill_empties_the_intake_and_what_comes_later_stays_there():
     assert waiting.spill() == 1
 
 
+class Happenings:
+    """What may happen in the pauses of a spill, beside a plain model: id and due time of all that waits."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.waiting = Waiting()
+        self.model: dict[int, int] = {}
+        self.released: set[int] = set()
+        self.now_ms = 0
+
+    def ordered(self) -> list[int]:
+        return sorted(self.model, key=lambda message_id: (self.model[message_id], message_id))
+
+    def put(self) -> None:
+        delays_ms = [self.rng.choice([1, 90, 700, 5_000, HOUR_MS, DAY_MS]) for _ in range(self.rng.randint(1, 20))]
+        dues_ms = [self.now_ms + delay_ms for delay_ms in delays_ms]
+        self.model.update(zip(self.waiting.put(*dues_ms), dues_ms, strict=True))
+
+    def cancel(self) -> None:
+        message_id = self.rng.choice([*self.model, 0])
+        assert self.waiting.store.cancel(message_id) == (self.model.pop(message_id, None) is not None)
+
+    def release(self) -> None:
+        self.now_ms += self.rng.choice([0, 50, 800, HOUR_MS])
+        found = [each.id for each in self.waiting.store.due(self.waiting.start_ms + self.now_ms, 10)]
+        assert found == [message_id for message_id in self.ordered() if self.model[message_id] <= self.now_ms][:10]
+        self.waiting.store.released(found, 1)
+        self.waiting.store.settled(self.rng.choice([0, 1]))
+        self.released.update(found)
+        for message_id in found:
+            del self.model[message_id]
+
+    def something(self) -> None:
+        if self.rng.random() < 0.5:
+            self.rng.choice([self.put, self.cancel, self.release])()
+        self.waiting.store.check()
+        assert len(self.waiting.store) == len(self.model)
+
+    def spill(self) -> None:
+        self.waiting.store.on_pause = self.something
+        self.waiting.store.spill(self.waiting.start_ms + self.now_ms)
+        self.waiting.store.check()
+        assert [each.id for each in self.waiting.store.waiting()] == self.ordered()
+
+    def kill(self) -> None:
+        self.waiting.kill()
+        self.waiting.store.forget(self.released)  # as found in the partition's log
+        assert [each.id for each in self.waiting.store.waiting()] == self.ordered()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_happens_in_the_pauses_of_a_spill_is_not_undone_by_it(seed, monkeypatch: pytest.MonkeyPatch, scale):
+    """Messages come in, come due, are cancelled: each comes out once, in order, or never; also after a kill."""
+    for name, small in {"_PAUSE_FRAMES": 1, "_PAUSE_MESSAGES": 3, "_PIECE_MESSAGES": 5, "_SAMPLE_MOST": 8}.items():
+        monkeypatch.setattr(f"holdfast.broker.delayed.upkeep.{name}", small)
+    monkeypatch.setattr("holdfast.broker.delayed.intake._DROP_MOST", 4)
+    rng = random.Random(seed)
+    for _ in range(scale(4, 100)):
+        story = Happenings(rng)
+        for _ in range(4):
+            for _ in range(rng.randint(1, 10)):
+                story.put()
+            story.spill()
+            if rng.random() < 0.5:
+                story.kill()
+        story.now_ms += 2 * DAY_MS
+        while story.model:
+            story.release()
+        assert story.waiting.next_ms() is None
+
+
 def test_a_tick_spills_when_many_wait_and_says_when_it_wants_to_be_called():
     waiting = Waiting(spill_messages=50, save_ms=300)
     assert waiting.store.tick(waiting.start_ms) is None
-    waiting.put(*range(1000, 1049))
-    assert waiting.store.tick(waiting.start_ms) == 1000
+    waiting.put(*range(61_000, 61_049))
+    assert waiting.store.tick(waiting.start_ms) == 61_000
     assert waiting.runs() == []
-    waiting.put(900)
-    assert waiting.store.tick(waiting.start_ms) == 900
+    waiting.put(60_900)
+    assert waiting.store.tick(waiting.start_ms) == 60_900
     assert waiting.runs() != []
-    waiting.release(900)
+    waiting.release(60_900)
     waiting.store.settled(1)
-    assert waiting.store.tick(waiting.start_ms + 900) == 100
+    assert waiting.store.tick(waiting.start_ms + 60_900) == 100
     waiting.clock.advance(ms=300)
     assert waiting.store.accounted == 0
-    waiting.store.tick(waiting.start_ms + 900)
+    waiting.store.tick(waiting.start_ms + 60_900)
     assert waiting.store.accounted == 1
-    assert waiting.store.tick(waiting.start_ms + 2000) == 0
+    assert waiting.store.tick(waiting.start_ms + 62_000) == 0
+
+
+def test_what_is_due_soon_is_not_spilled_unless_it_is_very_much():
+    """It would be released before the spill is done: that is work for nothing, while others are due."""
+    waiting = Waiting(spill_messages=50)
+    waiting.put(*range(1_000, 1_150), *range(60_000, 60_049))
+    waiting.store.tick(waiting.start_ms)
+    assert waiting.runs() == []
+    waiting.put(1_150, 1_151)
+    waiting.store.tick(waiting.start_ms)
+    assert waiting.runs() != []
+
+
+def test_messages_that_are_gone_at_the_head_of_the_intake_need_no_spill():
+    waiting = Waiting(spill_messages=50, save_ms=1)
+    for now_ms in range(0, 4000, 10):
+        waiting.put(*[now_ms + 25] * 10)
+        waiting.release(now_ms, position=now_ms)
+        waiting.store.settled(now_ms)
+        waiting.clock.advance(ms=10)
+        waiting.store.tick(waiting.start_ms + now_ms)
+        waiting.store.check()
+        assert waiting.runs() == []
+    assert len(waiting.store._state.gone) < 50
+    assert len([n for n in waiting.disk.names(f"{FOLDER}/intake") if n.endswith(".log")]) < 4
+    left = waiting.listed()
+    waiting.kill()
+    waiting.store.forget(range(4_000 - len(left)))
+    assert waiting.listed() == left
+    assert waiting.spill() == len(left)
+    assert waiting.listed() == left
 
 
 def test_short_delays_do_not_let_the_intake_grow():
@@ -562,8 +664,15 @@ def test_timers_agree_with_a_sorted_list():
             timers.shed(gone.__contains__)
             assert timers.first(gone.__contains__) == min(model, default=None)
         assert [entry for entry in timers.ordered() if entry[1] not in gone] == sorted(model)
-        timers.drop_below(200)
-        assert {entry for entry in timers.ordered() if entry[1] not in gone} == {e for e in model if e[1] >= 200}
+        for message_id, _ in enumerate(timers.dropping_below(200), 400):  # while others come in, and time passes
+            entry = (now_ms + rng.choice([0, 999, 5000, HOUR_MS * 5, YEAR_MS]), message_id)
+            timers.add_one(*entry)
+            model.add(entry)
+            timers.advance(now_ms := now_ms + rng.choice([0, 700, 5000]))
+        dropped = gone | set(range(200))
+        model = {entry for entry in model if entry[1] >= 200}
+        assert {entry for entry in timers.ordered() if entry[1] not in dropped} == model
+        assert timers.first(dropped.__contains__) == min(model, default=None)
 
 
 @pytest.mark.parametrize("span_ms", [HOUR_MS, YEAR_MS])
@@ -789,18 +898,18 @@ def test_damage_in_the_intake_costs_only_the_damaged_messages():
 @pytest.mark.parametrize("call", ["write", "sync", "rename", "sync_folder", "open"])
 def test_a_disk_that_is_full_puts_off_a_spill(call):
     waiting = Waiting(spill_messages=10, save_ms=100)
-    waiting.put(*range(1000, 1030))
+    waiting.put(*range(61_000, 61_030))
     waiting.store._log.sync()
     waiting.disk.faults.fail(1, 28, sticky=False, calls=frozenset({call}))
     assert waiting.store.tick(waiting.start_ms) == 100
     waiting.disk.faults.clear()
     waiting.store.check()
-    assert waiting.listed() == list(range(1000, 1030))
+    assert waiting.listed() == list(range(61_000, 61_030))
     waiting.clock.advance(ms=100)
     waiting.store.tick(waiting.start_ms)
     assert len(waiting.runs()) >= 1
     waiting.kill()
-    assert waiting.listed() == list(range(1000, 1030))
+    assert waiting.listed() == list(range(61_000, 61_030))
 
 
 def test_rolling_a_log_lets_all_of_it_be_trimmed(tmp_path):

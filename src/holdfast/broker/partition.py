@@ -53,8 +53,10 @@ if TYPE_CHECKING:
 __all__ = ["Draft", "LostPartition", "Partition", "Place", "Publication", "Site"]
 
 
+# In one portion, some 20 ms of work: so long those wait that come due meanwhile. Where its sync takes longer than the
+# rest, the next may be so much larger that they are even.
 _RELEASE_MOST: Final = 1_000
-_RELEASE_MOST_LATE: Final = 5_000  # one sync for more of them, where they are late
+_RELEASE_MOST_EVER: Final = 5_000
 # When the first message that waits is so late, whoever puts others helps to release what is due.
 _HELP_FROM_MS: Final = 25
 STREAM_PIN: Final = "stream:"  # how the pins of groups in stream mode begin
@@ -97,6 +99,7 @@ class Partition:
         self.sequences: Sequences | None = None
         self._lock = threading.Lock()  # around what is opened when first needed
         self._release_lock = threading.Lock()  # around what leaves the delayed ones
+        self._release_most = _RELEASE_MOST  # of them in the next portion
         # Around a write of messages with priorities, of which all groups must know.
         self._urgent_lock = threading.Lock()
         self.closed = False
@@ -225,10 +228,15 @@ class Partition:
                 line.wake(messages)
 
     def release(self) -> int:
-        """Let the delayed messages that are due into the log; answers how many."""
-        total = 0
+        """Let the delayed messages that are due by now into the log; answers how many.
+
+        What comes due meanwhile may stay: with many coming in there is always more, and no end to it.
+        """
+        total, now_ms = 0, self.world.clock.now_ns() // 1_000_000
         while released := self._release_some():
             total += released
+            if self.delayed is None or self.delayed.late_ms(now_ms) < 0:
+                break
         return total
 
     def release_late(self, late_ms: int = 0, portions: int = 1) -> None:
@@ -250,16 +258,19 @@ class Partition:
             if late_ms is not None and self._late_ms() < late_ms:
                 return 0
             now_ns = self.world.clock.now_ns()
-            most = _RELEASE_MOST if self._late_ms() < _HELP_FROM_MS else _RELEASE_MOST_LATE
-            due = store.due(now_ns // 1_000_000, most)
+            began_ns = self.world.clock.monotonic_ns()
+            due = store.due(now_ns // 1_000_000, self._release_most)
             if due:
                 # Synced, whatever the policy: were this lost, it would be released again, settled or not.
                 appended = self._write(released_batch(due), "fsync", moved=True)
+                written_ns = self.world.clock.monotonic_ns()
                 self.log.wait(appended)
+                synced_ns = self.world.clock.monotonic_ns()
+                even = len(due) * (synced_ns - written_ns) // max(written_ns - began_ns, 1)
+                self._release_most = min(max(even, _RELEASE_MOST), _RELEASE_MOST_EVER)
                 store.released([message.id for message in due], appended.next_offset)
                 self._released(due, appended.offset, now_ns)
-            else:
-                store.settled(self.log.synced_end)
+            store.settled(self.log.synced_end)
             return len(due)
 
     def _released(self, due: Sequence[Delayed], first: int, now_ns: int) -> None:

@@ -48,6 +48,7 @@ _WIDTHS: Final = (
 )
 
 _SHED: Final = 1024
+_DROP_MOST: Final = 4096  # entries that are looked at in one step
 
 
 class _Bucket:
@@ -133,6 +134,11 @@ class Timers:
             head = 0
         self._head = head
 
+    def count_near(self, until_ms: int) -> int:
+        """How many entries are due by then, about."""
+        near = [bucket for (start_ms, width_ms), bucket in self._buckets.items() if start_ms + width_ms <= until_ms]
+        return len(self._front) - self._head + sum(len(bucket.entries) // 2 for bucket in near)
+
     def first(self, done: Callable[[int], bool]) -> tuple[int, int] | None:
         """The first entry that is not done with."""
         self.shed(done)
@@ -154,18 +160,26 @@ class Timers:
         entries.sort()
         return entries if after is None else entries[bisect_right(entries, after) :]
 
-    def drop_below(self, message_id: int) -> None:
-        """Forget all smaller ids: they wait elsewhere now."""
+    def dropping_below(self, message_id: int) -> Iterator[None]:
+        """Forget all smaller ids, which wait elsewhere now, some at each step. Between two steps others may come in,
+        or be taken out.
+        """
         self._front = [entry for entry in self._front[self._head :] if entry[1] >= message_id]
         self._head = 0
-        buckets, self._buckets = self._buckets, {}
-        for key, bucket in buckets.items():
-            kept = [pair for pair in bucket.pairs() if pair[1] >= message_id]
-            if kept:
-                self._buckets[key] = left = _Bucket()
-                for due_at_ms, kept_id in kept:
-                    left.add(due_at_ms, kept_id)
-        self._starts = sorted(self._buckets)  # which is a heap, too
+        yield
+        for key, bucket in list(self._buckets.items()):
+            kept = _Bucket()
+            seen = 0
+            while self._buckets.get(key) is bucket:  # it may have come near meanwhile
+                if seen >= len(bucket.entries):
+                    self._buckets[key] = kept
+                    break
+                step = bucket.entries[seen : seen + 2 * _DROP_MOST]
+                seen += len(step)
+                for due_at_ms, kept_id in zip(step[::2], step[1::2], strict=True):
+                    if kept_id >= message_id:
+                        kept.add(due_at_ms, kept_id)
+                yield
 
 
 logger = logging.getLogger(__name__)

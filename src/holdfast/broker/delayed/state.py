@@ -66,9 +66,16 @@ class State:
     def live(self) -> int:
         return sum(run.messages for run in self.runs) + len(self.intake.present) - len(self.gone)
 
-    def live_here(self) -> int:
-        """How many messages wait in the intake."""
-        return len(self.intake.present) - self.intake.present.intersection_cardinality(self.gone)
+    def is_full(self, most: int, soon_ms: int) -> bool:
+        """Whether it is time to spill: many wait in memory, or many that are gone keep the intake long.
+
+        What is due by `soon_ms` does not count, up to a limit: it would be released before the spill is done.
+        """
+        present = self.intake.present
+        waiting = present - self.gone
+        if len(waiting) >= most and len(waiting) - self.timers.count_near(soon_ms) >= most:
+            return True
+        return bool(waiting) and len(present) - present.rank(waiting.min()) >= 4 * most
 
     def done_here(self, message_id: int) -> bool:
         """Whether a timer of the intake is done with."""
@@ -106,8 +113,11 @@ class State:
             ids -= released
         return ids
 
-    def take_over(self, runs: list[Run], cut: int) -> None:
-        """A spill is done: all that waited in the intake below `cut` is in these runs."""
+    def take_over(self, runs: list[Run], cut: int) -> Iterator[None]:
+        """A spill is done: all that waited in the intake below `cut` is in these runs.
+
+        The answer, step by step, lets go of timers that nobody needs any more; between two steps the lock may be free.
+        """
         present = self.intake.present
         below = present.copy()
         below.remove_range(cut, _MOST)
@@ -118,9 +128,9 @@ class State:
         self.runs = self.runs + runs
         self.next_number += len(runs)
         self.floor = cut
-        self.timers.drop_below(cut)
         self.intake.let_go_of_all()
         self.changed = True
+        return self.timers.dropping_below(cut)
 
     def take_out_finished(self, settled: BitMap64) -> list[Run]:
         """Runs of which nothing can come back are no longer part of the store, nor are their ids."""
@@ -131,20 +141,22 @@ class State:
             settled -= run.ids
         return finished
 
-    def forget_trimmed(self) -> None:
-        """The intake's messages before its start are gone with their files."""
-        start = self.intake.log.start
-        if start > self.floor:
-            trimmed = self.intake.present.copy()
-            trimmed.remove_range(start, _MOST)
-            self.intake.present -= trimmed
-            self.gone -= trimmed
+    def raise_floor(self, settled: BitMap64) -> None:
+        """Messages at the head of the intake that are gone for certain need no spill: what is kept begins behind them.
 
-    def first_needed(self, settled: BitMap64) -> int:
-        """The first offset of the intake that must be kept when this is on disk."""
+        They are no longer part of the store, nor of `settled`, which the next manifest holds.
+        """
         needed = self.intake.present - settled
-        needed_from = min(needed.min() if needed else _MOST, _MOST)
-        return max(self.floor, min(needed_from, self.intake.log.end))
+        end = self.intake.log.end
+        floor = min(needed.min(), end) if needed else end
+        if floor > self.floor:
+            behind = self.intake.present.copy()
+            behind.remove_range(0, floor)
+            below = self.intake.present - behind
+            self.intake.present = behind
+            self.gone -= below
+            settled -= below
+            self.floor = floor
 
     def manifest(self, settled: BitMap64) -> Manifest:
         settled.run_optimize()

@@ -11,6 +11,9 @@ import contextlib
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from heapq import merge
+from itertools import pairwise
+from operator import attrgetter
 from threading import Lock
 from typing import Final, TypeVar
 
@@ -19,7 +22,7 @@ from pyroaring import BitMap64
 
 from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS
 from holdfast.broker.delayed.manifest import DelaySettings, save_manifest
-from holdfast.broker.delayed.run import TRAILER_CHECKED, TRAILER_MAGIC, Run
+from holdfast.broker.delayed.run import NEVER_MS, TRAILER_CHECKED, TRAILER_MAGIC, Run
 from holdfast.broker.delayed.state import State
 from holdfast.checksum import crc32c
 from holdfast.codec.encode import PLAIN, Body, Packing, Place, encode_batch, header_for
@@ -46,6 +49,12 @@ _FILE_BYTES: Final = 1 << 30  # positions in frames have 32 bits
 _UNCUT: Final = 1 << 62
 # What a decoded message takes in memory besides its own bytes, about.
 _MESSAGE_BYTES: Final = 400
+_DUE_ORDER: Final = attrgetter("due_at_ms", "offset")
+# What is sorted at once: a few milliseconds.
+_PIECE_MESSAGES: Final = 2_000
+_SAMPLE_MOST: Final = 8_000
+# So much of a run is synced at a time: a release that is synced meanwhile would have to wait for all of it.
+_SYNC_BYTES: Final = 4 << 20
 
 
 class SpillPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,32 +78,51 @@ def bucket_of(due_at_ms: int, now_ms: int) -> int:
 def in_due_order(
     frames: Callable[[], Iterator[Frame]], wanted: Callable[[int], bool], memory_bytes: int
 ) -> Iterator[Record]:
-    """The wanted messages, sorted by (due, id). `frames` is read several times rather than held in memory."""
-    keys, raw_bytes = [], 0
-    for frame in frames():
-        found = [(due, i) for i, due in enumerate(_dues_ms(frame), frame.base_offset) if wanted(i)]
-        keys += found
-        if not frame.is_large:  # what stays in its file takes no memory
-            raw_bytes += frame.header.raw_bytes * len(found) // frame.count
-    keys.sort()
-    if not keys:
-        return
-    step = max(1, memory_bytes // (raw_bytes // len(keys) + _MESSAGE_BYTES))
-    # No list of what is wanted is kept: bounds tell, and they are small.
-    bounds = [(keys[i], keys[min(i + step, len(keys)) - 1]) for i in range(0, len(keys), step)]
-    del keys
-    for first, last in bounds:
-        part = []
+    """The wanted messages, sorted by (due, id). `frames` is read several times rather than held in memory.
+
+    Nothing is sorted in one go that may be long: no other thread runs meanwhile, and no message is released.
+    """
+    for first, end in pairwise(_bounds(frames, wanted, memory_bytes)):
+        pieces: list[list[Record]] = [[]]
         for frame in frames():
             chosen = {
                 i
                 for i, due in enumerate(_dues_ms(frame), frame.base_offset)
-                if first[0] <= due <= last[0] and first <= (due, i) <= last and wanted(i)
+                if first[0] <= due <= end[0] and first <= (due, i) < end and wanted(i)
             }
             if chosen:
-                part += [record for record in frame.records() if record.offset in chosen]
-        part.sort(key=lambda record: (record.due_at_ms, record.offset))
-        yield from part
+                pieces[-1] += [record for record in frame.records() if record.offset in chosen]
+            if len(pieces[-1]) >= _PIECE_MESSAGES:
+                pieces[-1].sort(key=_DUE_ORDER)
+                pieces.append([])
+        pieces[-1].sort(key=_DUE_ORDER)
+        yield from merge(*pieces, key=_DUE_ORDER)
+
+
+def _bounds(
+    frames: Callable[[], Iterator[Frame]], wanted: Callable[[int], bool], memory_bytes: int
+) -> list[tuple[int, int]]:
+    """Places in the order of the wanted messages, from before the first to behind the last: what lies between two of
+    them fits into memory, about.
+
+    A sample tells where they are: to sort all keys would take a second once there are some hundred thousand.
+    """
+    sample: list[tuple[int, int]] = []
+    count, every, raw_bytes = 0, 1, 0
+    for frame in frames():
+        found = [(due, i) for i, due in enumerate(_dues_ms(frame), frame.base_offset) if wanted(i)]
+        sample += found[-count % every :: every]
+        count += len(found)
+        if not frame.is_large:  # what stays in its file takes no memory
+            raw_bytes += frame.header.raw_bytes * len(found) // frame.count
+        if len(sample) > _SAMPLE_MOST:
+            del sample[1::2]
+            every *= 2
+    if not count:
+        return []
+    sample.sort()
+    parts = min(-(-(raw_bytes + count * _MESSAGE_BYTES) // memory_bytes), len(sample))
+    return [(0, 0), *(sample[len(sample) * i // parts] for i in range(1, parts)), (NEVER_MS, 0)]
 
 
 def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[Run]:
@@ -139,7 +167,7 @@ class _RunWriter:
         self._name = f"{bucket_of(first_due_ms, plan.now_ms):020d}-{number:010d}.run"
         self._packing = plan.packing
         self._run_id = world.ids.random_u32()
-        self._offset = 0
+        self._offset = self._synced = 0
         self._block: list[Record] = []
         self._block_bytes = 0
         self._table = array("q")
@@ -186,6 +214,9 @@ class _RunWriter:
         write_fully(self.file, self.position, [header_for(body, place, batch_remaining=0), *body.parts])
         self.position += body.frame_bytes
         self._offset += body.count
+        if self.position >= self._synced + _SYNC_BYTES:
+            self.file.sync()
+            self._synced = self.position
 
 
 def _body(batch: Batch, kind: Kind, packing: Packing = PLAIN) -> Body:
@@ -213,6 +244,8 @@ def _dues_ms(frame: Frame) -> Sequence[int]:
 logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
+
+_SOON_MS: Final = 10_000  # what is due within this time is not worth a spill
 
 # Between two pauses of a spill: a few milliseconds.
 _PAUSE_FRAMES: Final = 10
@@ -249,7 +282,7 @@ class Upkeep:
         with state.lock:
             state.timers.advance(now_ms)
             state.timers.shed(state.done_here)
-            full = self._is_full()
+            full = state.is_full(self._settings.spill_messages, now_ms + _SOON_MS)
             # A position that moved on alone costs a longer look at the next opening, nothing else.
             waits = 1 if state.changed else 10 if state.settled_position > state.saved_position else None
         save_ms = None
@@ -267,10 +300,14 @@ class Upkeep:
         with self._lock, _naming_errors(self._folder):
             return self._spill(now_ms)
 
-    def save(self) -> None:
-        """Write the manifest, and remove the files that it makes needless."""
+    def save(self, on_pause: Callable[[], object] = lambda: None) -> None:
+        """Write the manifest, and remove the files that it makes needless.
+
+        Nothing is released meanwhile, unless the caller asks for it: one who compacts does not expect messages to
+        come in by that, and may hold locks that a release would wait for.
+        """
         with self._lock, _naming_errors(self._folder):
-            self._save()
+            self._save(on_pause)
 
     def close(self) -> None:
         """Save and close the intake. Whatever fails, the folder is let go; nothing is lost that was acknowledged."""
@@ -280,7 +317,7 @@ class Upkeep:
                     return
                 self._state.closed = True
             try:
-                self._save()
+                self._save(lambda: None)
             except (OSError, HoldfastError) as error:
                 logger.warning("manifest not written", extra={"folder": self._folder, "error": str(error)})
             finally:
@@ -291,18 +328,13 @@ class Upkeep:
             if full:
                 self.spill(now_ms)
             else:
-                self.save()
+                self.save(self.on_pause)
         except Unavailable as error:
             logger.warning("upkeep put off", extra={"folder": self._folder, "error": str(error)})
             self._failed_ns = self._world.clock.monotonic_ns()
             return self._settings.save_ms
         self._failed_ns = None
         return None
-
-    def _is_full(self) -> bool:
-        """Many wait in memory, or many that are gone keep the intake long."""
-        most = self._settings.spill_messages
-        return self._state.live_here() >= most or len(self._state.intake.present) >= 4 * most
 
     def _ms_until_save(self, times: int) -> int:
         since_ns = max(self._saved_ns, self._failed_ns or self._saved_ns)
@@ -325,15 +357,22 @@ class Upkeep:
             )
         records = in_due_order(
             lambda: self._with_pauses(state.intake.data_frames(floor, cut), _PAUSE_FRAMES),
-            lambda message_id: message_id not in elsewhere,
+            lambda message_id: message_id >= floor and message_id not in elsewhere,
             plan.memory_bytes,
         )
         runs = write_runs(self._world, self._with_pauses(records, _PAUSE_MESSAGES), plan)
         with state.lock:
-            state.take_over(runs, cut)
+            dropping = state.take_over(runs, cut)
+        while self._step(dropping):
+            self.on_pause()
         log.roll()
-        self._save()
+        self._save(self.on_pause)
         return sum(run.messages for run in runs)
+
+    def _step(self, steps: Iterator[None]) -> bool:
+        """Take one under the lock; answers whether there was one."""
+        with self._state.lock:
+            return next(steps, self) is None
 
     def _with_pauses(self, items: Iterator[_Item], every: int) -> Iterator[_Item]:
         """A spill is work for a second, and messages come due meanwhile: they must not wait for its end."""
@@ -342,14 +381,13 @@ class Upkeep:
                 self.on_pause()
             yield item
 
-    def _save(self) -> None:
+    def _save(self, on_pause: Callable[[], object]) -> None:
         state = self._state
         with state.lock:
-            state.forget_trimmed()
             settled = state.settled()
+            state.raise_floor(settled)
             self._garbage += state.take_out_finished(settled)
             manifest = state.manifest(settled)
-            needed = state.first_needed(settled)
             state.changed = False
         try:
             self._log.sync()
@@ -361,12 +399,17 @@ class Upkeep:
         state.saved_position = manifest.accounted
         garbage, self._garbage = self._garbage, []
         for run in garbage:
+            on_pause()
             with contextlib.suppress(OSError):  # what stays is not in the manifest, and goes at the next opening
                 if run.keep_file:
                     self._world.disk.rename(run.path, run.path + ".damaged")
                 else:
                     self._world.disk.remove(run.path)
-        self._log.trim(needed)
+        for segment in self._log.segments()[:-1]:
+            if segment.next_offset > manifest.spilled_below:
+                return
+            on_pause()  # a large file takes a while to remove
+            self._log.trim(segment.next_offset)
 
 
 @contextlib.contextmanager
