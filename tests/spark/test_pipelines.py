@@ -18,15 +18,14 @@ from holdfast.api.sync.broker import Broker
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, UnknownTopic
-from holdfast.spark.pipelines.build import Pipeline, run
-from holdfast.spark.pipelines.context import Context, Progress
+from holdfast.spark.pipelines.batches import Slice, run_steps
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
 from holdfast.spark.pipelines.custom import pipeline
 from holdfast.spark.pipelines.lake import MANY, read_table
-from holdfast.spark.pipelines.ledger import Batch
+from holdfast.spark.pipelines.project import Pipeline, run
 from holdfast.spark.pipelines.refine import write as kind_write
 from holdfast.spark.pipelines.runner import Runner
-from holdfast.spark.pipelines.spec import located
-from holdfast.spark.pipelines.steps import Slice, run_steps
+from holdfast.spark.pipelines.spec import Context, Progress, located
 from tests.spark.scripts import run_script
 
 SCHEMA = "id long not null, amount double, country string, at timestamp"
@@ -116,7 +115,7 @@ def test_land_goes_on_where_it_was_stopped_and_where_spark_forgot(shop):
 KILLED = """
 import os, signal, sys
 from holdfast.env.disk import LakeDisk
-from holdfast.spark.pipelines.build import Pipeline
+from holdfast.spark.pipelines.project import Pipeline
 from holdfast.spark.session import session
 
 moved = 0
@@ -311,7 +310,7 @@ def test_tables_go_on_where_they_were_stopped_and_read_again_what_was_merged_mea
     context = Context(world=real_world(), session=lambda: shop.spark, project=project, spec=project.spec("s"))
     calls = []
 
-    def write(context: Context, piece: Slice) -> Batch:
+    def write(context: Context, piece: Slice) -> LedgerBatch:
         calls.append(piece.batch)
         if len(calls) == 1:
             for path in (shop.lake / "orders-land").rglob("*.parquet"):

@@ -138,10 +138,10 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
     """Show how far pipelines are: batches, rows, lag, and who runs them. Needs neither Spark's JVM nor a lock."""
     project = _project(declared)
-    from holdfast.spark.pipelines.checkpoint import standing_of
+    from holdfast.spark.pipelines.checkpoint import status_of
 
     specs = project.in_order(names or project.pipelines)
-    standings = [standing_of(real_world(), project, spec) for spec in specs]
+    standings = [status_of(real_world(), project, spec) for spec in specs]
     owners = {spec.name: owner_of(project.checkpoint(spec.name)) for spec in specs}
     running = {name: owner.pid for name, owner in owners.items() if owner is not None and owner.alive}
     if as_json:
@@ -165,8 +165,8 @@ def new_command(
     """Write a commented file to begin with; where it is there already, print the entry to add to it."""
     _need_spark()
     from holdfast.broker.folder.layout import check_name
-    from holdfast.spark.pipelines.context import kind_named
     from holdfast.spark.pipelines.project import entry, python_template, yaml_template
+    from holdfast.spark.pipelines.spec import kind_named
 
     check_name(name, "pipeline")
     kind_named(kind)

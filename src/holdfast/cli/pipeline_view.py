@@ -16,13 +16,13 @@ from holdfast.cli.text import safe, short_time, show_table, size, table
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.spark.pipelines import context
-    from holdfast.spark.pipelines.checkpoint import Standing
+    from holdfast.spark.pipelines import spec
+    from holdfast.spark.pipelines.checkpoint import PipelineStatus
     from holdfast.spark.pipelines.runner import Runner
 
 
 @contextmanager
-def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Progress], None]]:
+def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progress], None]]:
     """A line for each pipeline, on stderr, where somebody is looking."""
     console = stderr()
     if not shown or not console.is_terminal:
@@ -38,7 +38,7 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Pro
     with Progress(*columns, console=console, transient=True) as progress:
         tasks = {name: progress.add_task("waiting", pipeline=safe(name), total=None) for name in names}
 
-        def tell(news: context.Progress) -> None:
+        def tell(news: spec.Progress) -> None:
             if news.pipeline not in tasks:
                 return
             total = None if news.lag is None else news.rows_in + news.lag
@@ -72,7 +72,7 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def outcomes_document(outcomes: Sequence[context.Outcome]) -> dict[str, Any]:
+def outcomes_document(outcomes: Sequence[spec.Outcome]) -> dict[str, Any]:
     """The one document of a run."""
     documents = []
     for outcome in outcomes:
@@ -85,7 +85,7 @@ def outcomes_document(outcomes: Sequence[context.Outcome]) -> dict[str, Any]:
     return {"pipelines": documents}
 
 
-def show_outcomes(outcomes: Sequence[context.Outcome]) -> None:
+def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
     """What was done, as a table, then what is worth a sentence."""
     summaries = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     if not summaries:
@@ -114,7 +114,7 @@ def show_outcomes(outcomes: Sequence[context.Outcome]) -> None:
             stdout().print(f"{safe(each.pipeline)}: {safe(note)}", soft_wrap=True)
 
 
-def plan_lines(plan: context.Plan) -> Iterator[str]:
+def plan_lines(plan: spec.Plan) -> Iterator[str]:
     """A plan for people."""
     rows = "" if plan.rows is None else f", about {plan.rows:,} rows"
     content = "" if plan.bytes is None else f", {size(plan.bytes)}"
@@ -128,7 +128,7 @@ def plan_lines(plan: context.Plan) -> Iterator[str]:
         yield f"  note    {safe(note)}"
 
 
-def standing_table(standings: Sequence[Standing], running: Mapping[str, int | None]) -> Table:
+def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, int | None]) -> Table:
     """Where pipelines are."""
     shown = table(
         "pipeline", "kind", "last batch>", "at", "rows in>", "out>", "dropped>", "aside>", "behind>", "running"

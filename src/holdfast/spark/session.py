@@ -210,7 +210,7 @@ def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> S
 
 def register(spark: SparkSession) -> None:
     """Make the source and sink `holdfast` known to a session of your own, classic or Connect."""
-    from holdfast.spark.source.source import HoldfastSource
+    from holdfast.spark.source import HoldfastSource
 
     spark.dataSource.register(HoldfastSource)
 

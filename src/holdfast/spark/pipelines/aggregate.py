@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.context import Kind, Plan, Summary
-from holdfast.spark.pipelines.expectations import Sorted, check_columns
-from holdfast.spark.pipelines.lake import BATCH, DATE, commit, quoted, read_table, replacements, stage
-from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.spec import interval_ms, no_expectation_named
-from holdfast.spark.pipelines.steps import (
+from holdfast.spark.pipelines.batches import (
     ADDED_TO,
     Slice,
+    Sorted,
     StepOptions,
+    check_columns,
     check_kind_of_source,
     plan_steps,
     run_steps,
     source_of,
 )
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
+from holdfast.spark.pipelines.lake import BATCH, DATE, commit, quoted, read_table, replacements, stage
+from holdfast.spark.pipelines.spec import PipelineKind, Plan, Summary, interval_ms, no_expectation_named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 START, END = "window_start", "window_end"
 _HIGH: Final = "newest_us"
@@ -138,7 +138,7 @@ def run(context: Context) -> Summary:
     return run_steps(context, _write)
 
 
-def _write(context: Context, piece: Slice) -> Batch:
+def _write(context: Context, piece: Slice) -> LedgerBatch:
     from pyspark.sql import functions as f
 
     options: AggregateOptions = context.options
@@ -150,7 +150,7 @@ def _write(context: Context, piece: Slice) -> Batch:
     found = piece.rows.agg(
         f.count(f.lit(1)).alias("rows"), f.max(f.unix_micros(time)).alias(_HIGH), f.sum(late).alias(LATE)
     ).collect()[0]
-    batch = Batch(
+    batch = LedgerBatch(
         batch=piece.batch,
         rows_in=found.rows,
         expectations={LATE: found[LATE] or 0},
@@ -176,7 +176,9 @@ def last_window_end_us(time: str, options: AggregateOptions) -> Column:
     return begins + f.lit(interval_ms(options.window, "window") * 1000)
 
 
-def _with_windows(context: Context, piece: Slice, batch: Batch, touched: DataFrame, days: list[Any]) -> Batch:
+def _with_windows(
+    context: Context, piece: Slice, batch: LedgerBatch, touched: DataFrame, days: list[Any]
+) -> LedgerBatch:
     """The batch with the days that its windows are in, written anew."""
     from pyspark.sql import functions as f
 
@@ -197,7 +199,7 @@ def _with_windows(context: Context, piece: Slice, batch: Batch, touched: DataFra
         new.unpersist()
 
 
-def _replaced(context: Context, batch: Batch, new: DataFrame, touched: DataFrame, days: list[Any]) -> Batch:
+def _replaced(context: Context, batch: LedgerBatch, new: DataFrame, touched: DataFrame, days: list[Any]) -> LedgerBatch:
     """The batch with the folders of these days: the new numbers, and those of the windows that stay as they are."""
     from pyspark.sql import functions as f
 
@@ -260,7 +262,7 @@ TEMPLATE: Final = """\
     #   largest: "max(amount)"
 """
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="aggregate",
     says="counts, rates, sizes and latencies by time window (gold)",
     options=AggregateOptions,

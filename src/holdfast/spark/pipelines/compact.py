@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import BadSettings, InvalidRequest, OffsetOutOfRange
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
-from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, replacements, stage, write_batch
-from holdfast.spark.pipelines.ledger import Batch, Ledger, Tally
-from holdfast.spark.pipelines.spec import Options
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import Subscription
+from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, Tally
+from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, replacements, stage
+from holdfast.spark.pipelines.spec import PipelineKind, PipelineOptions, Plan, Read, Summary
+from holdfast.spark.ranges import DataFolder
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 POSITIONS: Final = "positions"
 LATEST_SUFFIX: Final = ".latest"
 
 
-class CompactOptions(Options, frozen=True, kw_only=True):
+class CompactOptions(PipelineOptions, frozen=True, kw_only=True):
     """Which topics go to the cold tier. `latest` also keeps a table with the last message of each key."""
 
     topics: tuple[str, ...]
@@ -48,7 +48,7 @@ class CompactOptions(Options, frozen=True, kw_only=True):
             raise BadSettings(f"max_rows_per_batch is {self.max_rows_per_batch}: give a number of 1 or more")
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class SealedRange(msgspec.Struct, frozen=True):
     """Messages of one partition that are sealed and not in the cold tier yet."""
 
     topic: str
@@ -77,7 +77,9 @@ def latest_by_key(messages: DataFrame) -> DataFrame:
     return last_there.groupBy("topic", "key").agg(newest).select("last.*").where(~f.col("tombstone"))
 
 
-def sealed(folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fail_on_data_loss: bool) -> list[Stretch]:
+def sealed(
+    folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fail_on_data_loss: bool
+) -> list[SealedRange]:
     """What each partition has to give."""
     found = []
     for topic, partition in folder.partitions(Subscription(names=topics)):
@@ -106,11 +108,11 @@ def sealed(folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fai
             start = reader.start
         if start < stop:
             size = sum(segment.bytes for segment in segments[:-1] if segment.next_offset > start)
-            found.append(Stretch(topic, topic_id, partition, start, stop, size))
+            found.append(SealedRange(topic, topic_id, partition, start, stop, size))
     return found
 
 
-def limited(stretches: list[Stretch], most_rows: int) -> list[Stretch]:
+def limited(stretches: list[SealedRange], most_rows: int) -> list[SealedRange]:
     """As much of each as fits into one batch."""
     share = max(1, most_rows // max(1, len(stretches)))
     return [msgspec.structs.replace(each, stop=min(each.stop, each.start + share)) for each in stretches]
@@ -156,7 +158,7 @@ def run(context: Context) -> Summary:
     return tally.summary()
 
 
-def _one_batch(context: Context, stretches: list[Stretch]) -> Batch:
+def _one_batch(context: Context, stretches: list[SealedRange]) -> LedgerBatch:
     from pyspark.sql import functions as f
 
     last = Ledger(context.world, context.checkpoint).last()
@@ -184,7 +186,7 @@ def _stage_latest(context: Context, rows: DataFrame, number: int) -> list[Any]:
     return replacements(context, staged, table, number)
 
 
-def _messages(context: Context, stretches: list[Stretch]) -> DataFrame:
+def _messages(context: Context, stretches: list[SealedRange]) -> DataFrame:
     assign: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     stops: dict[str, dict[str, int]] = {}
@@ -197,18 +199,18 @@ def _messages(context: Context, stretches: list[Stretch]) -> DataFrame:
     return reader.option("endingOffsets", json.dumps(stops)).load()
 
 
-def _stretches(context: Context) -> list[Stretch]:
+def _stretches(context: Context) -> list[SealedRange]:
     options: CompactOptions = context.options
     known = _known(Ledger(context.world, context.checkpoint).last())
     folder = DataFolder(context.folder, context.world)
     return sealed(folder, options.topics, known, fail_on_data_loss=options.fail_on_data_loss)
 
 
-def _known(last: Batch | None) -> Positions:
+def _known(last: LedgerBatch | None) -> Positions:
     return {} if last is None else last.state[POSITIONS]
 
 
-def _reached(before: Positions, stretches: list[Stretch]) -> Positions:
+def _reached(before: Positions, stretches: list[SealedRange]) -> Positions:
     after = {topic: {"id": known["id"], "offsets": dict(known["offsets"])} for topic, known in before.items()}
     for each in stretches:
         offsets = after.setdefault(each.topic, {"id": each.topic_id, "offsets": {}})["offsets"]
@@ -224,7 +226,7 @@ def _identity(options: CompactOptions) -> dict[str, Any]:
     return {"topics": sorted(options.topics), "latest": options.latest}
 
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="compact",
     says="sealed segments of topics as Parquet with small files merged (cold tier), and the latest by key",
     options=CompactOptions,

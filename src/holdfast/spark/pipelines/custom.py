@@ -6,17 +6,25 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.context import Kind, Plan, Summary
-from holdfast.spark.pipelines.expectations import OURS, check_columns
-from holdfast.spark.pipelines.lake import BATCH, DATE, write_batch
-from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.spec import Spec, read_options
-from holdfast.spark.pipelines.steps import ADDED_TO, Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
+from holdfast.spark.pipelines.batches import (
+    ADDED_TO,
+    OURS,
+    Slice,
+    StepOptions,
+    check_columns,
+    check_kind_of_source,
+    plan_steps,
+    run_steps,
+    write_batch,
+)
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
+from holdfast.spark.pipelines.lake import BATCH, DATE
+from holdfast.spark.pipelines.spec import PipelineKind, Plan, Spec, Summary, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK: Final = "__holdfast_pipeline__"
@@ -74,7 +82,7 @@ def run(context: Context) -> Summary:
     return run_steps(context, _write)
 
 
-def _write(context: Context, piece: Slice) -> Batch:
+def _write(context: Context, piece: Slice) -> LedgerBatch:
     rows = _called(context, piece.rows.drop(BATCH))
     check_columns(rows, context.options.expect, context.name)
     partition_by = context.options.partition_by
@@ -123,7 +131,7 @@ TEMPLATE: Final = """\
     function: enrich            # a function of `file:`, from rows to rows
 """
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="python",
     says="a function of your own, from rows to rows",
     options=PythonOptions,

@@ -16,13 +16,12 @@ from holdfast.env.process import environment
 from holdfast.errors import BadSettings
 from holdfast.local.opening import open_broker
 from holdfast.spark.pipelines import report
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
     OTHERS,
     Report,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     in_steps,
     spread,
     step_for,
@@ -30,13 +29,13 @@ from holdfast.spark.pipelines.report import (
     utc,
     write_report,
 )
-from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.spec import PipelineKind, PipelineOptions, Plan, Read, Summary
 from holdfast.storage.checks.finding import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 
 # Errors without their details, so that a thousand failures of one kind count as one.
@@ -121,7 +120,7 @@ _EXAMPLES: Final = 5
 _PLACES: Final = 6
 
 
-class DeadLettersOptions(Options, frozen=True, kw_only=True):
+class DeadLettersOptions(PipelineOptions, frozen=True, kw_only=True):
     """What a triage is told; without topics all of them are looked at."""
 
     topics: tuple[str, ...] = ()
@@ -141,7 +140,7 @@ class DeadLettersOptions(Options, frozen=True, kw_only=True):
             raise BadSettings(f"redrive_rate is {self.redrive_rate:g}: give messages a second, above 0")
 
 
-class Redrive(msgspec.Struct, frozen=True, kw_only=True):
+class ChosenLetters(msgspec.Struct, frozen=True, kw_only=True):
     """Letters that a condition chose, by topic and group."""
 
     ids: dict[tuple[str, str], list[str]]
@@ -213,20 +212,20 @@ def letters_of(context: Context) -> DataFrame:
     )
 
 
-def chosen_for_redrive(letters: DataFrame, options: DeadLettersOptions) -> Redrive:
+def chosen_for_redrive(letters: DataFrame, options: DeadLettersOptions) -> ChosenLetters:
     """The waiting letters that the condition means, oldest first."""
     if options.redrive is None:
-        return Redrive(ids={})
+        return ChosenLetters(ids={})
     meant = letters.where("meant").orderBy("dead_at", "id")
     if options.redrive_limit is not None:
         meant = meant.limit(options.redrive_limit)
     ids: dict[tuple[str, str], list[str]] = {}
     for row in meant.select("topic", "group", "id").collect():
         ids.setdefault((row["topic"], row["group"]), []).append(row["id"])
-    return Redrive(ids=ids)
+    return ChosenLetters(ids=ids)
 
 
-def redrive(context: Context, chosen: Redrive) -> int:
+def redrive(context: Context, chosen: ChosenLetters) -> int:
     """Put the letters back, each once; needs the folder for itself, and says who has it otherwise."""
     if not chosen.count:
         return 0
@@ -298,7 +297,7 @@ def _report(context: Context, letters: DataFrame, kinds: list[Row]) -> Report:
         ("kinds of error", len(kinds)),
         ("still waiting", waiting),
     ]
-    sections = [Section(title="No dead letters", text="There is nothing to look at, which is good.")]
+    sections = [ReportSection(title="No dead letters", text="There is nothing to look at, which is good.")]
     if kinds:
         first = utc(min(kind["first_seen"] for kind in kinds))
         last = utc(max(kind["last_seen"] for kind in kinds))
@@ -309,7 +308,7 @@ def _report(context: Context, letters: DataFrame, kinds: list[Row]) -> Report:
     )
 
 
-def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: datetime) -> Section:
+def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: datetime) -> ReportSection:
     from pyspark.sql import functions as f
 
     step_s = step_for(first, last)
@@ -327,10 +326,10 @@ def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: date
     plot = report.stacked(
         "over-time", "Dead letters by kind of error", times, series, unit=f"letters in {_span(step_s)}", step_s=step_s
     )
-    return Section(title="Over time", text="When messages died, by the kind of their last error.", plots=[plot])
+    return ReportSection(title="Over time", text="When messages died, by the kind of their last error.", plots=[plot])
 
 
-def _most_frequent(kinds: list[Row]) -> Section:
+def _most_frequent(kinds: list[Row]) -> ReportSection:
     labels = _labels(kinds)
     plot = report.bars(
         "kinds",
@@ -338,10 +337,10 @@ def _most_frequent(kinds: list[Row]) -> Section:
         {labels[kind["fingerprint"]]: float(kind["count"]) for kind in kinds[:_BARS]},
         unit="dead letters",
     )
-    return Section(title="The most frequent", plots=[plot])
+    return ReportSection(title="The most frequent", plots=[plot])
 
 
-def _all_kinds(kinds: list[Row]) -> Section:
+def _all_kinds(kinds: list[Row]) -> ReportSection:
     text = "Numbers, quoted text, ids, addresses and paths do not make a kind. Examples are the newest letters."
     if len(kinds) > _KINDS_IN_TABLE:
         text += f" The first {_KINDS_IN_TABLE} of {len(kinds)}; the table `kinds` has all."
@@ -359,7 +358,7 @@ def _all_kinds(kinds: list[Row]) -> Section:
         for kind in kinds[:_KINDS_IN_TABLE]
     ]
     columns = ["error", "reason", "count", "waiting", "first seen", "last seen", "topic / group", "examples"]
-    return Section(title="All kinds", text=text, table=Table(columns=columns, rows=rows))
+    return ReportSection(title="All kinds", text=text, table=ReportTable(columns=columns, rows=rows))
 
 
 def _labels(kinds: list[Row]) -> dict[str, str]:
@@ -383,7 +382,7 @@ def _span(step_s: int) -> str:
     raise AssertionError(step_s)
 
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="deadletters",
     says="dead letters: kinds of errors over time, a report, and a redrive by condition",
     options=DeadLettersOptions,

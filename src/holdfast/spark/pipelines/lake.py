@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData
-from holdfast.spark.pipelines.expectations import REASONS, Sorted, names_that
-from holdfast.spark.pipelines.ledger import Batch, Ledger, Move
-from holdfast.spark.pipelines.spec import Expectation
+from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructType
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 
 BATCH: Final = "_batch"
@@ -140,7 +138,7 @@ def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[s
     return folder
 
 
-def additions(context: Context, staged: str, table: str, batch: int) -> list[Move]:
+def additions(context: Context, staged: str, table: str, batch: int) -> list[FileMove]:
     """The moves that add what was staged to a table."""
     moves = []
     for number, path in enumerate(staged_files(context.disk, staged)):
@@ -149,7 +147,7 @@ def additions(context: Context, staged: str, table: str, batch: int) -> list[Mov
     return moves
 
 
-def replacements(context: Context, staged: str, table: str, batch: int) -> list[Move]:
+def replacements(context: Context, staged: str, table: str, batch: int) -> list[FileMove]:
     """The moves by which folders of a table are replaced by those that were staged, as wholes."""
     folders: dict[str, list[str]] = {}
     for path in staged_files(context.disk, staged):
@@ -163,7 +161,7 @@ def replacements(context: Context, staged: str, table: str, batch: int) -> list[
     return [_move(context, f"{staged}/{folder}", f"{table}/{folder}") for folder in folders]
 
 
-def commit(context: Context, batch: Batch) -> Batch:
+def commit(context: Context, batch: LedgerBatch) -> LedgerBatch:
     """Make the batch count and put its files in place."""
     disk, ledger = context.disk, Ledger(context.world, context.checkpoint)
     files = [move.staged for move in batch.adds]
@@ -201,7 +199,7 @@ def finish_pending(context: Context) -> None:
     remove_tree(context.disk, context.staging)
 
 
-def _put_in_place(context: Context, ledger: Ledger, batch: Batch) -> None:
+def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
     disk = context.disk
     folders = set()
     for move in batch.adds:
@@ -246,9 +244,9 @@ def _is_of(name: str, batch: int) -> bool:
     return name.startswith(file_name(batch, batch, 0)[:26])
 
 
-def _move(context: Context, staged: str, place: str) -> Move:
+def _move(context: Context, staged: str, place: str) -> FileMove:
     lake = context.project.lake
-    return Move(posixpath.relpath(staged, lake), posixpath.relpath(place, lake))
+    return FileMove(posixpath.relpath(staged, lake), posixpath.relpath(place, lake))
 
 
 def _path(context: Context, name: str) -> str:
@@ -347,58 +345,3 @@ def swap_in(disk: LakeDisk, fresh: str, table: str) -> None:
 
 
 # One batch of rows into a table: sorted by what was expected of them, staged, counted, committed.
-
-
-PIPELINE: Final = "_pipeline"
-Change = Callable[["DataFrame"], "DataFrame"]
-
-
-def _unchanged(rows: DataFrame) -> DataFrame:
-    return rows
-
-
-def write_batch(
-    context: Context,
-    number: int,
-    rows: DataFrame,
-    *,
-    expectations: Sequence[Expectation],
-    partition_by: Sequence[str],
-    first: Expectation | None = None,
-    good: Change = _unchanged,
-    bad: Change = _unchanged,
-    **facts: Any,
-) -> Batch:
-    """Write the rows that are as expected to the table and those that are not to its quarantine, as one batch.
-
-    Nothing more is expected of rows that do not meet `first`. `good` and `bad` give the two sorts of rows the columns
-    that they have there; what `good` leaves out are duplicates.
-    `facts` go into the ledger: how far the source was read.
-    """
-    from pyspark.sql import functions as f
-
-    two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
-    kept = rows.persist() if two_outputs else rows
-    number_column = f.lit(number).cast("long")
-    try:
-        found = Sorted(kept, expectations, kept=two_outputs, first=first)
-        counts = found.counts(context.name) if two_outputs else None
-        staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
-        if counts is None:
-            counts = found.counts(context.name)
-        moves = additions(context, staged, context.table, number)
-        rows_out = rows_in_files(context.disk, staged)
-        if counts.quarantined:
-            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
-            moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
-    finally:
-        if two_outputs:
-            kept.unpersist()
-    batch = Batch(
-        batch=number,
-        adds=tuple(moves),
-        duplicates=counts.rows_out - rows_out,
-        **{**counts.fields(), "rows_out": rows_out},
-        **facts,
-    )
-    return commit(context, batch)

@@ -6,33 +6,143 @@ with the same offsets. The ledger says whether that batch is written already. Bo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.pipelines.context import Kind, Plan, Summary
-from holdfast.spark.pipelines.expectations import check_columns
-from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, write_batch
-from holdfast.spark.pipelines.ledger import Ledger, Tally
-from holdfast.spark.pipelines.spec import Options, Positive
-from holdfast.spark.pipelines.topics import (
-    SPARK,
-    check_topics,
-    last_committed,
-    messages,
-    offsets_file,
-    rows_left,
-    unread,
-)
-from holdfast.storage.files import join
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
+from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines.batches import check_columns, write_batch
+from holdfast.spark.pipelines.checkpoint import Ledger, Tally
+from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files
+from holdfast.spark.pipelines.spec import PipelineKind, PipelineOptions, Plan, Positive, Read, Summary
+from holdfast.spark.ranges import DataFolder, Positions, from_json, starting_offset
+from holdfast.storage.files import join, read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
+
+
+# The topics that a pipeline reads: as a stream for Spark, and as numbers for a plan.
+
+
+SPARK: Final = "spark"
+
+
+def stream_options(context: Context) -> dict[str, str]:
+    """The options of the source, from those of the pipeline."""
+    options = context.options
+    given = {"path": context.folder, "includeHeaders": "true", "groupId": context.name}
+    if options.pattern is not None:
+        given["subscribePattern"] = options.pattern
+    else:
+        given["subscribe"] = ",".join(options.topics)
+    if options.since is not None:
+        given["startingTimestamp"] = options.since
+    else:
+        given["startingOffsets"] = options.starting
+    if options.max_rows_per_batch is not None:
+        given["maxOffsetsPerTrigger"] = str(options.max_rows_per_batch)
+    given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
+    return given
+
+
+def messages(context: Context) -> DataFrame:
+    """The topics as a stream."""
+    return context.spark.readStream.format("holdfast").options(**stream_options(context)).load()
+
+
+def offsets_file(context: Context, batch: int) -> str | None:
+    """What Spark noted about a batch before it began: the offsets that it reaches."""
+    content = read_file(context.disk, join(context.checkpoint, f"{SPARK}/offsets/{batch}"))
+    return None if content is None else content.decode("utf-8")
+
+
+def position(context: Context) -> Positions | None:
+    """How far the topics were landed; None before the first batch."""
+    last = Ledger(context.world, context.checkpoint).last()
+    return None if last is None or last.offsets is None else positions_in(last.offsets)
+
+
+def last_committed(context: Context) -> int:
+    """The last batch that Spark is through with; -1 before the first."""
+    folder = join(context.checkpoint, f"{SPARK}/commits")
+    names = context.disk.names(folder) if context.disk.exists(folder) else []
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def positions_in(text: str) -> Positions | None:
+    """The source's own line in a file of offsets."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            document = json.loads(line)
+            if "topics" in document:
+                return from_json(document)
+    return None
+
+
+def unread(context: Context) -> list[Read]:
+    """What each partition has that was not landed yet."""
+    from holdfast.spark.options import stream_read_options as checked
+
+    now_ms = context.world.clock.now_ns() // 1_000_000
+    options = checked(stream_options(context), now_ms)
+    folder = DataFolder(context.folder, context.world)
+    known = position(context)
+    found = []
+    for topic, number in folder.partitions(options.subscription):
+        reader = folder.reader(topic, number)
+        if reader is None:
+            found.append(Read(what=f"{topic}/{number}", start="0", end="0", rows=0, bytes=0))
+            continue
+        end = reader.end
+        at = None if known is None else known.at(topic, number)
+        if at is not None:
+            start = at.offset
+        else:
+            start = starting_offset(reader, options, topic, number, end) if known is None else reader.start
+        size = _bytes_between(reader, start, end)
+        found.append(
+            Read(what=f"{topic}/{number}", start=str(start), end=str(end), rows=max(end - start, 0), bytes=size)
+        )
+    return found
+
+
+def rows_left(context: Context) -> int | None:
+    """How many messages are beyond what was landed; None where the folder cannot be looked at."""
+    try:
+        return sum(read.rows or 0 for read in unread(context))
+    except HoldfastError:
+        return None
+
+
+def check_topics(context: Context) -> None:
+    """Refuse a folder or a topic that is not there, before Spark is asked."""
+    DataFolder(context.folder, context.world).topics(Subscription(names=tuple(context.options.topics)))
+
+
+def _bytes_between(reader: Any, start: int, end: int) -> int:
+    """About how many bytes the log has for these messages: whole segments, and a share of those at the ends."""
+    total = 0.0
+    for segment in reader.segments():
+        first, last = max(segment.base_offset, start), min(segment.next_offset, end)
+        if first < last:
+            total += segment.bytes * (last - first) / max(segment.next_offset - segment.base_offset, 1)
+    return round(total)
+
+
+# A slice of topics, or of a table that was made of them: by time, key, offsets and SQL, as one DataFrame.
+
+
+def as_json(value: object) -> str:
+    """An option of the source that is more than a word."""
+    return json.dumps(value)
+
 
 LANDED_AT: Final = "_landed_at"
 _LOOK_S: Final = 1
@@ -41,7 +151,7 @@ _TRIES: Final = 3
 _SLOW: Final = "failed to connect back"
 
 
-class LandOptions(Options, frozen=True, kw_only=True):
+class LandOptions(PipelineOptions, frozen=True, kw_only=True):
     """What `land` may be told. `starting` and `since` count only for the first run."""
 
     topics: tuple[str, ...] = ()
@@ -234,7 +344,7 @@ TEMPLATE: Final = """\
     #   - {name: has_key, check: "key IS NOT NULL", on_fail: warn}   # warn, drop, quarantine or fail
 """
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="land",
     says="topics to Parquet by day and topic, every message once (bronze)",
     options=LandOptions,

@@ -14,21 +14,19 @@ import msgspec
 from holdfast.broker.folder.layout import topic_folder
 from holdfast.broker.folder.policy import settings_for
 from holdfast.errors import BadSettings, InvalidRequest
+from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines.batches import GONE, names_that, unmet_sql
+from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch
 from holdfast.spark.pipelines.compact import POSITIONS
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
-from holdfast.spark.pipelines.expectations import names_that, unmet_sql
 from holdfast.spark.pipelines.lake import read_table, replaced_as_a_whole
-from holdfast.spark.pipelines.ledger import Batch, Ledger
-from holdfast.spark.pipelines.spec import Options, Spec
-from holdfast.spark.pipelines.steps import GONE
-from holdfast.spark.pipelines.topics import as_json, positions_in
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import Subscription
+from holdfast.spark.pipelines.land import as_json, positions_in
+from holdfast.spark.pipelines.spec import PipelineKind, PipelineOptions, Plan, Read, Spec, Summary
+from holdfast.spark.ranges import DataFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 PLACE: Final = ("topic", "partition", "offset")
 FAULTS: Final = ("missing", "duplicated", "changed", "unknown")
@@ -37,7 +35,7 @@ _TRIES: Final = 3
 _SHOWN: Final = 10
 
 
-class ReconcileOptions(Options, frozen=True, kw_only=True):
+class ReconcileOptions(PipelineOptions, frozen=True, kw_only=True):
     """`source` is the pipeline to prove. Without `values` only offsets are compared, which reads far less."""
 
     values: bool = True
@@ -169,7 +167,7 @@ def run(context: Context) -> Summary:
     )
 
 
-def _counts(context: Context, source: Spec, last: Batch, bounds: list[Bounds]) -> dict[str, int]:
+def _counts(context: Context, source: Spec, last: LedgerBatch, bounds: list[Bounds]) -> dict[str, int]:
     for tries_left in reversed(range(_TRIES)):
         try:
             with replaced_as_a_whole(context) as fresh:
@@ -182,7 +180,7 @@ def _counts(context: Context, source: Spec, last: Batch, bounds: list[Bounds]) -
     return _sums(context.spark.read.parquet(f"{context.table}/hours"))
 
 
-def _compare(context: Context, source: Spec, last: Batch, bounds: list[Bounds], fresh: str) -> None:
+def _compare(context: Context, source: Spec, last: LedgerBatch, bounds: list[Bounds], fresh: str) -> None:
     table = context.spark.createDataFrame(
         [(each.topic, each.partition, each.start, each.compacted) for each in bounds],
         "topic string, partition int, start long, compacted boolean",
@@ -227,7 +225,7 @@ def _queue(context: Context, source: Spec, bounds: list[Bounds]) -> DataFrame:
     return rows.select(*PLACE, "timestamp", _checksum(context).alias("checksum"), may_lack.alias("may_lack"))
 
 
-def _lake(context: Context, source: Spec, last: Batch) -> DataFrame:
+def _lake(context: Context, source: Spec, last: LedgerBatch) -> DataFrame:
     columns = [*PLACE, "timestamp"]
     found = read_table(context.spark, context.disk, context.project.table(source.name), after=-1, through=last.batch)
     parts = [] if found is None else [found.select(*columns, _checksum(context).alias("checksum"))]
@@ -250,7 +248,7 @@ def _checksum(context: Context) -> Column:
     return f.xxhash64("timestamp", *with_nulls) if context.options.values else f.lit(0).cast("long")
 
 
-def _last_batch(context: Context, source: Spec) -> Batch:
+def _last_batch(context: Context, source: Spec) -> LedgerBatch:
     if source.kind not in ("land", "compact"):
         raise InvalidRequest(
             f"{context.name} can prove pipelines of the kinds land and compact; {source.name}, its source, is of the "
@@ -262,7 +260,7 @@ def _last_batch(context: Context, source: Spec) -> Batch:
     return last
 
 
-def _bounds(context: Context, source: Spec, last: Batch) -> list[Bounds]:
+def _bounds(context: Context, source: Spec, last: LedgerBatch) -> list[Bounds]:
     """What to compare: from the first message that is kept, or where the lake began, to how far the lake is."""
     folder = DataFolder(context.folder, context.world)
     found = []
@@ -282,7 +280,7 @@ def _bounds(context: Context, source: Spec, last: Batch) -> list[Bounds]:
     return _from_where_it_began(context, source, last, found)
 
 
-def _from_where_it_began(context: Context, source: Spec, last: Batch, bounds: list[Bounds]) -> list[Bounds]:
+def _from_where_it_began(context: Context, source: Spec, last: LedgerBatch, bounds: list[Bounds]) -> list[Bounds]:
     """A pipeline that did not begin with the earliest message need not have what was there before."""
     from pyspark.sql import functions as f
 
@@ -297,7 +295,7 @@ def _from_where_it_began(context: Context, source: Spec, last: Batch, bounds: li
     ]
 
 
-def _reached(last: Batch) -> dict[str, tuple[int, dict[int, int]]]:
+def _reached(last: LedgerBatch) -> dict[str, tuple[int, dict[int, int]]]:
     """By topic: its id, and how far each partition is in the lake."""
     if POSITIONS in last.state:
         return {
@@ -329,7 +327,7 @@ def _examples(context: Context) -> list[str]:
     return [*told, f"and more, in {context.table}/differences"] if len(rows) > _SHOWN else told
 
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="reconcile",
     says="queue against lake: gaps, duplicates, changed messages; by partition and hour, with an exit code",
     options=ReconcileOptions,

@@ -6,19 +6,26 @@ import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.context import Kind, Plan, Summary
-from holdfast.spark.pipelines.expectations import REASONS, check_columns
-from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table, write_batch
-from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.spec import Expectation, interval_ms, no_expectation_named
-from holdfast.spark.pipelines.steps import Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
+from holdfast.spark.pipelines.batches import (
+    REASONS,
+    Slice,
+    StepOptions,
+    check_columns,
+    check_kind_of_source,
+    plan_steps,
+    run_steps,
+    write_batch,
+)
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
+from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
+from holdfast.spark.pipelines.spec import Expectation, PipelineKind, Plan, Summary, interval_ms, no_expectation_named
 from holdfast.storage.files import durable_replace, join, read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 INFER: Final = "infer"
 SCHEMA: Final = "schema.json"
@@ -106,7 +113,7 @@ def run(context: Context) -> Summary:
     return run_steps(context, write)
 
 
-def write(context: Context, piece: Slice) -> Batch:
+def write(context: Context, piece: Slice) -> LedgerBatch:
     """One batch of the silver table."""
     options: RefineOptions = context.options
     schema = _schema(context, piece.rows)
@@ -209,7 +216,7 @@ TEMPLATE: Final = """\
       - {name: positive, check: "amount > 0", on_fail: quarantine}   # warn, drop, quarantine or fail
 """
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="refine",
     says="landed messages to typed, checked, de-duplicated rows (silver)",
     options=RefineOptions,

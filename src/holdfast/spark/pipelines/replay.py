@@ -17,16 +17,26 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from holdfast.api.times import instant_ns, parse_instant
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.pipelines.context import Kind, Plan, Progress, Read, Summary
-from holdfast.spark.pipelines.topics import SELECTING, SliceOptions, messages_in, selection_of
+from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines.checkpoint import Ledger
+from holdfast.spark.pipelines.lake import BATCH, read_table
+from holdfast.spark.pipelines.land import as_json
+from holdfast.spark.pipelines.spec import PipelineKind, PipelineOptions, Plan, Progress, Read, Summary
+from holdfast.spark.ranges import DataFolder
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from holdfast.spark.pipelines.spec import Context
 
 REPLAY_ID: Final = "replay-id"
 REPLAY_OF: Final = "replay-of"
@@ -38,6 +48,122 @@ _EXAMPLES: Final = 5
 _SHOWN_CHARACTERS: Final = 60
 # A write costs Spark about a second: a rate is kept over this time, not from message to message.
 _BURST_S: Final = 5.0
+
+
+_FIRST, _LAST = -2, -1
+
+
+Offsets = dict[str, dict[int, int]]
+
+
+class SliceOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Which messages: of topics, or of the table of the pipeline `source`.
+
+    `since` is the first moment meant and `until` the first that is not, as ISO 8601 or `-2h` from now; so are
+    `starting_offsets` and `ending_offsets`, by topic and partition. Partitions that they leave out are read as wholes.
+    """
+
+    topics: tuple[str, ...] = ()
+    since: str | None = None
+    until: str | None = None
+    key: str | None = None
+    starting_offsets: Offsets = msgspec.field(default_factory=dict)
+    ending_offsets: Offsets = msgspec.field(default_factory=dict)
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.topics) == (self.source is not None):
+            raise BadSettings(
+                "say what to read: topics, or source (a pipeline whose table holds messages); one of them"
+            )
+
+
+def messages_in(context: Context) -> DataFrame:
+    """The messages that the options mean, with their headers."""
+    from pyspark.sql import functions as f
+
+    options: SliceOptions = context.options
+    found = _of_topics(context, options) if options.topics else _of_table(context, options)
+    now_ms = context.world.clock.now_ns() // 1_000_000
+    for name, text in (("since", options.since), ("until", options.until)):
+        if text is not None:
+            moment = f.timestamp_micros(f.lit(_instant_ns(name, text, now_ms) // 1000))
+            found = found.where(f.col("timestamp") >= moment if name == "since" else f.col("timestamp") < moment)
+    if options.key is not None:
+        found = found.where(f.col("key") == f.encode(f.lit(options.key), "UTF-8"))
+    return found if options.where is None else found.where(options.where)
+
+
+def _of_topics(context: Context, options: SliceOptions) -> DataFrame:
+
+    places = list(DataFolder(context.folder, context.world).partitions(Subscription(names=options.topics)))
+    reader = context.spark.read.format("holdfast").option("path", context.folder)
+    reader = reader.option("subscribe", ",".join(options.topics)).option("includeHeaders", "true")
+    # Times are found by the index, offsets are asked for as such: nothing else is read.
+    for name, offsets, since, other in (
+        ("starting", options.starting_offsets, options.since, _FIRST),
+        ("ending", options.ending_offsets, options.until, _LAST),
+    ):
+        if offsets:
+            reader = reader.option(f"{name}Offsets", _all_places(f"{name}_offsets", offsets, places, other))
+        elif since is not None:
+            reader = reader.option(f"{name}Timestamp", since)
+    return reader.load()
+
+
+def _of_table(context: Context, options: SliceOptions) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    assert options.source is not None
+    last = Ledger(context.world, context.project.checkpoint(options.source)).last()
+    table = context.project.table(options.source)
+    found = None if last is None else read_table(context.spark, context.disk, table, after=-1, through=last.batch)
+    if found is None:
+        raise InvalidRequest(f"the table of {options.source} has no rows yet: run {options.source} first")
+    missing = {"topic", "partition", "offset", "timestamp", "key", "value"} - set(found.columns)
+    if missing:
+        raise InvalidRequest(
+            f"the table of {options.source} does not hold messages, it has no {', '.join(sorted(missing))}: "
+            "name a pipeline of the kind land or compact"
+        )
+    for offsets, first in ((options.starting_offsets, True), (options.ending_offsets, False)):
+        for topic, places in offsets.items():
+            for partition, offset in places.items():
+                found = found.where(~_is_outside(f.col("topic") == topic, partition, offset, first=first))
+    return found.drop(BATCH)
+
+
+def _is_outside(of_topic: Column, partition: int, offset: int, *, first: bool) -> Column:
+    from pyspark.sql import functions as f
+
+    there = of_topic & (f.col("partition") == partition)
+    return there & (f.col("offset") < offset if first else f.col("offset") >= offset)
+
+
+def _all_places(name: str, given: Offsets, places: list[tuple[str, int]], other: int) -> str:
+    """Offsets for all partitions that are read, as the source wants them."""
+    wanted: dict[str, dict[str, int]] = {}
+    for topic, partition in places:
+        wanted.setdefault(topic, {})[str(partition)] = given.get(topic, {}).get(partition, other)
+    for topic, offsets in given.items():
+        for partition in offsets:
+            if (topic, partition) not in places:
+                raise InvalidRequest(f"{name} names {topic}/{partition}, which is not among what is read")
+    return as_json(wanted)
+
+
+def _instant_ns(name: str, text: str, now_ms: int) -> int:
+    if text.isascii() and text.isdigit() and len(text) >= 10:
+        return int(text) * 1_000_000
+    return instant_ns(parse_instant(text, now_ms, name), name)
+
+
+def selection_of(options: SliceOptions) -> dict[str, Any]:
+    """The options that say which messages are meant, as plain values."""
+    return {name: getattr(options, name) for name in SELECTING}
+
+
+SELECTING: Final = ("source", "topics", "since", "until", "key", "starting_offsets", "ending_offsets", "where")
 
 
 class ReplayOptions(SliceOptions, frozen=True, kw_only=True):
@@ -253,8 +379,6 @@ def _send(context: Context, replay: Replay, folder: str) -> None:
 
 def _check_target(context: Context) -> None:
     """A replay that cannot be sent anywhere is not begun."""
-    from holdfast.spark.source.folder import DataFolder
-    from holdfast.spark.source.options import Subscription
 
     DataFolder(context.folder, context.world).topics(Subscription(names=(context.options.to,)))
 
@@ -296,7 +420,7 @@ def _example(row: Any) -> str:
 
 assert {*SELECTING} <= {*ReplayOptions.__struct_fields__}
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="replay",
     says="a slice of topics or of a table once more into a topic: by time, key, offsets, SQL; at a rate",
     options=ReplayOptions,

@@ -317,20 +317,20 @@ th:last-child, td:last-child { padding-right: 0; }
 Cell = str | int | float | datetime | Sequence[str] | None
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of a report."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True):
+class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a report: what it shows in a sentence, then pictures, then numbers."""
 
     title: str
     text: str = ""
     plots: Sequence[Plot] = ()
-    table: Table | None = None
+    table: ReportTable | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -339,7 +339,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     made: str
     facts: Sequence[tuple[str, Cell]]
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]
 
 
 def html_of(report: Report) -> str:
@@ -368,7 +368,7 @@ def write_report(world: World, folder: str, report: Report) -> str:
     return f"{folder}/{REPORT}"
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     parts = [f"<section>\n<h2>{escape(section.title)}</h2>"]
     if section.text:
         parts.append(f"<p>{escape(section.text)}</p>")
@@ -380,7 +380,7 @@ def _section(section: Section) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     kinds = [_kind([row[place] for row in table.rows]) for place in range(len(table.columns))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(table.columns, kinds, strict=True))
     rows = "\n".join(

@@ -17,8 +17,7 @@ import msgspec
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
 from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten
-from holdfast.spark.pipelines.context import Context, Outcome, Plan, Progress, kind_named
-from holdfast.spark.pipelines.spec import Project, Spec, located
+from holdfast.spark.pipelines.spec import Context, Outcome, Plan, Progress, Project, Spec, kind_named, located
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

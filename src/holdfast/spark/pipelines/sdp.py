@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import InvalidRequest
-from holdfast.spark.pipelines.expectations import unmet_sql
+from holdfast.spark.pipelines.batches import unmet_sql
 from holdfast.spark.pipelines.spec import Expectation, Project, Spec, interval_ms
 from holdfast.storage.files import durable_replace, read_file
 

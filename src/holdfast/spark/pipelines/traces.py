@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.broker.tracing.steps import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
 from holdfast.spark.pipelines import report
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
     Report,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     in_steps,
     spread,
     step_for,
@@ -26,12 +25,12 @@ from holdfast.spark.pipelines.report import (
     utc,
     write_report,
 )
-from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.spec import PipelineKind, PipelineOptions, Plan, Read, Summary
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from holdfast.spark.pipelines.context import Context
+    from holdfast.spark.pipelines.spec import Context
 
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -42,7 +41,7 @@ _MOST_ATTEMPTS: Final = 10
 _HOURS_IN_TABLE: Final = 500
 
 
-class TracesOptions(Options, frozen=True, kw_only=True):
+class TracesOptions(PipelineOptions, frozen=True, kw_only=True):
     """What is looked at: all topics, all that is kept, unless these say otherwise."""
 
     topics: tuple[str, ...] = ()
@@ -189,7 +188,7 @@ def run(context: Context) -> Summary:
     )
 
 
-def _report(context: Context, hours: list[Row], sections: list[Section]) -> Report:
+def _report(context: Context, hours: list[Row], sections: list[ReportSection]) -> Report:
     now = datetime.fromtimestamp(context.world.clock.now_ns() / 1e9, UTC)
     totals = {name: sum(row[name] for row in hours) for name in ("published", "deliveries", "retries", "buried")}
     facts: list[tuple[str, Any]] = [
@@ -202,11 +201,11 @@ def _report(context: Context, hours: list[Row], sections: list[Section]) -> Repo
         title="The life of messages",
         made=f"{context.folder}, {now:%Y-%m-%d %H:%M} UTC",
         facts=facts,
-        sections=sections or [Section(title="No traces", text=_NONE)],
+        sections=sections or [ReportSection(title="No traces", text=_NONE)],
     )
 
 
-def _times(firsts: DataFrame, handled: DataFrame) -> list[Section]:
+def _times(firsts: DataFrame, handled: DataFrame) -> list[ReportSection]:
     first = "From publication, or the end of the delay, to the first lease in each group."
     handling = "From a lease to its end, whichever way it ended."
     return [
@@ -215,7 +214,7 @@ def _times(firsts: DataFrame, handled: DataFrame) -> list[Section]:
     ]
 
 
-def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) -> list[Section]:
+def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) -> list[ReportSection]:
     """Of all topics together, and p95 of each where there are several; none where nothing was timed."""
     from pyspark.sql import functions as f
 
@@ -239,10 +238,10 @@ def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) ->
         topics = [topic for topic, _ in counts.most_common(_TOPICS_IN_PLOTS)]
         series = spread([(utc(row["at"]), row["topic"], row["all_p95"]) for row in found], times, topics, None)
         drawn.append(report.lines(f"{name}-topics", f"{title}, p95 by topic", times, series, unit=_LOG, log=True))
-    return [Section(title=title, text=text, plots=drawn)]
+    return [ReportSection(title=title, text=text, plots=drawn)]
 
 
-def _attempts(tries: list[Row]) -> list[Section]:
+def _attempts(tries: list[Row]) -> list[ReportSection]:
     most = max((row["attempt"] for row in tries), default=0)
     if not most:
         return []
@@ -253,10 +252,10 @@ def _attempts(tries: list[Row]) -> list[Section]:
         label = str(row["attempt"])
         counts[label if label in counts else [*counts][-1]] += row["acked"] + row["buried"]
     plot = report.columns("attempts", "Attempts until a message was done", counts, unit="messages", label="attempts")
-    return [Section(title="Attempts", text="A message is done when it is acked or dead.", plots=[plot])]
+    return [ReportSection(title="Attempts", text="A message is done when it is acked or dead.", plots=[plot])]
 
 
-def _hours(hours: list[Row]) -> Section:
+def _hours(hours: list[Row]) -> ReportSection:
     times = [f"{name}_{share}" for name in ("first_delivery", "handling") for share in SHARES]
     counts = ["published", "deliveries", "retries", "acked", "buried"]
     shown = hours[-_HOURS_IN_TABLE:]
@@ -266,13 +265,13 @@ def _hours(hours: list[Row]) -> Section:
     rows = [[utc(row["hour"]), row["topic"], *(row[name] for name in (*counts, *times))] for row in shown]
     columns = ["hour (UTC)", "topic", *counts]
     columns += [f"{name} {share}" for name in ("first delivery", "handling") for share in SHARES]
-    return Section(title="By topic and hour", text=text, table=Table(columns=columns, rows=rows))
+    return ReportSection(title="By topic and hour", text=text, table=ReportTable(columns=columns, rows=rows))
 
 
 _LOG: Final = "seconds (log scale)"
 _NONE: Final = "No message was traced: set trace_sample on the topics, such as 0.01 for one in a hundred."
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="traces",
     says="the life of messages: time to first delivery, handling time, attempts; by topic and hour, with a report",
     options=TracesOptions,

@@ -34,7 +34,7 @@ _MOST_RAW_BYTES: Final = 2**32 - 1  # the frames are our own: what they say can 
 _LEFT_MS: Final = 7 * 24 * 3_600_000
 
 
-class Lane(msgspec.Struct, frozen=True, order=True):
+class SinkLane(msgspec.Struct, frozen=True, order=True):
     """Where rows go. `general`: through drafts, as they are due later, have a dedup id or are traced."""
 
     topic: str
@@ -43,9 +43,9 @@ class Lane(msgspec.Struct, frozen=True, order=True):
     general: bool = False
 
     @property
-    def bare(self) -> Lane:
+    def bare(self) -> SinkLane:
         """One for all tasks, whether they found the topic or are to have it made."""
-        return Lane(self.topic, 0, self.partition, self.general)
+        return SinkLane(self.topic, 0, self.partition, self.general)
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -54,19 +54,19 @@ class StagedFile(msgspec.Struct, frozen=True):
     name: str
     log_id: int
     size: int
-    lanes: tuple[tuple[Lane, int], ...]
+    lanes: tuple[tuple[SinkLane, int], ...]
 
 
 class LaneStart(msgspec.Struct, frozen=True):
     """Where a lane's log, and what waits for its time, ended before the first row of the batch came."""
 
-    lane: Lane
+    lane: SinkLane
     topic_id: int
     log_end: int
     intake_end: int = 0
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class CommitManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that is committed: its files, in order, and where their rows go. `kept`: its write goes on after it."""
 
     version: int = VERSION
@@ -87,7 +87,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...] = ()
 
 
-Noted = TypeVar("Noted", Done, Manifest)
+Noted = TypeVar("Noted", Done, CommitManifest)
 
 
 class FrameFiles:
@@ -102,12 +102,12 @@ class FrameFiles:
         self._file: File | None = None
         self._names: list[str] = []
         self._finished: list[StagedFile] = []
-        self._lanes: dict[Lane, int] = {}
+        self._lanes: dict[SinkLane, int] = {}
         self._rows: list[int] = []
         self._parts: list[bytes | memoryview] = []
         self._gathered = self._position = 0
 
-    def add(self, lane: Lane, body: Body) -> None:
+    def add(self, lane: SinkLane, body: Body) -> None:
         if self._file is None or self._position + body.frame_bytes > _FILE_BYTES:
             self._begin()
         number = self._lanes.setdefault(lane, len(self._lanes))
@@ -174,17 +174,17 @@ class Staging:
         """How far a write has come."""
         return self._read(f"{self.root}/{write_id}/{DONE}", Done) or Done()
 
-    def note_done(self, manifest: Manifest) -> None:
+    def note_done(self, manifest: CommitManifest) -> None:
         folder = f"{self.root}/{manifest.write_id}"
         topics = sorted({start.lane.topic for start in manifest.lanes})
         done = Done(batch=manifest.batch, kept=manifest.kept, topics=tuple(topics))
         with translated(folder):
             durable_replace(self._world.disk, folder, DONE, msgspec.json.encode(done))
 
-    def manifest(self, write_id: str, batch: int) -> Manifest | None:
-        return self._read(join(self.batch_folder(write_id, batch), MANIFEST), Manifest)
+    def manifest(self, write_id: str, batch: int) -> CommitManifest | None:
+        return self._read(join(self.batch_folder(write_id, batch), MANIFEST), CommitManifest)
 
-    def note_manifest(self, manifest: Manifest) -> None:
+    def note_manifest(self, manifest: CommitManifest) -> None:
         """Commit the batch."""
         folder = self.batch_folder(manifest.write_id, manifest.batch)
         with translated(folder):
@@ -208,7 +208,7 @@ class Staging:
         with closing(self._world.disk.open(path)) as file:
             return file.size()
 
-    def pending(self) -> Iterator[Manifest]:
+    def pending(self) -> Iterator[CommitManifest]:
         """Batches that are committed, and not known to be wholly in the log."""
         for write_id, batches in self._writes():
             last = self.done(write_id).batch
@@ -217,7 +217,7 @@ class Staging:
                 if manifest is not None:
                     yield manifest
 
-    def frames(self, manifest: Manifest, staged: StagedFile) -> Iterator[tuple[Lane, Frame, memoryview]]:
+    def frames(self, manifest: CommitManifest, staged: StagedFile) -> Iterator[tuple[SinkLane, Frame, memoryview]]:
         """The frames of a file, each with its lane and its stored bytes, padding included; checked."""
         path = join(self.batch_folder(manifest.write_id, manifest.batch), staged.name)
         with translated(path), closing(self._world.disk.open(path)) as file:

@@ -30,7 +30,7 @@ from holdfast.env import World
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Unavailable, UnknownTopic
 from holdfast.model import Producer, Record
 from holdfast.settings import BrokerSettings
-from holdfast.spark.sink.staging import Done, Lane, LaneStart, Manifest, StagedFile, Staging
+from holdfast.spark.staging import CommitManifest, Done, LaneStart, SinkLane, StagedFile, Staging
 from holdfast.storage.log import Log
 from holdfast.storage.opening import translated
 
@@ -53,10 +53,10 @@ class Track(Protocol):
         """Write what was taken."""
 
 
-class Writer:
+class TrackMaker:
     """Who the log is told that it was, and how far that one had come."""
 
-    def __init__(self, world: World, manifest: Manifest, resumed: bool) -> None:  # noqa: FBT001
+    def __init__(self, world: World, manifest: CommitManifest, resumed: bool) -> None:  # noqa: FBT001
         self._world = world
         self._resumed = resumed
         self._id = producer_id(manifest.write_id)
@@ -207,7 +207,7 @@ _LOOK_AGAIN_S: Final = 0.05
 _MOST_ROWS: Final = 2**32 - 1  # the log numbers them with 32 bits
 
 
-class Write(msgspec.Struct, frozen=True, kw_only=True):
+class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be committed. `kept`: the write goes on after this batch, so that its end must be remembered.
 
     `streaming`: it is a query's, of whose batches none but the last can come again.
@@ -255,7 +255,7 @@ def owning(
         engine.close()
 
 
-def commit(engine: BrokerEngine, write: Write) -> bool:
+def commit(engine: BrokerEngine, write: CommitRequest) -> bool:
     """Bring the rows into the log, or learn that they are there: then the answer is False."""
     staging = Staging(engine.world, engine.folder)
     finish_pending(engine, write.write_id)
@@ -277,7 +277,7 @@ def commit(engine: BrokerEngine, write: Write) -> bool:
     return fresh
 
 
-def _check_again(write: Write, done: Done) -> None:
+def _check_again(write: CommitRequest, done: Done) -> None:
     """Refuse what has the number of a batch that was written, and is another one."""
     if write.streaming and write.batch < done.batch:
         raise InvalidRequest(
@@ -295,7 +295,7 @@ def _check_again(write: Write, done: Done) -> None:
 
 
 @contextmanager
-def _telling_that_it_counts(write: Write) -> Iterator[None]:
+def _telling_that_it_counts(write: CommitRequest) -> Iterator[None]:
     """Whoever has no number to try again with must know that the rows will come."""
     try:
         yield
@@ -324,9 +324,9 @@ def finish_pending(engine: BrokerEngine, write_id: str | None = None) -> int:
     return finished
 
 
-def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
+def _manifest(engine: BrokerEngine, write: CommitRequest) -> CommitManifest:
     """The batch as it will be written down, after a look at all that could keep it from being carried out."""
-    rows: dict[Lane, int] = {}
+    rows: dict[SinkLane, int] = {}
     for staged in write.files:
         for lane, count in staged.lanes:
             rows[lane.bare] = rows.get(lane.bare, 0) + count
@@ -340,7 +340,7 @@ def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
             partition.sync()  # what lies below the noted ends must never be lost: they would say too little
             intake = 0 if partition.delayed is None else partition.delayed.intake.written_end
             starts.append(LaneStart(lane, topic.id, partition.log.written_end, intake))
-    return Manifest(
+    return CommitManifest(
         write_id=write.write_id,
         batch=write.batch,
         kept=write.kept,
@@ -350,7 +350,7 @@ def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
     )
 
 
-def _check_topics(engine: BrokerEngine, write: Write) -> None:
+def _check_topics(engine: BrokerEngine, write: CommitRequest) -> None:
     """The topics are those that the tasks found, or are made now."""
     wanted = write.new_partitions
     for name, topic_id in sorted({(lane.topic, lane.topic_id) for staged in write.files for lane, _ in staged.lanes}):
@@ -378,10 +378,10 @@ def _topic(engine: BrokerEngine, name: str, topic_id: int = 0) -> Iterator[Topic
         yield topic
 
 
-def _carry_out(engine: BrokerEngine, staging: Staging, manifest: Manifest, *, resumed: bool) -> None:
-    writer = Writer(engine.world, manifest, resumed)
+def _carry_out(engine: BrokerEngine, staging: Staging, manifest: CommitManifest, *, resumed: bool) -> None:
+    writer = TrackMaker(engine.world, manifest, resumed)
     with ExitStack() as topics:
-        tracks: dict[Lane, Track] = {}
+        tracks: dict[SinkLane, Track] = {}
         partitions: list[Partition] = []
         for start in manifest.lanes:
             lane = start.lane

@@ -1,12 +1,17 @@
-"""Which tables there are: their columns, how each is cut into tasks, and where its rows come from."""
+"""The other tables of a data folder: dead letters, groups, delayed messages, traces and more."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, Final, TypeAlias
 
 import msgspec
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,15 +33,18 @@ from holdfast.broker.inspect.standing import GroupStanding, Standing
 from holdfast.broker.messages import users_headers
 from holdfast.broker.tracing.log import TRACES
 from holdfast.broker.tracing.steps import TraceStep, decode_step
-from holdfast.env import World
-from holdfast.errors import HoldfastError
+from holdfast.env import World, real_world
+from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.model import HeaderPairs
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import Subscription
-from holdfast.spark.source.schema import HEADERS
+from holdfast.spark.options import Subscription, in_one_sentence, plainly, table_options
+from holdfast.spark.ranges import DataFolder
+from holdfast.spark.readers import HEADERS, message_schema
 from holdfast.storage import LogReader
 from holdfast.storage.files import join
 from holdfast.storage.opening import is_log
+
+# Which tables there are: their columns, how each is cut into tasks, and where its rows come from.
+
 
 # The rows of each table: tuples in the order of its columns, read from the files without a lock.
 #
@@ -57,7 +65,7 @@ class Piece(msgspec.Struct, frozen=True):
     stop: int | None = None
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class TableFilter(msgspec.Struct, frozen=True):
     """What was asked for: topics, or all where there are none named, and times."""
 
     path: str
@@ -69,10 +77,10 @@ class Wanted(msgspec.Struct, frozen=True):
         return self.topics is None or topic in self.topics
 
 
-Rows: TypeAlias = Callable[[World, Wanted, Piece], Iterator[Row]]
+Rows: TypeAlias = Callable[[World, TableFilter, Piece], Iterator[Row]]
 
 
-def dead_letters(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
+def dead_letters(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     for seen in letters_of(world, wanted.path, piece.topic, piece.partition):
         record, note = seen.record, seen.note
         yield (
@@ -104,7 +112,7 @@ def dead_letters(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
         )
 
 
-def groups(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
+def groups(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     for topic in Standing(world, wanted.path).topics():
         if wanted.has(topic.name):
             for group in topic.groups:
@@ -132,7 +140,7 @@ def _group(group: GroupStanding) -> Iterator[Row]:
         yield (*head, None, group.mode, None, None, None, None, None, None, members, problem)
 
 
-def delayed(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
+def delayed(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     for message in waiting_beside(world, partition_folder(wanted.path, piece.topic, piece.partition)):
         record = message.record
         yield (
@@ -149,7 +157,7 @@ def delayed(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
         )
 
 
-def traces(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
+def traces(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     folder = trace_folder(wanted.path)
     if not is_log(world, folder):
         return
@@ -191,14 +199,14 @@ def _trace(step: TraceStep) -> Row:
     )
 
 
-def corrupt(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
+def corrupt(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     folder = join(partition_folder(wanted.path, piece.topic, piece.partition), "log")
     if is_log(world, folder):
         for damage in damage_in(world, folder):
             yield piece.topic, piece.partition, damage.first_offset, damage.next_offset, damage.reason
 
 
-def topics(world: World, wanted: Wanted, piece: Piece) -> Iterator[Row]:
+def topics(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     catalog, standing = Catalog(world, wanted.path), Standing(world, wanted.path)
     for name in filter(wanted.has, catalog.names()):
         try:
@@ -249,12 +257,12 @@ _FAILURES: Final = ArrayType(
 )
 
 
-class Table(msgspec.Struct, frozen=True):
+class TableSpec(msgspec.Struct, frozen=True):
     """One table: its columns, how it is cut into tasks, and where its rows come from."""
 
     name: str
     schema: StructType
-    pieces: Callable[[DataFolder, Subscription, Wanted], Iterator[Piece]]
+    pieces: Callable[[DataFolder, Subscription, TableFilter], Iterator[Piece]]
     rows: Rows
     timed: bool = False  # takes startingTimestamp and endingTimestamp
 
@@ -263,16 +271,16 @@ def _schema(**columns: Any) -> StructType:
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
-def _whole(folder: DataFolder, subscription: Subscription, wanted: Wanted) -> Iterator[Piece]:
+def _whole(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
     yield Piece()
 
 
-def _by_partition(folder: DataFolder, subscription: Subscription, wanted: Wanted) -> Iterator[Piece]:
+def _by_partition(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
     for topic, number in folder.partitions(subscription):
         yield Piece(topic, number)
 
 
-def _by_log(folder: DataFolder, subscription: Subscription, wanted: Wanted) -> Iterator[Piece]:
+def _by_log(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
     for topic, number in folder.partitions(subscription):
         yield Piece(topic, number)
         yield Piece(topic + DEAD_SUFFIX, number)
@@ -280,7 +288,7 @@ def _by_log(folder: DataFolder, subscription: Subscription, wanted: Wanted) -> I
         yield Piece(TRACES)
 
 
-def _by_segments(folder: DataFolder, subscription: Subscription, wanted: Wanted) -> Iterator[Piece]:
+def _by_segments(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
     """The log of traces in pieces; the last is open, so that it is read up to where it ends then."""
     place = trace_folder(folder.path)
     if not is_log(folder.world, place):
@@ -297,7 +305,7 @@ def _by_segments(folder: DataFolder, subscription: Subscription, wanted: Wanted)
 
 
 _TABLES: Final = (
-    Table(
+    TableSpec(
         "dead_letters",
         _schema(
             id=StringType(),
@@ -326,7 +334,7 @@ _TABLES: Final = (
         _by_partition,
         dead_letters,
     ),
-    Table(
+    TableSpec(
         "groups",
         _schema(
             group=StringType(),
@@ -345,7 +353,7 @@ _TABLES: Final = (
         _whole,
         groups,
     ),
-    Table(
+    TableSpec(
         "delayed",
         _schema(
             id=StringType(),
@@ -362,7 +370,7 @@ _TABLES: Final = (
         _by_partition,
         delayed,
     ),
-    Table(
+    TableSpec(
         "traces",
         _schema(
             id=StringType(),
@@ -388,7 +396,7 @@ _TABLES: Final = (
         traces,
         timed=True,
     ),
-    Table(
+    TableSpec(
         "corrupt",
         _schema(
             topic=StringType(),
@@ -400,7 +408,7 @@ _TABLES: Final = (
         _by_log,
         corrupt,
     ),
-    Table(
+    TableSpec(
         "topics",
         _schema(
             name=StringType(),
@@ -418,3 +426,156 @@ _TABLES: Final = (
     ),
 )
 TABLES: Final = {table.name: table for table in _TABLES}
+
+
+# What a data folder can tell besides its messages, as tables: dead letters, groups, delayed messages, traces and more.
+#
+# A table is planned when it is loaded and read when it is used, by tasks that open the files themselves. No lock is
+# taken: another process may own the folder, and write to it all the while.
+
+
+MESSAGES: Final = "messages"
+
+# A batch ends at either.
+_MOST_ROWS: Final = 4_096
+_MOST_BYTES: Final = 8 << 20
+
+
+def table_named(name: str) -> TableSpec:
+    """The table; InvalidRequest for what is none."""
+    found = TABLES.get(name.lower())
+    if found is None:
+        known = (MESSAGES, *TABLES)
+        near = get_close_matches(name.lower(), known, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise InvalidRequest(f"there is no table {name!r}; {hint}choose from {', '.join(known)}")
+    return found
+
+
+def table_schema(name: str) -> StructType:
+    """All columns of a table."""
+    return message_schema(headers=True) if name == MESSAGES else table_named(name).schema
+
+
+def table_reader(name: str, options: Mapping[str, str], schema: StructType) -> DataSourceReader:
+    """The reader of a table other than the messages, for the columns of the schema."""
+    return TableReader(table_named(name), options, schema)
+
+
+def register_tables(spark: SparkSession, path: str, prefix: str = "") -> list[str]:
+    """Make views of the folder's messages and tables for SQL; answers with their names.
+
+    The topics, and the offsets of messages, are those of now: register again to see what came since.
+    """
+    views = []
+    for name in (MESSAGES, *TABLES):
+        table = spark.read.format("holdfast").options(path=path, table=name)
+        if name == MESSAGES:
+            # A view outlives what it was planned for: what a queue has dropped since is not missed.
+            table = table.options(subscribePattern=".*", includeHeaders="true", failOnDataLoss="false")
+        table.load().createOrReplaceTempView(f"{prefix}{name}")
+        views.append(f"{prefix}{name}")
+    return views
+
+
+class TablePart(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, piece: Piece) -> None:
+        super().__init__(piece)
+        self.piece = piece
+
+
+class TableReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks."""
+
+    @in_one_sentence
+    def __init__(self, table: TableSpec, options: Mapping[str, str], schema: StructType) -> None:
+        self._table = table.name  # a table itself cannot be sent to the tasks
+        self._asked = table_options(options, real_world().clock.now_ns() // 1_000_000, timed=table.timed)
+        _check_schema(table, schema)
+        self._schema = schema
+
+    @in_one_sentence
+    def partitions(self) -> list[InputPartition]:
+        folder, wanted = self._opened()
+        pieces = TABLES[self._table].pieces(folder, self._asked.subscription, wanted)
+        return [TablePart(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, TablePart):
+            with plainly():
+                folder, wanted = self._opened()
+                table = TABLES[self._table]
+                rows = _unless_deleted(table.rows(folder.world, wanted, partition.piece), folder, partition.piece)
+                yield from _batches(rows, table, self._schema)
+
+    def _opened(self) -> tuple[DataFolder, TableFilter]:
+        asked = self._asked
+        folder = DataFolder(asked.path)
+        named = None if asked.all_topics else frozenset(folder.topics(asked.subscription))
+        since_ns, until_ns = asked.starting_ns or 0, asked.ending_ns or NEVER_NS
+        return folder, TableFilter(folder.path, named, since_ns, until_ns)
+
+
+class NoStream(DataSourceStreamReader):
+    """Refuses with its first call: of an error that comes sooner Spark would tell another one of its own."""
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    @in_one_sentence
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
+        raise InvalidRequest(
+            f"table {self._table} cannot be read as a stream, only messages can: read it with spark.read instead"
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+
+def _check_schema(table: TableSpec, schema: StructType) -> None:
+    """Refuse a schema of the user's that asks for what the table does not have."""
+    columns = {field.name: field.dataType for field in table.schema}
+    for field in schema:
+        kind = columns.get(field.name)
+        if kind is None:
+            raise InvalidRequest(f"table {table.name} has no column {field.name!r}: it has {', '.join(columns)}")
+        if field.dataType != kind and (kind, field.dataType) != (BinaryType(), StringType()):
+            raise InvalidRequest(
+                f"column {field.name!r} of table {table.name} is {kind.simpleString()}, not "
+                f"{field.dataType.simpleString()}"
+            )
+
+
+def _unless_deleted(rows: Iterator[Row], folder: DataFolder, piece: Piece) -> Iterator[Row]:
+    """The rows; none from where the topic was deleted on."""
+    try:
+        yield from rows
+    except (OSError, HoldfastError):
+        if not piece.topic or piece.topic in Catalog(folder.world, folder.path):
+            raise
+
+
+def _batches(rows: Iterator[Row], table: TableSpec, schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches with exactly the columns of the schema."""
+    arrow = to_arrow_schema(schema, timezone="UTC")
+    stored = to_arrow_schema(table.schema, timezone="UTC")
+    places = [table.schema.fieldNames().index(name) for name in schema.fieldNames()]
+    gathered: list[Row] = []
+    size = 0
+
+    def batch() -> pa.RecordBatch:
+        columns = list(zip(*gathered, strict=True))
+        arrays = [pa.array(columns[place], stored.field(place).type) for place in places]
+        cast = [array.cast(field.type) for array, field in zip(arrays, arrow, strict=True)]
+        return pa.RecordBatch.from_arrays(cast, schema=arrow)
+
+    for row in rows:
+        gathered.append(row)
+        size += sum(len(item) for item in row if isinstance(item, bytes))
+        if len(gathered) >= _MOST_ROWS or size >= _MOST_BYTES:
+            yield batch()
+            gathered, size = [], 0
+    if gathered:
+        yield batch()

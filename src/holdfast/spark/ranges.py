@@ -1,20 +1,231 @@
-"""What the next batch of a stream may read: from where it is to where it may go, partition by partition."""
+"""What is read: the topics of a data folder, ranges of offsets shared out among tasks, and how far a stream may go."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
 
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import TOPICS, partition_folder, topic_folder
+from holdfast.broker.folder.policy import settings_for
 from holdfast.broker.streams.queries import NOT_READ
-from holdfast.errors import InvalidRequest, OffsetOutOfRange, TailLost
+from holdfast.delivery.where import Expression
+from holdfast.env import World, real_world
+from holdfast.errors import InvalidRequest, NotAQueue, OffsetOutOfRange, TailLost, UnknownTopic
 from holdfast.model import LogPosition
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import ReadOptions
-from holdfast.spark.source.rows import Range, check_places, check_unwritten, lost, starting_offset
+from holdfast.spark.options import EARLIEST, LATEST, Places, ReadOptions, Subscription
 from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.opening import is_log, translated
+
+logger = logging.getLogger(__name__)
+
+
+class DataFolder:
+    """Reads only, and takes no lock; readers are kept, and see what has come since when they are asked."""
+
+    def __init__(self, path: str, world: World | None = None) -> None:
+        self.path = path.rstrip("/") or "/"
+        self.world = world or real_world()
+        self._catalog = Catalog(self.world, self.path)
+        self._readers: dict[tuple[str, int], LogReader] = {}
+        disk = self.world.disk
+        with translated(self.path):
+            if not disk.exists(self.path):
+                raise NotAQueue(f'there is no folder {self.path}: option "path" names the data folder to read')
+            if not disk.exists(join(self.path, TOPICS)):
+                raise NotAQueue(
+                    f'{self.path} holds no topics: option "path" names the folder that open_broker was given'
+                )
+
+    def topics(self, subscription: Subscription) -> list[str]:
+        """Those that the subscription means; one that is named must be there."""
+        names = self._catalog.names()
+        if subscription.pattern is not None:
+            pattern = Expression(subscription.pattern)
+            return [name for name in names if pattern.matches(name)]
+        for name in subscription.names:
+            if name not in names and name not in self._catalog:
+                there = f"there are {', '.join(names[:10])}" if names else "there is none yet"
+                raise UnknownTopic(f"there is no topic {name} in {self.path}; {there}")
+        return list(subscription.names)
+
+    def topic_id(self, topic: str) -> int:
+        """Which topic of this name it is."""
+        return self._catalog.facts(topic).id
+
+    def partition_count(self, topic: str) -> int:
+        """How many partitions it has by now."""
+        return self._catalog.facts(topic).partitions
+
+    def partitions(self, subscription: Subscription) -> Iterator[tuple[str, int]]:
+        """Topic and number of each partition that is to be read."""
+        for topic in self.topics(subscription):
+            count = self.partition_count(topic)
+            wanted = subscription.partitions
+            for number in wanted[topic] if wanted is not None else range(count):
+                if not 0 <= number < count:
+                    raise UnknownTopic(f"topic {topic} in {self.path} has no partition {number}: it has {count}")
+                yield topic, number
+
+    def reader(self, topic: str, partition: int) -> LogReader | None:
+        """The partition's log; None while nothing was ever written there."""
+        known = self._readers.get((topic, partition))
+        if known is not None:
+            return known
+        folder = join(partition_folder(self.path, topic, partition), "log")
+        if not is_log(self.world, folder):
+            return None
+        settings = settings_for(self.world, topic_folder(self.path, topic), None, {})
+        reader = self._readers[topic, partition] = LogReader(folder, settings, self.world)
+        return reader
+
+
+# What one task reads, at least, where there is so much: about a segment.
+_TASK_BYTES: Final = 64 << 20
+
+
+def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
+    """What a batch read has to read, partition by partition."""
+    places = list(folder.partitions(options.subscription))
+    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        check_places(name, given, places)
+    ranges = []
+    for topic, number in places:
+        reader = folder.reader(topic, number)
+        if reader is None:
+            check_unwritten(options, topic, number)
+            continue
+        end = reader.end
+        start = starting_offset(reader, options, topic, number, end)
+        stop = _ending_offset(reader, options, topic, number, end)
+        if start < reader.start:
+            if options.fail_on_data_loss:
+                raise lost(Range(topic, number, start, max(stop, start + 1)), reader.start)
+            logger.warning("%d messages of %s/%d are gone, passed over", reader.start - start, topic, number)
+            start = reader.start
+        if start < stop:
+            ranges.append(Range(topic, number, start, stop))
+    return ranges
+
+
+def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) -> None:
+    """Offsets that were given must be of partitions that are read, and of all of these, as with Kafka."""
+    if isinstance(given, str):
+        return
+    named = {(topic, number) for topic, offsets in given.items() for number in offsets}
+    unknown, missing = sorted(named - set(places)), sorted(set(places) - named)
+    if unknown:
+        raise UnknownTopic(f'option "{name}" names {_shown(unknown)}, not among what is read: {_shown(places)}')
+    if missing:
+        raise UnknownTopic(
+            f'option "{name}" does not say where {_shown(missing)} is to be read; -2 is earliest, -1 latest'
+        )
+
+
+def check_unwritten(options: ReadOptions, topic: str, number: int) -> None:
+    """Nothing was ever written to the partition: only its beginning can be meant, which is its end, too."""
+    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if not isinstance(given, str) and given[topic][number] > 0:
+            raise _beyond(name, given[topic][number], topic, number, 0, 0)
+
+
+def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
+    """Where reading a partition begins."""
+    if options.starting_ns is not None:
+        return min(max(reader.find_time(options.starting_ns), reader.lasting_start), end)
+    return _offset_of("startingOffsets", options.starting, reader, topic, number, end)
+
+
+def _ending_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
+    if options.ending_ns is not None:
+        return min(reader.find_time(options.ending_ns), end)
+    return _offset_of("endingOffsets", options.ending, reader, topic, number, end)
+
+
+def _offset_of(name: str, given: Places, reader: LogReader, topic: str, number: int, end: int) -> int:
+    if isinstance(given, str):
+        return reader.lasting_start if given == "earliest" else end
+    offset = given[topic][number]
+    if offset == EARLIEST:
+        return reader.lasting_start
+    if offset == LATEST:
+        return end
+    if offset > end:
+        raise _beyond(name, offset, topic, number, reader.start, end)
+    return offset
+
+
+def _beyond(name: str, offset: int, topic: str, number: int, start: int, end: int) -> OffsetOutOfRange:
+    what = f'option "{name}" says {offset} for {topic}/{number}, which ends at {end}'
+    return OffsetOutOfRange(what, offset=offset, start=start, end=end)
+
+
+def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> list[Range]:
+    """The ranges cut for tasks: at segments, and further where more tasks are wanted."""
+    found = [part for wanted in ranges for part in _by_segments(folder, wanted)]
+    messages = sum(part.stop - part.start for part in found)
+    if len(found) >= min_partitions or not messages:
+        return found
+    # In proportion to what each has, never more pieces than messages.
+    pieces = [max(1, round(min_partitions * (part.stop - part.start) / messages)) for part in found]
+    return [piece for part, count in zip(found, pieces, strict=True) for piece in _cut(part, count)]
+
+
+def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
+    """Whole segments, several where they are small."""
+    reader = folder.reader(wanted.topic, wanted.partition)
+    start, size = wanted.start, 0
+    for first, weight in [] if reader is None else reader.stretches(wanted.start, wanted.stop):
+        if size and size + weight > _TASK_BYTES:
+            yield Range(wanted.topic, wanted.partition, start, first)
+            start, size = first, 0
+        size += weight
+    if start < wanted.stop:
+        yield Range(wanted.topic, wanted.partition, start, wanted.stop)
+
+
+def _cut(wanted: Range, count: int) -> Iterator[Range]:
+    total = wanted.stop - wanted.start
+    cuts = [wanted.start + total * i // count for i in range(count + 1)]
+    for start, stop in pairwise(cuts):
+        if start < stop:
+            yield Range(wanted.topic, wanted.partition, start, stop)
+
+
+def _shown(places: Sequence[tuple[str, int]]) -> str:
+    some = ", ".join(f"{topic}/{number}" for topic, number in places[:10])
+    return some + (f" and {len(places) - 10} more" if len(places) > 10 else "") if places else "nothing"
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The messages [start, stop) of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"offsets {self.start} to {self.stop - 1} of {self.topic}/{self.partition}"
+
+
+def lost(wanted: Range, start: int) -> OffsetOutOfRange:
+    """Messages that were to be read are no longer there."""
+    until = min(start, wanted.stop)
+    return OffsetOutOfRange(
+        f"{until - wanted.start} messages of {wanted.topic}/{wanted.partition} are gone: retention removed those "
+        f"before offset {start}, and reading was to begin at {wanted.start}. To go on without them, set the option "
+        '"failOnDataLoss" to false',
+        offset=wanted.start,
+        start=start,
+        end=wanted.stop,
+    )
+
 
 # How far a stream is: what Spark keeps in its checkpoint, and nobody else keeps anywhere.
 #
@@ -85,10 +296,7 @@ def from_json(document: Mapping[str, Any]) -> Positions:
         raise InvalidRequest(f"the checkpoint's offsets cannot be used: {error}") from None
 
 
-logger = logging.getLogger(__name__)
-
-
-class Admission:
+class StreamPlanner:
     """Decides from positions and files alone; the only thing it remembers is where a run is to end."""
 
     def __init__(self, folder: DataFolder, options: ReadOptions) -> None:

@@ -39,7 +39,7 @@ from holdfast.codec.encode import Body, Packing
 from holdfast.env import World
 from holdfast.errors import InvalidRequest, MessageTooLarge, UnknownTopic
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.sink.staging import Lane
+from holdfast.spark.staging import SinkLane
 
 _TEXT: Final = (BinaryType, StringType)
 _WHOLE: Final = (IntegerType, LongType, ShortType, ByteType)
@@ -372,7 +372,7 @@ class Targets:
         return Target(name, 0, self._new_partitions, settings)
 
 
-class Router:
+class RowRouter:
     """Turns record batches into bodies, each for its lane. `turn` says where rows without a key begin."""
 
     def __init__(self, world: World, targets: Targets, topic: str | None, turn: int) -> None:
@@ -382,7 +382,7 @@ class Router:
         self._turn = turn
         self._packings: dict[str, Packing] = {}
 
-    def bodies(self, batch: pa.RecordBatch) -> Iterator[tuple[Lane, Body]]:
+    def bodies(self, batch: pa.RecordBatch) -> Iterator[tuple[SinkLane, Body]]:
         """All rows of the batch."""
         for name, rows in self._by_topic(batch):
             yield from self._of_topic(self._targets.find(name), rows)
@@ -400,7 +400,7 @@ class Router:
         for number, name in enumerate(topics.dictionary.to_pylist()):
             yield name, batch.filter(pc.equal(topics.indices, number))
 
-    def _of_topic(self, target: Target, batch: pa.RecordBatch) -> Iterator[tuple[Lane, Body]]:
+    def _of_topic(self, target: Target, batch: pa.RecordBatch) -> Iterator[tuple[SinkLane, Body]]:
         now_ns = self._world.clock.now_ns()
         incoming = Incoming(batch, target.name, target.settings, now_ns // 1_000_000)
         lanes, general = self._partitions(incoming, target) * 2, incoming.is_general()
@@ -412,7 +412,7 @@ class Router:
         cuts = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), incoming.count]
         for start, stop in pairwise(cuts):
             number = int(placed[start])
-            lane = Lane(target.name, target.id, number >> 1, bool(number & 1))
+            lane = SinkLane(target.name, target.id, number >> 1, bool(number & 1))
             for body in encode_rows(
                 rows,
                 start,

@@ -1,19 +1,22 @@
-"""The options of the source, checked: a wrong one is refused by its name, never ignored."""
+"""The options of the source and the sink, checked by name; and errors as Spark's users see them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias
+from functools import wraps
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
 from holdfast.delivery.where import Expression
-from holdfast.errors import InvalidRequest
+from holdfast.env.process import set_variable
+from holdfast.errors import HoldfastError, InvalidRequest
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -71,7 +74,7 @@ def check_options(given: Mapping[str, str]) -> None:
     _Options(given, 0).common(starting="earliest")
 
 
-def batch_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+def batch_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     """The options of a batch read; it begins at the earliest message."""
     options = _Options(given, now_ms)
     options.check_names(BATCH, other=STREAM, kind="stream", here="batch")
@@ -83,7 +86,7 @@ def batch_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     )
 
 
-def stream_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+def stream_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     """The options of a stream; it begins behind the latest message."""
     options = _Options(given, now_ms)
     options.check_names(STREAM, other=BATCH, kind="batch", here="stream")
@@ -270,3 +273,34 @@ def _json_of(text: str, kind: Any) -> Any:
         return msgspec.convert(json.loads(text), kind, strict=False)
     except (ValueError, RecursionError):
         return None
+
+
+# Errors as Spark's users see them: one sentence, not a stack of two languages.
+
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+# Spark's Python workers send the traceback along unless this is set. One that fails ends, so nobody else is affected.
+_WITHOUT_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+
+
+def in_one_sentence(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """Let an error of ours reach the user as its sentence alone."""
+
+    @wraps(function)
+    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        with plainly():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """The same around a few lines, or around what a generator does."""
+    try:
+        yield
+    except HoldfastError as error:
+        set_variable(_WITHOUT_TRACEBACK, "1")
+        raise error from None

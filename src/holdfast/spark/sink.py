@@ -1,8 +1,4 @@
-"""The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
-
-Spark runs `write` in its tasks, and `commit` or `abort` on the driver, each with another copy of the writer. After a
-commit that raised it calls `abort`, whether or not the commit took effect.
-"""
+"""The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`."""
 
 from __future__ import annotations
 
@@ -26,13 +22,18 @@ from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
-from holdfast.spark.errors import in_one_sentence
-from holdfast.spark.sink.commits import Write, commit, owning
-from holdfast.spark.sink.incoming import Router, Targets, check_columns
-from holdfast.spark.sink.staging import FrameFiles, StagedFile, Staging
-from holdfast.spark.source.options import flag, refuse_unknown, required_path, whole_number
+from holdfast.spark.commits import CommitRequest, commit, owning
+from holdfast.spark.incoming import RowRouter, Targets, check_columns
+from holdfast.spark.options import flag, in_one_sentence, refuse_unknown, required_path, whole_number
+from holdfast.spark.staging import FrameFiles, StagedFile, Staging
 from holdfast.storage.files import join
 from holdfast.storage.opening import translated
+
+# The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
+#
+# Spark runs `write` in its tasks, and `commit` or `abort` on the driver, each with another copy of the writer. After a
+# commit that raised it calls `abort`, whether or not the commit took effect.
+
 
 WRITING: Final = frozenset({"path", "topic", "createTopics", "partitions", "ownerTimeout"})
 BATCH_WRITING: Final = WRITING | {"writeId", "batchId"}
@@ -63,7 +64,7 @@ class StagedRows(WriterCommitMessage):
     files: tuple[StagedFile, ...]
 
 
-class Sink:
+class HoldfastSink:
     """What both writers do; the world is looked up where it is used, as writers travel between processes."""
 
     def __init__(self, options: WriteOptions, world: World | None = None) -> None:
@@ -75,7 +76,7 @@ class Sink:
         world, options = self._world or real_world(), self._options
         folder = Staging(world, options.path).batch_folder(write_id, batch)
         targets = Targets(world, options.path, options.settings, options.new_partitions)
-        router = Router(world, targets, options.topic, task.number)
+        router = RowRouter(world, targets, options.topic, task.number)
         files = FrameFiles(world, folder, f"{task.number}-{task.attempt}")
         try:
             with translated(folder):
@@ -93,7 +94,7 @@ class Sink:
         if not staged:
             return
         world, options = self._world or real_world(), self._options
-        write = Write(
+        write = CommitRequest(
             write_id=staged[0].write_id,
             batch=staged[0].batch,
             files=tuple(file for message in staged for file in message.files),
@@ -149,16 +150,16 @@ class BatchWriter(DataSourceArrowWriter):
 
     @in_one_sentence
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Sink(self._options).stage(iterator, self._write_id, self._options.batch, _this_task())
+        return HoldfastSink(self._options).stage(iterator, self._write_id, self._options.batch, _this_task())
 
     @in_one_sentence
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        Sink(self._options).commit(_ours(messages), kept=self._options.write_id is not None)
+        HoldfastSink(self._options).commit(_ours(messages), kept=self._options.write_id is not None)
 
     @in_one_sentence
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         nothing = StagedRows(self._write_id, self._options.batch, ())  # so that no empty folder stays
-        Sink(self._options).abort([*_ours(messages), nothing])
+        HoldfastSink(self._options).abort([*_ours(messages), nothing])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -175,15 +176,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert query is not None, "Spark tells a streaming task which query it is for"
         assert batch is not None, "and which batch"
-        return Sink(self._options).stage(iterator, query, int(batch), _this_task())
+        return HoldfastSink(self._options).stage(iterator, query, int(batch), _this_task())
 
     @in_one_sentence
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        Sink(self._options).commit(_ours(messages), kept=True, streaming=True)
+        HoldfastSink(self._options).commit(_ours(messages), kept=True, streaming=True)
 
     @in_one_sentence
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        Sink(self._options).abort(_ours(messages))
+        HoldfastSink(self._options).abort(_ours(messages))
 
 
 @in_one_sentence
@@ -193,7 +194,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
     checked = _checked(options, schema, overwrite=overwrite)
     world = real_world()
     write_id = checked.write_id or f"batch-{world.ids.random_u32():08x}{world.ids.random_u32():08x}"
-    Sink(checked).check_owner()
+    HoldfastSink(checked).check_owner()
     return BatchWriter(checked, write_id)
 
 
