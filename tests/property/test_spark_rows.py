@@ -16,8 +16,9 @@ from holdfast.env import ManualClock, SeededIds, World  # noqa: E402
 from holdfast.env.sim.disk import SimulatedDisk  # noqa: E402
 from holdfast.model import Batch, Producer, Record  # noqa: E402
 from holdfast.settings import TopicSettings  # noqa: E402
+from holdfast.spark.options import ReadPolicy  # noqa: E402
 from holdfast.spark.ranges import DataFolder, Range  # noqa: E402
-from holdfast.spark.readers import COLUMNS, Maker, ReadPolicy, message_schema, record_batches  # noqa: E402
+from holdfast.spark.readers import COLUMNS, Maker, message_schema, record_batches  # noqa: E402
 from holdfast.storage import Log  # noqa: E402
 
 ROOT = "/data"

@@ -25,9 +25,9 @@ from holdfast.env import SeededIds
 from holdfast.errors import OffsetOutOfRange, TailLost
 from holdfast.model import Batch
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.options import stream_read_options
+from holdfast.spark.options import ReadPolicy, stream_read_options
 from holdfast.spark.ranges import DataFolder, Positions, StreamPlanner, from_json, splits, to_json
-from holdfast.spark.readers import Maker, ReadPolicy, message_schema, record_batches
+from holdfast.spark.readers import Maker, message_schema, record_batches
 from tests.unit.brokers import FOLDER, Place
 
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, segment_bytes=4096, frame_bytes=1024))

@@ -93,7 +93,7 @@ def test_what_retention_took_before_it_was_kept_is_said(folder: str):
 
 
 def test_a_batch_takes_a_share_of_every_partition():
-    stretches = [compact.SealedRange("a", 1, 0, 0, 100), compact.SealedRange("a", 1, 1, 50, 60)]
+    stretches = [compact.SealedRange("a", 0, 0, 100), compact.SealedRange("a", 1, 50, 60)]
     assert [(each.start, each.stop) for each in compact.limited(stretches, 40)] == [(0, 20), (50, 60)]
 
 

@@ -13,9 +13,8 @@ pytest.importorskip("pyspark")
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
-from holdfast.spark.pipelines.batches import RowCounts, unmet_sql
+from holdfast.spark.pipelines.batches import check_failures, unmet_sql
 from holdfast.spark.pipelines.checkpoint import KEPT, Ledger, LedgerBatch, check_fit, forget, held
-from holdfast.spark.pipelines.custom import pipeline
 from holdfast.spark.pipelines.lake import (
     additions,
     batches_in,
@@ -26,6 +25,7 @@ from holdfast.spark.pipelines.lake import (
     replacements,
 )
 from holdfast.spark.pipelines.project import Pipeline, project_of, python_template, read_project, yaml_template
+from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.runner import Runner, in_words
 from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms, kind_named, kind_names
 from tests.unit.lake_kit import ClumsyDisk, Crash, FrailDisk, context_of, seen, staged
@@ -162,7 +162,7 @@ def test_a_mistake_in_a_file_of_ones_own_names_its_line(tmp_path):
 def test_functions_of_a_file_become_pipelines(tmp_path):
     write(
         tmp_path / "mine.py",
-        "from holdfast.spark.pipelines.custom import pipeline\n\n"
+        "from holdfast.spark.pipelines.python import pipeline\n\n"
         "@pipeline(source='orders-land')\ndef big_orders(rows):\n    return rows\n",
     )
     text = "folder: a\nlake: b\nfile: mine.py\npipelines: {orders-land: {kind: land, topics: [orders]}}\n"
@@ -248,9 +248,9 @@ def test_an_expectation_that_is_null_is_not_met():
 
 def test_an_expectation_to_fail_on_stops_the_batch():
     expectations = [Expectation(name="a", check="x", on_fail="warn"), Expectation(name="b", check="y", on_fail="fail")]
-    RowCounts(5, 0, 0, {"a": 5, "b": 0}).check(expectations, "p")
+    check_failures({"a": 5, "b": 0}, expectations, "p")
     with pytest.raises(ExpectationFailed, match=r"p: 2 rows do not meet 'b' \(y\)"):
-        RowCounts(5, 0, 0, {"b": 2}).check(expectations, "p")
+        check_failures({"b": 2}, expectations, "p")
 
 
 def test_files_say_which_batches_they_hold():

@@ -14,8 +14,9 @@ import pyarrow as pa
 import holdfast
 from holdfast.model import CodecName
 from holdfast.settings import BrokerSettings, TopicSettings
+from holdfast.spark.options import ReadPolicy
 from holdfast.spark.ranges import DataFolder, Range
-from holdfast.spark.readers import _MOST_BYTES, Maker, ReadPolicy, message_schema, record_batches
+from holdfast.spark.readers import _MOST_BYTES, Maker, message_schema, record_batches
 
 MESSAGES, SIZE = 64_000, 1000
 

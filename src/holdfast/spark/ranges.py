@@ -26,7 +26,10 @@ logger = logging.getLogger(__name__)
 
 
 class DataFolder:
-    """Reads only, and takes no lock; readers are kept, and see what has come since when they are asked."""
+    """A data folder for a process that does not own it: topics, partitions, and a reader for each log.
+
+    It takes no lock. Readers are kept, and see new messages when they are used again.
+    """
 
     def __init__(self, path: str, world: World | None = None) -> None:
         self.path = path.rstrip("/") or "/"
@@ -43,7 +46,7 @@ class DataFolder:
                 )
 
     def topics(self, subscription: Subscription) -> list[str]:
-        """Those that the subscription means; one that is named must be there."""
+        """The topics of the subscription. Raises UnknownTopic if one that is named does not exist."""
         names = self._catalog.names()
         if subscription.pattern is not None:
             pattern = Expression(subscription.pattern)
@@ -55,15 +58,15 @@ class DataFolder:
         return list(subscription.names)
 
     def topic_id(self, topic: str) -> int:
-        """Which topic of this name it is."""
+        """The id of the topic, which differs from that of an earlier topic of the same name."""
         return self._catalog.facts(topic).id
 
     def partition_count(self, topic: str) -> int:
-        """How many partitions it has by now."""
+        """The number of its partitions."""
         return self._catalog.facts(topic).partitions
 
     def partitions(self, subscription: Subscription) -> Iterator[tuple[str, int]]:
-        """Topic and number of each partition that is to be read."""
+        """Topic and number of each partition of the subscription."""
         for topic in self.topics(subscription):
             count = self.partition_count(topic)
             wanted = subscription.partitions
@@ -73,7 +76,7 @@ class DataFolder:
                 yield topic, number
 
     def reader(self, topic: str, partition: int) -> LogReader | None:
-        """The partition's log; None while nothing was ever written there."""
+        """The reader of a partition's log; None if nothing was ever written to it."""
         known = self._readers.get((topic, partition))
         if known is not None:
             return known
@@ -85,12 +88,12 @@ class DataFolder:
         return reader
 
 
-# What one task reads, at least, where there is so much: about a segment.
+# About how many bytes a task reads, if there are so many: a segment.
 _TASK_BYTES: Final = 64 << 20
 
 
 def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
-    """What a batch read has to read, partition by partition."""
+    """The range of each partition that a batch read reads."""
     places = list(folder.partitions(options.subscription))
     for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         check_places(name, given, places)
@@ -114,7 +117,7 @@ def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
 
 
 def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) -> None:
-    """Offsets that were given must be of partitions that are read, and of all of these, as with Kafka."""
+    """Raise UnknownTopic unless offsets are given for exactly the partitions that are read, as Kafka's source does."""
     if isinstance(given, str):
         return
     named = {(topic, number) for topic, offsets in given.items() for number in offsets}
@@ -128,14 +131,14 @@ def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) ->
 
 
 def check_unwritten(options: ReadOptions, topic: str, number: int) -> None:
-    """Nothing was ever written to the partition: only its beginning can be meant, which is its end, too."""
+    """Raise OffsetOutOfRange if an offset above 0 is given for a partition that was never written to."""
     for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         if not isinstance(given, str) and given[topic][number] > 0:
             raise _beyond(name, given[topic][number], topic, number, 0, 0)
 
 
 def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
-    """Where reading a partition begins."""
+    """The first offset to read in a partition."""
     if options.starting_ns is not None:
         return min(max(reader.find_time(options.starting_ns), reader.lasting_start), end)
     return _offset_of("startingOffsets", options.starting, reader, topic, number, end)
@@ -166,18 +169,18 @@ def _beyond(name: str, offset: int, topic: str, number: int, start: int, end: in
 
 
 def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> list[Range]:
-    """The ranges cut for tasks: at segments, and further where more tasks are wanted."""
+    """The ranges divided among tasks: by segments, and further if more tasks are wanted."""
     found = [part for wanted in ranges for part in _by_segments(folder, wanted)]
     messages = sum(part.stop - part.start for part in found)
     if len(found) >= min_partitions or not messages:
         return found
-    # In proportion to what each has, never more pieces than messages.
+    # In proportion to their messages; no piece is empty.
     pieces = [max(1, round(min_partitions * (part.stop - part.start) / messages)) for part in found]
     return [piece for part, count in zip(found, pieces, strict=True) for piece in _cut(part, count)]
 
 
 def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
-    """Whole segments, several where they are small."""
+    """The range in whole segments, several small ones together."""
     reader = folder.reader(wanted.topic, wanted.partition)
     start, size = wanted.start, 0
     for first, weight in [] if reader is None else reader.stretches(wanted.start, wanted.stop):
@@ -215,7 +218,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 def lost(wanted: Range, start: int) -> OffsetOutOfRange:
-    """Messages that were to be read are no longer there."""
+    """The error for messages that retention removed before they were read."""
     until = min(start, wanted.stop)
     return OffsetOutOfRange(
         f"{until - wanted.start} messages of {wanted.topic}/{wanted.partition} are gone: retention removed those "
@@ -227,31 +230,31 @@ def lost(wanted: Range, start: int) -> OffsetOutOfRange:
     )
 
 
-# How far a stream is: what Spark keeps in its checkpoint, and nobody else keeps anywhere.
+# The positions of a stream, as Spark keeps them in its checkpoint:
 #
 #     {"version": 1, "topics": {"orders": {"id": 4711, "partitions": {"0": {"epoch": 1, "offset": 23}}}}}
 #
-# The id tells another topic of the same name from the one that was read. The epoch tells whether the offset still
-# means the message that it meant: after a power cut another one may stand there.
+# The id tells the topic from a later one of the same name. The epoch tells whether the offset still has the same
+# message: after a power cut it may have another one.
 
 
 _VERSION: Final = 1
 
 
 class TopicPositions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where reading goes on in each partition of a topic."""
+    """The position in each partition of a topic."""
 
     id: int
     partitions: dict[int, LogPosition] = {}
 
 
 class Positions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where reading goes on, by topic."""
+    """The positions of a stream, by topic."""
 
     topics: dict[str, TopicPositions] = {}
 
     def at(self, topic: str, partition: int) -> LogPosition | None:
-        """None for a partition that was not known then: it is read from its beginning."""
+        """The position in a partition; None if it did not exist then, and is read from its beginning."""
         known = self.topics.get(topic)
         return None if known is None else known.partitions.get(partition)
 
@@ -269,7 +272,7 @@ class Positions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def to_json(positions: Positions) -> dict[str, Any]:
-    """As Spark keeps them, always in the same order: it compares them as text."""
+    """The document for Spark's checkpoint, always in the same order: Spark compares it as text."""
     topics = {
         topic: {
             "id": known.id,
@@ -284,7 +287,7 @@ def to_json(positions: Positions) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> Positions:
-    """What a checkpoint says; refused where it is not ours, or of a newer release."""
+    """The positions in a checkpoint. Raises InvalidRequest if it is not ours, or of a newer release."""
     if document.get("version") != _VERSION:
         raise InvalidRequest(
             f"the checkpoint's offsets {str(dict(document))[:200]} were not written by this source, or by a newer "
@@ -297,7 +300,10 @@ def from_json(document: Mapping[str, Any]) -> Positions:
 
 
 class StreamPlanner:
-    """Decides from positions and files alone; the only thing it remembers is where a run is to end."""
+    """Decides what the next batch of a stream reads, from positions and files alone.
+
+    The only thing it remembers is where a run with AvailableNow ends.
+    """
 
     def __init__(self, folder: DataFolder, options: ReadOptions) -> None:
         self.folder = folder
@@ -306,7 +312,7 @@ class StreamPlanner:
         self._told: set[tuple[str, int, int]] = set()
 
     def initial(self) -> Positions:
-        """Where a new query begins."""
+        """The positions of a new query."""
         places = list(self.folder.partitions(self._options.subscription))
         check_places("startingOffsets", self._options.starting, places)
         found: dict[str, dict[int, LogPosition]] = {}
@@ -321,7 +327,7 @@ class StreamPlanner:
         return self._positions(found)
 
     def freeze(self) -> None:
-        """Go no further than to what is there now."""
+        """Read no further than the messages that are there now."""
         self._last = self.end()
 
     def end(self) -> Positions:
@@ -334,10 +340,10 @@ class StreamPlanner:
         return self._positions(found)
 
     def latest(self, start: Positions, most: int | None) -> Positions:
-        """How far the next batch goes: no more than so many messages, shared out by what each partition has.
+        """The positions after the next batch: at most `most` messages, in proportion to what each partition has.
 
-        Of a topic that is new to the query it is only noted from where on it is read; reading begins one batch later.
-        Otherwise nobody could tell later whether what is gone from its head had gone before.
+        A topic that is new to the query only gets its position, and is read from the next batch on. Otherwise nothing
+        would tell whether messages at its head were dropped before or after.
         """
         self._check_topics(start)
         waiting = {(wanted.topic, wanted.partition): wanted for wanted in self._waiting(start)}
@@ -351,18 +357,18 @@ class StreamPlanner:
         for place, wanted in waiting.items():
             stop = wanted.stop
             if most is not None and total > most:
-                # At least one, or a small partition beside a large one would never come to its turn.
+                # At least one, or a small partition beside a large one would never be read.
                 stop = min(stop, wanted.start + max(1, (wanted.stop - wanted.start) * most // total))
             reader = self._reader(*place)
             if bytes_left is not None and weight > bytes_left:
                 stop = min(stop, reader.reach(wanted.start, max(1, weights[place] * bytes_left // weight)))
             known = start.at(*place)
-            if stop != (0 if known is None else known.offset):  # also where it passes over what is gone
+            if stop != (0 if known is None else known.offset):  # also if it skips messages that are gone
                 found[place[0]][place[1]] = reader.position(stop)
         return self._positions(found, start)
 
     def ranges(self, start: Positions, end: Positions) -> list[Range]:
-        """What lies between the two; a checkpoint may ask for it long after it was planned."""
+        """The ranges between two positions, which a checkpoint may have planned long ago."""
         self._check_topics(start)
         self._check_topics(end)
         found = []
@@ -384,7 +390,7 @@ class StreamPlanner:
         return found
 
     def _cut_short(self, reader: LogReader, topic: str, number: int, stop: int) -> int:
-        """A batch was planned beyond the end: the machine went down, and nobody has opened the log since."""
+        """The end of a log that lost messages of a planned batch when the machine went down. Raises, or warns."""
         end = reader.end
         if self._options.fail_on_data_loss:
             raise OffsetOutOfRange(
@@ -399,7 +405,7 @@ class StreamPlanner:
         return end
 
     def unread(self, positions: Positions) -> dict[str, tuple[int, dict[int, int]]]:
-        """What retention must leave: every topic that is read, from where it is read on."""
+        """What retention must keep: each topic that is read, from its position on."""
         known, found = positions.offsets(), {}
         for topic in self.folder.topics(self._options.subscription):
             topic_id, offsets = known.get(topic, (self.folder.topic_id(topic), {}))
@@ -409,7 +415,7 @@ class StreamPlanner:
         return found
 
     def _new_topics(self, start: Positions) -> dict[str, dict[int, LogPosition]]:
-        """Those that have come since, each from its beginning."""
+        """The topics that the query does not know yet, each from its beginning."""
         found: dict[str, dict[int, LogPosition]] = {}
         for topic, number in self.folder.partitions(self._options.subscription):
             if topic in start.topics or (self._last is not None and topic not in self._last.topics):
@@ -420,7 +426,7 @@ class StreamPlanner:
         return found
 
     def _waiting(self, start: Positions) -> Iterator[Range]:
-        """What could be read, partition by partition."""
+        """The range of each partition that could be read."""
         for topic, number, reader in self._logs():
             if topic not in start.topics:
                 continue
@@ -436,9 +442,9 @@ class StreamPlanner:
         return 0 if last is None else min(last.offset, reader.end)
 
     def _first(self, reader: LogReader, topic: str, number: int, position: LogPosition | None, stop: int) -> int:
-        """Where reading goes on; what is gone from there is told, or is an error.
+        """The first offset to read. Raises OffsetOutOfRange or warns if messages there are gone.
 
-        A partition without a position had nothing in it when the topic was noted: it is read from 0 on.
+        A partition without a position was empty when the topic was noted: it is read from 0 on.
         """
         wanted = 0 if position is None else self._held(reader, topic, number, position)
         start = reader.start
@@ -449,7 +455,7 @@ class StreamPlanner:
         return max(wanted, start)
 
     def _held(self, reader: LogReader, topic: str, number: int, position: LogPosition) -> int:
-        """The offset, if it still means what it meant; the end of its epoch otherwise."""
+        """The offset of a position, or the end of its epoch if that lost its tail. Raises TailLost or warns then."""
         try:
             reader.check_position(position)
         except TailLost as gone:
@@ -475,7 +481,7 @@ class StreamPlanner:
             )  # fmt: skip
 
     def _check_topics(self, positions: Positions) -> None:
-        """A checkpoint of other topics than those that are read, or of another topic of the same name, is refused."""
+        """Raise InvalidRequest if the checkpoint is of other topics, or of an earlier topic of the same name."""
         topics = self.folder.topics(self._options.subscription)
         for topic, known in positions.topics.items():
             if topic not in topics:
@@ -502,12 +508,12 @@ class StreamPlanner:
         return reader
 
     def _weigh(self, wanted: Range, most: int) -> int:
-        """About how many bytes are waiting; not counted any further than to what a batch may have."""
+        """About how many bytes the range has; not counted beyond `most`."""
         reader = self._reader(wanted.topic, wanted.partition)
         return most + 1 if reader.reach(wanted.start, most) < wanted.stop else reader.weigh(wanted.start, wanted.stop)
 
     def _positions(self, found: dict[str, dict[int, LogPosition]], known: Positions | None = None) -> Positions:
-        """Of the topics found; of one that a checkpoint knows, its id as it was there."""
+        """The positions of these topics, with the ids of the checkpoint for those that it knows."""
         topics = {}
         for topic, partitions in found.items():
             before = None if known is None else known.topics.get(topic)

@@ -35,7 +35,14 @@ from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import real_world
 from holdfast.errors import CorruptData, DamagedRange, InvalidRequest, OffsetOutOfRange, UnknownFormat
-from holdfast.spark.options import ReadOptions, batch_read_options, in_one_sentence, plainly, stream_read_options
+from holdfast.spark.options import (
+    ReadOptions,
+    ReadPolicy,
+    batch_read_options,
+    in_one_sentence,
+    plainly,
+    stream_read_options,
+)
 from holdfast.spark.ranges import (
     DataFolder,
     Positions,
@@ -52,7 +59,7 @@ HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructF
 
 
 class PartitionFrames(msgspec.Struct, frozen=True):
-    """What a column is made of: the frames, and the partition that they are of."""
+    """What a column is made of: frames, and the partition that they belong to."""
 
     frames: FrameColumns
     topic: str
@@ -60,7 +67,7 @@ class PartitionFrames(msgspec.Struct, frozen=True):
 
 
 class MessageColumn(msgspec.Struct, frozen=True):
-    """One column: its types, the first of which is the usual one, and how it is made."""
+    """One column: its types, the default one first, and the function that makes it."""
 
     name: str
     types: tuple[DataType, ...]
@@ -90,13 +97,13 @@ COLUMNS: Final = {column.name: column for column in _COLUMNS}
 
 
 def message_schema(*, headers: bool) -> StructType:
-    """All columns; the headers where they are asked for."""
+    """All columns, with or without `headers`."""
     names = [column.name for column in _COLUMNS if headers or column.name != "headers"]
     return StructType([StructField(name, COLUMNS[name].types[0]) for name in names])
 
 
 def check_schema(schema: StructType) -> None:
-    """Refuse a schema of the user's that asks for what messages do not have."""
+    """Raise InvalidRequest if the user's schema has columns or types that messages do not have."""
     for field in schema.fields:
         column = COLUMNS.get(field.name)
         if column is None:
@@ -107,7 +114,7 @@ def check_schema(schema: StructType) -> None:
 
 
 class Maker:
-    """Makes record batches with exactly the columns of a schema: what is not asked for is not touched."""
+    """Makes record batches with exactly the columns of a schema. Other columns are not decoded."""
 
     def __init__(self, schema: StructType) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -132,7 +139,7 @@ def _as(values: Any, field: pa.Field, source: PartitionFrames) -> pa.Array:
 
 
 def users_headers(headers: pa.ListArray) -> pa.ListArray:
-    """The headers without our own."""
+    """The headers without those of Holdfast itself."""
     names = headers.values.field("key")
     ours = pc.starts_with(names, PREFIX)
     if not pc.any(ours).as_py():
@@ -142,44 +149,30 @@ def users_headers(headers: pa.ListArray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), headers.values.filter(pa.array(kept)))
 
 
-# Ranges of offsets, shared out among tasks and read as Arrow batches straight from the segment files.
-
-
-# Which ranges a read has, and how they are shared out among tasks.
-
-
 logger = logging.getLogger(__name__)
 
 
-# A batch ends at either: enough rows to spread what a batch costs, few enough bytes for any executor.
+# A batch ends at either limit: enough rows to pay for its overhead, and few enough bytes for any executor.
 _MOST_ROWS: Final = 32_768
 _MOST_BYTES: Final = 8 << 20
 
 
-class ReadPolicy(msgspec.Struct, frozen=True):
-    """What to do with messages that are damaged, gone, or for one group only."""
-
-    skip_corrupt: bool = False
-    fail_on_data_loss: bool = True
-    include_redriven: bool = False
-
-
-def record_batches(folder: DataFolder, wanted: Range, maker: Maker, reading: ReadPolicy) -> Iterator[pa.RecordBatch]:
-    """The messages of the range, in order. No more than one batch is held at a time, however large the range."""
+def record_batches(folder: DataFolder, wanted: Range, maker: Maker, policy: ReadPolicy) -> Iterator[pa.RecordBatch]:
+    """The messages of the range, in order. Only one batch is in memory at a time, however large the range."""
     gathered: list[Frame] = []
     rows = size = 0
-    for frame in _frames(folder, wanted, reading):
+    for frame in _frames(folder, wanted, policy):
         gathered.append(frame)
         rows += frame.count
         size += frame.header.raw_bytes
         if rows >= _MOST_ROWS or size >= _MOST_BYTES:
-            yield from _batch(gathered, wanted, maker, reading)
+            yield from _batch(gathered, wanted, maker, policy)
             gathered, rows, size = [], 0, 0
     if gathered:
-        yield from _batch(gathered, wanted, maker, reading)
+        yield from _batch(gathered, wanted, maker, policy)
 
 
-def _frames(folder: DataFolder, wanted: Range, reading: ReadPolicy) -> Iterator[Frame]:
+def _frames(folder: DataFolder, wanted: Range, policy: ReadPolicy) -> Iterator[Frame]:
     """The frames that hold messages of the range."""
     reader = folder.reader(wanted.topic, wanted.partition)
     at = wanted.start
@@ -193,7 +186,7 @@ def _frames(folder: DataFolder, wanted: Range, reading: ReadPolicy) -> Iterator[
                 at = frame.next_offset
             reach = at
         except DamagedRange as damage:
-            if not reading.skip_corrupt:
+            if not policy.skip_corrupt:
                 raise
             until = min(damage.next_offset, wanted.stop)
             _warn("damaged messages passed over", wanted, until - max(damage.first_offset, at), str(damage))
@@ -201,7 +194,7 @@ def _frames(folder: DataFolder, wanted: Range, reading: ReadPolicy) -> Iterator[
             continue
         except OffsetOutOfRange as gone:
             if at < gone.start:  # retention was faster
-                if reading.fail_on_data_loss:
+                if policy.fail_on_data_loss:
                     raise lost(wanted, gone.start) from None
                 _warn("messages are gone, passed over", wanted, min(gone.start, wanted.stop) - at, str(gone))
                 at = gone.start
@@ -210,13 +203,13 @@ def _frames(folder: DataFolder, wanted: Range, reading: ReadPolicy) -> Iterator[
         except UnknownFormat as error:
             raise UnknownFormat(f"{wanted} cannot be read: {error}") from None
         if reach < wanted.stop:
-            _end_too_early(wanted, reach, reader.start, reading)
+            _end_too_early(wanted, reach, reader.start, policy)
         return
 
 
-def _end_too_early(wanted: Range, end: int, start: int, reading: ReadPolicy) -> None:
-    """The log ends before the range does: its tail went with a power cut after the range was planned."""
-    if reading.fail_on_data_loss:
+def _end_too_early(wanted: Range, end: int, start: int, policy: ReadPolicy) -> None:
+    """Raise OffsetOutOfRange or warn: the log lost its tail in a power cut after the range was planned."""
+    if policy.fail_on_data_loss:
         raise OffsetOutOfRange(
             f"{wanted.topic}/{wanted.partition} ends at {end}, and {wanted} were to be read: messages that were not "
             "synced were lost. Read again what is there now",
@@ -227,13 +220,13 @@ def _end_too_early(wanted: Range, end: int, start: int, reading: ReadPolicy) -> 
     _warn("messages are gone, passed over", wanted, wanted.stop - end, "the log ends before")
 
 
-def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, reading: ReadPolicy) -> Iterator[pa.RecordBatch]:
+def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, policy: ReadPolicy) -> Iterator[pa.RecordBatch]:
     columns = FrameColumns(frames)
     batch = maker.batch(PartitionFrames(columns, wanted.topic, wanted.partition))
     below = max(wanted.start - frames[0].base_offset, 0)
     above = max(frames[-1].next_offset - wanted.stop, 0)
     kept = columns.kept()
-    if not reading.include_redriven:
+    if not policy.include_redriven:
         kept = _without_redriven(frames, columns, kept)
     if below or above:
         batch = batch.slice(below, columns.rows - below - above)
@@ -247,7 +240,7 @@ def _batch(frames: Sequence[Frame], wanted: Range, maker: Maker, reading: ReadPo
 def _without_redriven(
     frames: Sequence[Frame], all_columns: FrameColumns, kept: np.ndarray[Any, np.dtype[np.bool_]] | None
 ) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Leave out what came back for one group: everybody else has had it."""
+    """Leave out messages that were redriven for one group only: all others have read them."""
     if not (all_columns.flags() & MOVED).any():
         return kept
     at = 0
@@ -268,20 +261,6 @@ def _warn(what: str, wanted: Range, messages: int, why: str) -> None:
     logger.warning("%s: %d of %s (%s)", what, messages, wanted, why)
 
 
-# Reading messages in one go, or as a stream whose memory is all in Spark's checkpoint.
-
-
-# Reading messages in one go: planned once, then read by tasks that open the files themselves.
-
-
-class Split(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, wanted: Range) -> None:
-        super().__init__(wanted)
-        self.wanted = wanted
-
-
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads in the tasks."""
 
@@ -295,26 +274,25 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         folder = DataFolder(self._options.path)
         ranges = batch_ranges(folder, self._options)
-        return [Split(wanted) for wanted in splits(folder, ranges, self._options.min_partitions)]
+        return [InputPartition(wanted) for wanted in splits(folder, ranges, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_split(self._options, self._schema, partition)
 
 
 def read_split(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The rows of one task; none for the one that Spark makes up where there is nothing to read."""
-    if not isinstance(partition, Split):
+    """The rows of one task. Spark makes up a partition without a range if there is nothing to read."""
+    if not isinstance(partition.value, Range):
         return
-    reading = ReadPolicy(options.skip_corrupt, options.fail_on_data_loss, options.include_redriven)
     with plainly():
-        yield from record_batches(DataFolder(options.path), partition.wanted, Maker(schema), reading)
+        yield from record_batches(DataFolder(options.path), partition.value, Maker(schema), options)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One for the whole query on the driver, which plans; copies of it in the tasks, which read."""
+    """Plans the whole query on the driver. Copies of it read in the tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        # Looked at with the first call only: of an error in here Spark would tell another one of its own.
+        # Checked with the first call only: Spark would replace an error in here by one of its own.
         self._given = options
         self._schema = schema
         self._admission: StreamPlanner | None = None
@@ -330,13 +308,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return options
 
     def __getstate__(self) -> dict[str, Any]:
-        """What the tasks need: not the driver's open files."""
+        """The state without the open files of the driver, for the tasks."""
         return {**self.__dict__, "_admission": None, "_lease": None}
 
     @in_one_sentence
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name, as all below
         if self._initial is None:  # Spark asks twice, and must get the same answer
-            self._hold(Positions())  # before looking: what is found there stays
+            self._hold(Positions())  # first, so that retention does not drop what is about to be found
             positions = self._planner().initial()
             self._hold(positions)
             self._initial = to_json(positions)
@@ -354,7 +332,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_one_sentence
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         positions = from_json(start)
-        self._hold(positions)  # all before it is done with
+        self._hold(positions)  # the query has finished all messages before these
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         return to_json(self._planner().latest(positions, most))
 
@@ -368,7 +346,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold(positions)
         planner = self._planner()
         ranges = planner.ranges(positions, from_json(end))
-        return [Split(wanted) for wanted in splits(planner.folder, ranges, self._options.min_partitions)]
+        return [InputPartition(wanted) for wanted in splits(planner.folder, ranges, self._options.min_partitions)]
 
     @in_one_sentence
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -380,11 +358,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._admission
 
     def _hold(self, positions: Positions) -> None:
-        """Show where the query is, and keep what it has not read."""
+        """Report the position of the query, and keep retention from dropping what it has not read."""
         if self._lease is None:
             folder = self._planner().folder
             group = self._options.group or f"spark-{folder.world.ids.random_u32():08x}"
-            # Lasting: what ends here, in whichever way, may go on from its checkpoint, and nobody says whether it will.
+            # Lasting: a query that ends may go on later from its checkpoint, and nothing tells whether it will.
             lease = QueryLease.start(folder.world, folder.path, group, ttl_ms=self._options.pin_ms, lasting=True)
-            self._lease = renewing(lease)  # a batch may take an hour, in which Spark calls nobody here
+            self._lease = renewing(lease)  # a batch may take an hour without any call from Spark
         self._lease.hold(self._planner().unread(positions))

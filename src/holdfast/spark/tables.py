@@ -1,10 +1,15 @@
-"""The other tables of a data folder: dead letters, groups, delayed messages, traces and more."""
+"""The other tables of a data folder: dead letters, groups, delayed messages, traces and more.
+
+A table is planned when it is loaded and read when it is used, by tasks that open the files themselves. They take no
+lock: another process may own the folder and write to it meanwhile.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -15,6 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     DoubleType,
     IntegerType,
     LongType,
@@ -46,9 +52,8 @@ from holdfast.storage.opening import is_log
 # Which tables there are: their columns, how each is cut into tasks, and where its rows come from.
 
 
-# The rows of each table: tuples in the order of its columns, read from the files without a lock.
-#
-# Times are microseconds since 1970, as Arrow takes them; None where there is none.
+# The rows of each table are tuples in the order of its columns, read from the files without a lock. Times are
+# microseconds since 1970, as Arrow takes them, or None.
 
 
 Row: TypeAlias = tuple[Any, ...]
@@ -57,7 +62,7 @@ NEVER_NS: Final = 2**63 - 1
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What one task reads of a table: all of it, a partition, or some offsets of that; None is "to the end"."""
+    """What one task reads of a table: all of it, a partition, or offsets of one. Without `stop` it reads to the end."""
 
     topic: str = ""
     partition: int = 0
@@ -66,7 +71,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class TableFilter(msgspec.Struct, frozen=True):
-    """What was asked for: topics, or all where there are none named, and times."""
+    """Which rows to return: those of some topics or of all, between two times."""
 
     path: str
     topics: frozenset[str] | None = None
@@ -123,21 +128,10 @@ def _group(group: GroupStanding) -> Iterator[Row]:
     head = (group.name, group.topic)
     members = list(group.static_members) if group.query is None else [group.query.holder]
     for each in group.partitions:
-        yield (
-            *head,
-            each.partition,
-            group.mode,
-            each.offset,
-            each.end,
-            each.lag,
-            each.lag_seconds,
-            each.leased,
-            each.waiting,
-            members,
-            None,
-        )
+        numbers = (each.offset, each.end, each.lag, each.lag_seconds, each.leased, each.waiting)
+        yield (*head, each.partition, group.mode, *numbers, members, None)
     for problem in group.wrong:
-        yield (*head, None, group.mode, None, None, None, None, None, None, members, problem)
+        yield (*head, None, group.mode, *[None] * 6, members, problem)
 
 
 def delayed(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
@@ -157,6 +151,11 @@ def delayed(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
         )
 
 
+_BEFORE: Final = attrgetter("id", "trace_id", "step")
+_BETWEEN: Final = attrgetter("topic", "partition", "offset", "group", "holder", "attempt", "why", "error")
+_AFTER: Final = attrgetter("related", "span_id", "parent_id", "state")
+
+
 def traces(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
     folder = trace_folder(wanted.path)
     if not is_log(world, folder):
@@ -167,36 +166,14 @@ def traces(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
         for offset, value in zip(frame.offsets(), frame.values(), strict=True):
             step = _step(value) if piece.start <= offset < stop else None
             if step is not None and wanted.has(step.topic) and wanted.since_ns <= step.at_ns <= wanted.until_ns:
-                yield _trace(step)
+                times = (_us(step.due_ms), _us(step.until_ms))
+                yield (*_BEFORE(step), step.at_ns // 1000, *_BETWEEN(step), *times, *_AFTER(step))
 
 
 def _step(value: bytes) -> TraceStep | None:
-    with suppress(msgspec.MsgspecError):  # of a release that writes them otherwise
+    with suppress(msgspec.MsgspecError):  # another release may have another format
         return decode_step(value)
     return None
-
-
-def _trace(step: TraceStep) -> Row:
-    return (
-        step.id,
-        step.trace_id,
-        step.step,
-        step.at_ns // 1000,
-        step.topic,
-        step.partition,
-        step.offset,
-        step.group,
-        step.holder,
-        step.attempt,
-        step.why,
-        step.error,
-        _us(step.due_ms),
-        _us(step.until_ms),
-        step.related,
-        step.span_id,
-        step.parent_id,
-        step.state,
-    )
 
 
 def corrupt(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
@@ -215,22 +192,13 @@ def topics(world: World, wanted: TableFilter, piece: Piece) -> Iterator[Row]:
             if name in catalog:
                 raise
             continue  # deleted meanwhile
+        head = (name, facts.id, _us(facts.created_ms), facts.partitions)
         for part in kept:
-            yield (
-                name,
-                facts.id,
-                _us(facts.created_ms),
-                facts.partitions,
-                part.number,
-                part.start,
-                part.end,
-                part.bytes,
-                part.segments,
-            )
+            yield (*head, part.number, part.start, part.end, part.bytes, part.segments)
 
 
 def trace_folder(path: str) -> str:
-    """Where the log of traces is."""
+    """The folder of the log of traces."""
     return join(partition_folder(path, TRACES), "log")
 
 
@@ -242,19 +210,19 @@ def _us(ms: int) -> int | None:
     return ms * 1000 if ms else None
 
 
-# A task for so many bytes of traces, about.
+# About how many bytes of traces a task reads.
 _PIECE_BYTES: Final = 32 << 20
 
-_FAILURES: Final = ArrayType(
-    StructType(
-        [
-            StructField("at", TimestampType()),
-            StructField("holder", StringType()),
-            StructField("why", StringType()),
-            StructField("error", StringType()),
-        ]
-    )
-)
+_TYPES: Final[dict[str, DataType]] = {
+    "string": StringType(),
+    "strings": ArrayType(StringType()),
+    "binary": BinaryType(),
+    "int": IntegerType(),
+    "long": LongType(),
+    "double": DoubleType(),
+    "timestamp": TimestampType(),
+    "headers": HEADERS,
+}
 
 
 class TableSpec(msgspec.Struct, frozen=True):
@@ -267,8 +235,13 @@ class TableSpec(msgspec.Struct, frozen=True):
     timed: bool = False  # takes startingTimestamp and endingTimestamp
 
 
-def _schema(**columns: Any) -> StructType:
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
+def _schema(columns: str) -> StructType:
+    """The columns of a text such as "id string, partition int". Spark's own parser of such texts needs a JVM."""
+    pairs = (column.split() for column in columns.split(","))
+    return StructType([StructField(name, _TYPES[kind]) for name, kind in pairs])
+
+
+_TYPES["failures"] = ArrayType(_schema("at timestamp, holder string, why string, error string"))
 
 
 def _whole(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
@@ -289,7 +262,7 @@ def _by_log(folder: DataFolder, subscription: Subscription, wanted: TableFilter)
 
 
 def _by_segments(folder: DataFolder, subscription: Subscription, wanted: TableFilter) -> Iterator[Piece]:
-    """The log of traces in pieces; the last is open, so that it is read up to where it ends then."""
+    """The log of traces in pieces. The last one has no end, so that the task reads all that is there by then."""
     place = trace_folder(folder.path)
     if not is_log(folder.world, place):
         return
@@ -308,28 +281,11 @@ _TABLES: Final = (
     TableSpec(
         "dead_letters",
         _schema(
-            id=StringType(),
-            message_id=StringType(),
-            topic=StringType(),
-            partition=IntegerType(),
-            offset=LongType(),
-            group=StringType(),
-            state=StringType(),
-            reason=StringType(),
-            error=StringType(),
-            attempts=IntegerType(),
-            published_at=TimestampType(),
-            first_at=TimestampType(),
-            last_at=TimestampType(),
-            dead_at=TimestampType(),
-            holder=StringType(),
-            priority=IntegerType(),
-            key=BinaryType(),
-            value=BinaryType(),
-            headers=HEADERS,
-            document=StringType(),
-            failures=_FAILURES,
-            letter_offset=LongType(),
+            "id string, message_id string, topic string, partition int, offset long, group string, "
+            "state string, reason string, error string, attempts int, published_at timestamp, "
+            "first_at timestamp, last_at timestamp, dead_at timestamp, holder string, priority int, "
+            "key binary, value binary, headers headers, document string, failures failures, "
+            "letter_offset long"
         ),
         _by_partition,
         dead_letters,
@@ -337,18 +293,8 @@ _TABLES: Final = (
     TableSpec(
         "groups",
         _schema(
-            group=StringType(),
-            topic=StringType(),
-            partition=IntegerType(),
-            mode=StringType(),
-            position=LongType(),
-            end=LongType(),
-            lag=LongType(),
-            lag_seconds=DoubleType(),
-            leased=LongType(),
-            waiting=LongType(),
-            members=ArrayType(StringType()),
-            problem=StringType(),
+            "group string, topic string, partition int, mode string, position long, end long, lag long, "
+            "lag_seconds double, leased long, waiting long, members strings, problem string"
         ),
         _whole,
         groups,
@@ -356,16 +302,8 @@ _TABLES: Final = (
     TableSpec(
         "delayed",
         _schema(
-            id=StringType(),
-            topic=StringType(),
-            partition=IntegerType(),
-            due_at=TimestampType(),
-            published_at=TimestampType(),
-            expires_at=TimestampType(),
-            priority=IntegerType(),
-            key=BinaryType(),
-            value=BinaryType(),
-            headers=HEADERS,
+            "id string, topic string, partition int, due_at timestamp, published_at timestamp, "
+            "expires_at timestamp, priority int, key binary, value binary, headers headers"
         ),
         _by_partition,
         delayed,
@@ -373,24 +311,10 @@ _TABLES: Final = (
     TableSpec(
         "traces",
         _schema(
-            id=StringType(),
-            trace_id=StringType(),
-            step=StringType(),
-            at=TimestampType(),
-            topic=StringType(),
-            partition=IntegerType(),
-            offset=LongType(),
-            group=StringType(),
-            holder=StringType(),
-            attempt=IntegerType(),
-            why=StringType(),
-            error=StringType(),
-            due_at=TimestampType(),
-            lease_until=TimestampType(),
-            related_id=StringType(),
-            span_id=StringType(),
-            parent_id=StringType(),
-            trace_state=StringType(),
+            "id string, trace_id string, step string, at timestamp, topic string, partition int, "
+            "offset long, group string, holder string, attempt int, why string, error string, "
+            "due_at timestamp, lease_until timestamp, related_id string, span_id string, parent_id string, "
+            "trace_state string"
         ),
         _by_segments,
         traces,
@@ -398,40 +322,21 @@ _TABLES: Final = (
     ),
     TableSpec(
         "corrupt",
-        _schema(
-            topic=StringType(),
-            partition=IntegerType(),
-            first_offset=LongType(),
-            next_offset=LongType(),
-            reason=StringType(),
-        ),
+        _schema("topic string, partition int, first_offset long, next_offset long, reason string"),
         _by_log,
         corrupt,
     ),
     TableSpec(
         "topics",
         _schema(
-            name=StringType(),
-            id=LongType(),
-            created_at=TimestampType(),
-            partitions=IntegerType(),
-            partition=IntegerType(),
-            start=LongType(),
-            end=LongType(),
-            bytes=LongType(),
-            segments=IntegerType(),
+            "name string, id long, created_at timestamp, partitions int, partition int, start long, "
+            "end long, bytes long, segments int"
         ),
         _whole,
         topics,
     ),
 )
 TABLES: Final = {table.name: table for table in _TABLES}
-
-
-# What a data folder can tell besides its messages, as tables: dead letters, groups, delayed messages, traces and more.
-#
-# A table is planned when it is loaded and read when it is used, by tasks that open the files themselves. No lock is
-# taken: another process may own the folder, and write to it all the while.
 
 
 MESSAGES: Final = "messages"
@@ -442,7 +347,7 @@ _MOST_BYTES: Final = 8 << 20
 
 
 def table_named(name: str) -> TableSpec:
-    """The table; InvalidRequest for what is none."""
+    """The table by this name. Raises InvalidRequest if there is none."""
     found = TABLES.get(name.lower())
     if found is None:
         known = (MESSAGES, *TABLES)
@@ -463,27 +368,19 @@ def table_reader(name: str, options: Mapping[str, str], schema: StructType) -> D
 
 
 def register_tables(spark: SparkSession, path: str, prefix: str = "") -> list[str]:
-    """Make views of the folder's messages and tables for SQL; answers with their names.
+    """Make views of the folder's messages and tables for SQL, and return their names.
 
-    The topics, and the offsets of messages, are those of now: register again to see what came since.
+    The views have the topics and messages of this moment: register again to see later ones.
     """
     views = []
     for name in (MESSAGES, *TABLES):
         table = spark.read.format("holdfast").options(path=path, table=name)
         if name == MESSAGES:
-            # A view outlives what it was planned for: what a queue has dropped since is not missed.
+            # A view is read later: messages that the queue has dropped by then are no error.
             table = table.options(subscribePattern=".*", includeHeaders="true", failOnDataLoss="false")
         table.load().createOrReplaceTempView(f"{prefix}{name}")
         views.append(f"{prefix}{name}")
     return views
-
-
-class TablePart(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, piece: Piece) -> None:
-        super().__init__(piece)
-        self.piece = piece
 
 
 class TableReader(DataSourceReader):
@@ -500,14 +397,15 @@ class TableReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         folder, wanted = self._opened()
         pieces = TABLES[self._table].pieces(folder, self._asked.subscription, wanted)
-        return [TablePart(piece) for piece in pieces]
+        return [InputPartition(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, TablePart):
+        piece = partition.value
+        if isinstance(piece, Piece):
             with plainly():
                 folder, wanted = self._opened()
                 table = TABLES[self._table]
-                rows = _unless_deleted(table.rows(folder.world, wanted, partition.piece), folder, partition.piece)
+                rows = _unless_deleted(table.rows(folder.world, wanted, piece), folder, piece)
                 yield from _batches(rows, table, self._schema)
 
     def _opened(self) -> tuple[DataFolder, TableFilter]:
@@ -519,7 +417,7 @@ class TableReader(DataSourceReader):
 
 
 class NoStream(DataSourceStreamReader):
-    """Refuses with its first call: of an error that comes sooner Spark would tell another one of its own."""
+    """Raises with its first call: Spark would replace an earlier error by one of its own."""
 
     def __init__(self, table: str) -> None:
         self._table = table
@@ -535,7 +433,7 @@ class NoStream(DataSourceStreamReader):
 
 
 def _check_schema(table: TableSpec, schema: StructType) -> None:
-    """Refuse a schema of the user's that asks for what the table does not have."""
+    """Raise InvalidRequest if the user's schema has columns or types that the table does not have."""
     columns = {field.name: field.dataType for field in table.schema}
     for field in schema:
         kind = columns.get(field.name)
@@ -549,7 +447,7 @@ def _check_schema(table: TableSpec, schema: StructType) -> None:
 
 
 def _unless_deleted(rows: Iterator[Row], folder: DataFolder, piece: Piece) -> Iterator[Row]:
-    """The rows; none from where the topic was deleted on."""
+    """The rows, until the topic is deleted."""
     try:
         yield from rows
     except (OSError, HoldfastError):

@@ -1,34 +1,46 @@
-"""Conditions that rows must meet: a column says which ones a row did not, and one pass over the rows counts them.
+"""Batches of a pipeline: what is read for one, what is expected of its rows, and how they are written.
 
-A condition that is neither true nor false (a null in it) is not met: what is expected must be so.
+A condition that is null for a row is not met by it.
+
+How far a pipeline is stands in its own ledger, in the same file that makes a batch count. So there is no moment at
+which rows are written but not noted, or noted but not written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest
-from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, Tally, checkpoint_id
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.checkpoint import LedgerBatch, RowTotals, Tally, checkpoint_id, ledger_of
 from holdfast.spark.pipelines.lake import BATCH, additions, commit, finish_pending, read_table, rows_in_files, stage
-from holdfast.spark.pipelines.spec import Expectation, OnFail, PipelineOptions, Plan, Positive, Read, Spec, Summary
+from holdfast.spark.pipelines.spec import (
+    Context,
+    Expectation,
+    OnFail,
+    PipelineKind,
+    PipelineOptions,
+    Plan,
+    Positive,
+    Read,
+    Summary,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from holdfast.spark.pipelines.spec import Context
 
-
-# Why a row is bad by itself, before anything was expected of it; a kind may fill it.
+# A column with the reasons why a row cannot be used at all, whatever is expected of it. A kind may fill it.
 REASONS: Final = "_reasons"
 _FAILED: Final = "_failed"
 OURS: Final = (REASONS, _FAILED)
-_ROWS, _DROPPED, _ASIDE = "rows", "dropped", "quarantined"
 
 
 def names_that(expectations: Iterable[Expectation], *actions: OnFail) -> list[str]:
-    """The expectations that do one of these things to a row."""
+    """The names of the expectations with one of these actions."""
     return [each.name for each in expectations if each.on_fail in actions]
 
 
@@ -39,7 +51,7 @@ def unmet_sql(expectations: Sequence[Expectation]) -> str:
 
 
 def check_columns(rows: DataFrame, expectations: Iterable[Expectation], where: str) -> None:
-    """Refuse a condition that cannot be used on these rows, before any of them is read."""
+    """Raise BadSettings if a condition cannot be used on these rows, before any of them is read."""
     from pyspark.errors import AnalysisException, ParseException
 
     for each in expectations:
@@ -53,104 +65,76 @@ def check_columns(rows: DataFrame, expectations: Iterable[Expectation], where: s
 
 
 class Sorted:
-    """Rows with what was expected of them: those that go on, those that are put aside, and the counts of both.
+    """Rows sorted by expectations: `good` go on, `bad` are quarantined, and `counts` tells how many of each.
 
-    Rows that are kept for more than one output (`kept`) are counted by themselves. Others are counted in passing, and
-    the counts are there once `good` was written: Spark leaves out what it need not compute, but nothing is joined here.
-    Nothing more is expected of a row that does not meet `first`.
+    If the rows are used for more than one output (`kept`), they are counted by a query of their own. Otherwise they are
+    counted while `good` is written, and the counts are there after that.
+    If a row does not meet `first`, nothing else is expected of it.
     """
 
     def __init__(
         self, rows: DataFrame, expectations: Sequence[Expectation], *, kept: bool, first: Expectation | None = None
     ) -> None:
         from pyspark.sql import Observation
-        from pyspark.sql import functions as f
 
-        self._sums: DataFrame | None = None
-        has_reasons = REASONS in rows.columns
         unmet = f.expr(unmet_sql(expectations))
         if first is not None:
             unmet = f.when(f.expr(first.check), unmet).otherwise(f.expr(unmet_sql([first])))
             expectations = [first, *expectations]
         self._expectations = expectations
-        if has_reasons:  # nothing more is expected of a row that cannot be used at all
+        aside, reasons = _any_of(names_that(expectations, "quarantine")), f.col(_FAILED)
+        if REASONS in rows.columns:  # a row that cannot be used at all is not checked any further
             unmet = f.when(f.size(REASONS) == 0, unmet).otherwise(f.expr(unmet_sql(())))
+            aside, reasons = aside | (f.size(REASONS) > 0), f.concat(REASONS, _FAILED)
         marked = rows.withColumn(_FAILED, unmet)
-        aside = _any_of(names_that(expectations, "quarantine"))
-        if has_reasons:
-            aside = aside | (f.size(REASONS) > 0)
         dropped = ~aside & _any_of(names_that(expectations, "drop"))
-        counts = [
-            f.count(f.lit(1)).alias(_ROWS),
-            f.sum(dropped.cast("long")).alias(_DROPPED),
-            f.sum(aside.cast("long")).alias(_ASIDE),
-        ]
+        counts = [f.count(f.lit(1)).alias("rows"), _count_of(dropped, "dropped"), _count_of(aside, "quarantined")]
         for number, each in enumerate(expectations):
-            counts.append(f.sum(f.array_contains(_FAILED, each.name).cast("long")).alias(f"failed_{number}"))
-        counted = marked
-        if kept:
-            self._sums = marked.agg(*counts)
-        else:
-            self._observed = Observation()
-            counted = marked.observe(self._observed, *counts)
+            counts.append(_count_of(f.array_contains(_FAILED, each.name), f"failed_{number}"))
+        self._sums = marked.agg(*counts)
+        self._observed = None if kept else Observation()
+        counted = marked if self._observed is None else marked.observe(self._observed, *counts)
         self.good = counted.where(~aside & ~dropped).drop(_FAILED, REASONS)
-        reasons = f.col(_FAILED) if not has_reasons else f.concat(REASONS, _FAILED)
         self.bad = marked.where(aside).withColumn(REASONS, reasons).drop(_FAILED)
 
-    def counts(self, where: str) -> RowCounts:
-        """What was counted; raises where something was to fail on."""
-        found = self._observed.get if self._sums is None else self._sums.collect()[0].asDict()
+    def counts(self, where: str) -> RowTotals:
+        """The counts. Raises ExpectationFailed if a row does not meet an expectation with `on_fail: fail`."""
+        found = self._sums.collect()[0].asDict() if self._observed is None else self._observed.get
         failed = {each.name: found[f"failed_{number}"] or 0 for number, each in enumerate(self._expectations)}
-        counts = RowCounts(found[_ROWS], found[_DROPPED] or 0, found[_ASIDE] or 0, failed)
-        counts.check(self._expectations, where)
-        return counts
+        check_failures(failed, self._expectations, where)
+        rows, dropped, quarantined = found["rows"], found["dropped"] or 0, found["quarantined"] or 0
+        return RowTotals(
+            rows_in=rows,
+            rows_out=rows - dropped - quarantined,
+            dropped=dropped,
+            quarantined=quarantined,
+            expectations=failed,
+        )
 
 
-class RowCounts:
-    """What became of the rows of a batch."""
+def check_failures(failed: Mapping[str, int], expectations: Iterable[Expectation], where: str) -> None:
+    """Raise ExpectationFailed if rows do not meet an expectation with `on_fail: fail`."""
+    for each in expectations:
+        count = failed.get(each.name, 0)
+        if each.on_fail == "fail" and count:
+            rows = "1 row does" if count == 1 else f"{count} rows do"
+            raise ExpectationFailed(
+                f"{where}: {rows} not meet {each.name!r} ({each.check}); nothing of this batch was written. "
+                "Mend the rows at their source, or let them be put aside with on_fail: quarantine"
+            )
 
-    def __init__(self, rows_in: int, dropped: int, quarantined: int, failed: Mapping[str, int]) -> None:
-        self.rows_in = rows_in
-        self.dropped = dropped
-        self.quarantined = quarantined
-        self.failed = dict(failed)
 
-    @property
-    def rows_out(self) -> int:
-        return self.rows_in - self.dropped - self.quarantined
-
-    def check(self, expectations: Iterable[Expectation], where: str) -> None:
-        for each in expectations:
-            count = self.failed.get(each.name, 0)
-            if each.on_fail == "fail" and count:
-                rows = "1 row does" if count == 1 else f"{count} rows do"
-                raise ExpectationFailed(
-                    f"{where}: {rows} not meet {each.name!r} ({each.check}); nothing of this batch was written. "
-                    "Mend the rows at their source, or let them be put aside with on_fail: quarantine"
-                )
-
-    def fields(self) -> dict[str, Any]:
-        """For the ledger."""
-        return {
-            "rows_in": self.rows_in,
-            "rows_out": self.rows_out,
-            "dropped": self.dropped,
-            "quarantined": self.quarantined,
-            "expectations": self.failed,
-        }
+def _count_of(condition: Column, name: str) -> Column:
+    return f.sum(condition.cast("long")).alias(name)
 
 
 def _any_of(names: list[str]) -> Column:
-    from pyspark.sql import functions as f
-
     if not names:
         return f.lit(False)
     return f.arrays_overlap(f.col(_FAILED), f.array(*map(f.lit, names)))
 
 
 PIPELINE: Final = "_pipeline"
-
-
 Change = Callable[["DataFrame"], "DataFrame"]
 
 
@@ -163,58 +147,63 @@ def write_batch(
     number: int,
     rows: DataFrame,
     *,
-    expectations: Sequence[Expectation],
     partition_by: Sequence[str],
     first: Expectation | None = None,
     good: Change = _unchanged,
     bad: Change = _unchanged,
     **facts: Any,
 ) -> LedgerBatch:
-    """Write the rows that are as expected to the table and those that are not to its quarantine, as one batch.
+    """Write rows as one batch: those that meet the expectations to the table, and others to its quarantine.
 
-    Nothing more is expected of rows that do not meet `first`. `good` and `bad` give the two sorts of rows the columns
-    that they have there; what `good` leaves out are duplicates.
-    `facts` go into the ledger: how far the source was read.
+    If a row does not meet `first`, nothing else is expected of it. `good` and `bad` turn the rows of either sort into
+    those that are written; rows that `good` leaves out count as duplicates.
+    `facts` are other fields of the ledger's entry, such as how far the source was read.
     """
-    from pyspark.sql import functions as f
-
+    expectations = context.options.expect
     two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
     kept = rows.persist() if two_outputs else rows
     number_column = f.lit(number).cast("long")
     try:
         found = Sorted(kept, expectations, kept=two_outputs, first=first)
-        counts = found.counts(context.name) if two_outputs else None
         staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
-        if counts is None:
-            counts = found.counts(context.name)
+        counts = found.counts(context.name)
         moves = additions(context, staged, context.table, number)
-        rows_out = rows_in_files(context.disk, staged)
         if counts.quarantined:
             aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
             moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
     finally:
         if two_outputs:
             kept.unpersist()
-    batch = LedgerBatch(
-        batch=number,
-        adds=tuple(moves),
-        duplicates=counts.rows_out - rows_out,
-        **{**counts.fields(), "rows_out": rows_out},
-        **facts,
-    )
-    return commit(context, batch)
+    rows_out = rows_in_files(context.disk, staged)
+    facts |= counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out}
+    return commit(context, LedgerBatch(batch=number, adds=tuple(moves), **facts))
 
 
-# From one table to the next: the batches that the source has finished and this pipeline has not yet taken.
-#
-# How far it is stands in its own ledger, in the same file that makes a batch count. So there is no moment at which rows
-# are written and not noted, or noted and not written.
+# From one table to the next: a batch consists of batches that the source has finished and this pipeline has not read.
 
 
 _TRIES: Final = 5
-# The kinds that only add rows to their tables.
+# The kinds that only add rows to their tables. Only such tables can be read from where the last batch ended.
 ADDED_TO: Final = ("land", "refine", "python")
-GONE: Final = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
+_GONE: Final = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
+
+Answer = TypeVar("Answer")
+
+
+def retried(action: Callable[[], Answer], tries: int, *words: str) -> Answer:
+    """Call `action` until it does not fail with one of these words in its error, `tries` times at most."""
+    for _ in range(tries - 1):
+        try:
+            return action()
+        except Exception as error:
+            if not any(word in str(error) for word in words):
+                raise
+    return action()
+
+
+def reading_files(action: Callable[[], Answer]) -> Answer:
+    """Call `action`, again if files of a table were merged between listing and reading them."""
+    return retried(action, _TRIES, *_GONE)
 
 
 class StepOptions(PipelineOptions, frozen=True, kw_only=True):
@@ -225,7 +214,7 @@ class StepOptions(PipelineOptions, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """What one batch is made of: the rows of some batches of the source; `previous` is the batch before."""
+    """What one batch is made of: the rows of some batches of the source. `previous` is the batch before."""
 
     batch: int
     through: int
@@ -233,21 +222,31 @@ class Slice:
     rows: DataFrame
     previous: LedgerBatch | None
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How far the source was read, for the ledger."""
+        return {"through": self.through, "source_id": self.source_id}
+
 
 Write = Callable[["Context", Slice], LedgerBatch]
 
 
-def source_of(context: Context) -> Spec:
-    """The pipeline whose table is read."""
-    source = context.options.source
-    if source is None:
-        raise InvalidRequest(f"{context.name} has no source: name the pipeline that it reads from, source: NAME")
-    return context.project.spec(source)
+def step_kind(*, sources: Sequence[str], write: Write, note: Callable[[Context], str], **facts: Any) -> PipelineKind:
+    """A kind that reads a table of these kinds batch by batch, and writes each with `write`. `note` is for its plan."""
+
+    def plan(context: Context) -> Plan:
+        _check_source(context, sources)
+        return plan_steps(context, note(context))
+
+    def run(context: Context) -> Summary:
+        _check_source(context, sources)
+        return run_steps(context, write)
+
+    return PipelineKind(plan=plan, run=run, **facts)
 
 
-def check_kind_of_source(context: Context, *kinds: str) -> None:
-    """Only tables to which rows are added can be read on from where one was: in others they change."""
-    source = source_of(context)
+def _check_source(context: Context, kinds: Sequence[str]) -> None:
+    source = context.project.spec(context.options.source)
     if source.kind not in kinds:
         raise BadSettings(
             f"{context.name}: its source {source.name} is of the kind {source.kind}: it must be {' or '.join(kinds)}"
@@ -255,91 +254,58 @@ def check_kind_of_source(context: Context, *kinds: str) -> None:
 
 
 def run_steps(context: Context, write: Write) -> Summary:
-    """Take what the source has, batch by batch, until there is no more; with `follow` until told to stop."""
+    """Read the source batch by batch until there is no more; with `follow`, until the run is stopped."""
     finish_pending(context)
     tally = Tally(context)
     while not context.stopping.is_set():
-        if not _one_batch(context, write, tally):
+        if not reading_files(lambda: _one_batch(context, write, tally)):
             if not context.follow:
                 break
             context.stopping.wait(context.every_ms / 1000)
-    tally.lag = _rows_left(context)
+    tally.lag = sum(batch.rows_out for batch in _waiting(context, ledger_of(context).last()))
     return tally.summary()
 
 
 def plan_steps(context: Context, *notes: str) -> Plan:
     """What `run_steps` would read."""
-    source = source_of(context)
-    last = Ledger(context.world, context.checkpoint).last()
+    last = ledger_of(context).last()
     _checked_source_id(context, last)
-    position = _position(last)
-    waiting = _source_ledger(context).after(position)
-    rows = sum(batch.rows_out for batch in waiting)
-    size = sum(batch.bytes for batch in waiting)
-    first = str(position + 1)
+    waiting = _waiting(context, last)
     read = Read(
-        what=f"table {source.name}",
-        start=f"batch {first}",
+        what=f"table {context.options.source}",
+        start=f"batch {_position(last) + 1}",
         end=f"batch {waiting[-1].batch}" if waiting else "nothing new",
-        rows=rows,
-        bytes=size,
+        rows=sum(batch.rows_out for batch in waiting),
+        bytes=sum(batch.bytes for batch in waiting),
     )
-    return Plan(
-        pipeline=context.name,
-        kind=context.spec.kind,
-        reads=(read,),
-        rows=rows,
-        bytes=size,
-        writes=(context.table,),
-        notes=notes,
-    )
+    return context.plan([read], notes=notes)
 
 
 def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
-    """Whether there was anything to take."""
-    previous = Ledger(context.world, context.checkpoint).last()
-    position = _position(previous)
-    for attempt in range(1, _TRIES + 1):
-        source_id = _checked_source_id(context, previous)
-        waiting = _source_ledger(context).after(position)
-        if not waiting:
-            return False
-        through = _limit(waiting, context.options.max_rows_per_batch)
-        try:
-            batch = _write(context, write, previous, source_id, through)
-        except Exception as error:
-            # Files of the source were merged between our listing and our reading them: list them again.
-            if attempt == _TRIES or not any(word in str(error) for word in GONE):
-                raise
-        else:
-            tally.add(batch, sum(each.rows_out for each in waiting if each.batch > through))
-            return True
-    raise AssertionError
-
-
-def _write(
-    context: Context, write: Write, previous: LedgerBatch | None, source_id: str | None, through: int
-) -> LedgerBatch:
+    """Write the next batch. Returns False if the source has nothing new."""
+    previous = ledger_of(context).last()
+    source_id = _checked_source_id(context, previous)
+    waiting = _waiting(context, previous)
+    if not waiting:
+        return False
     number = 0 if previous is None else previous.batch + 1
-    source = context.project.table(source_of(context).name)
-    rows = read_table(context.spark, context.disk, source, after=_position(previous), through=through)
-    if rows is None:  # batches that put every row aside
+    through = _limit(waiting, context.options.max_rows_per_batch)
+    rows = read_table(context, context.options.source, after=_position(previous), through=through)
+    if rows is None:  # the source quarantined every row
         state = previous.state if previous else {}
-        batch = LedgerBatch(batch=number, through=through, source_id=source_id, state=state)
-        ledger = Ledger(context.world, context.checkpoint)
-        ledger.decide(batch)
-        ledger.finish(batch)
-        return batch
-    piece = Slice(batch=number, through=through, source_id=source_id, rows=rows, previous=previous)
-    return write(context, piece)
+        batch = commit(context, LedgerBatch(batch=number, through=through, source_id=source_id, state=state))
+    else:
+        batch = write(context, Slice(batch=number, through=through, source_id=source_id, rows=rows, previous=previous))
+    tally.add(batch, sum(each.rows_out for each in waiting if each.batch > through))
+    return True
 
 
 def _checked_source_id(context: Context, previous: LedgerBatch | None) -> str | None:
-    """Batches are counted from 0 again where the source began anew: what was taken is not what these numbers say."""
-    source_id = checkpoint_id(context.world, context.project, source_of(context).name)
+    """The id of the source's checkpoint. Raises InvalidRequest if it changed: the source then counts from 0 again."""
+    source_id = checkpoint_id(context.world, context.project, context.options.source)
     if previous is not None and previous.source_id != source_id:
         raise InvalidRequest(
-            f"{context.name}: its source {source_of(context).name} was begun anew since this table was written: "
+            f"{context.name}: its source {context.options.source} was begun anew since this table was written: "
             f"begin this one anew, too, `holdfast pipeline run {context.name} --full-refresh`"
         )
     return source_id
@@ -349,21 +315,13 @@ def _position(last: LedgerBatch | None) -> int:
     return -1 if last is None or last.through is None else last.through
 
 
+def _waiting(context: Context, last: LedgerBatch | None) -> list[LedgerBatch]:
+    """The batches of the source that are not in the table yet."""
+    return ledger_of(context, context.options.source).after(_position(last))
+
+
 def _limit(waiting: list[LedgerBatch], most_rows: int) -> int:
-    """How far to go in one batch: at least one of the source's, and no more rows than these beyond that."""
-    through, rows = waiting[0].batch, waiting[0].rows_out
-    for batch in waiting[1:]:
-        rows += batch.rows_out
-        if rows > most_rows:
-            break
-        through = batch.batch
-    return through
-
-
-def _rows_left(context: Context) -> int:
-    position = _position(Ledger(context.world, context.checkpoint).last())
-    return sum(batch.rows_out for batch in _source_ledger(context).after(position))
-
-
-def _source_ledger(context: Context) -> Ledger:
-    return Ledger(context.world, context.project.checkpoint(source_of(context).name))
+    """The last batch of the source to read: as many as have `most_rows` rows together, but at least one."""
+    totals = accumulate(batch.rows_out for batch in waiting)
+    fitting = [batch.batch for batch, rows in zip(waiting, totals, strict=True) if rows <= most_rows]
+    return fitting[-1] if fitting else waiting[0].batch

@@ -1,10 +1,10 @@
-"""A pipeline's checkpoint: one runner at a time, for one spec, and how to begin anew.
+"""A pipeline's checkpoint: what it was made for, which batches are written, and how to start over.
 
-_checkpoints/NAME/lock         who runs it
+_checkpoints/NAME/lock         the process that runs it
 _checkpoints/NAME/spec.json    what it was made for
-_checkpoints/NAME/id           a number that is another one after a new beginning
-_checkpoints/NAME/forgetting   there only while all of it is being removed
-_checkpoints/NAME/batches/     what was written (see `ledger`)
+_checkpoints/NAME/id           a number that changes when the pipeline starts over
+_checkpoints/NAME/forgetting   exists only while all of it is being removed
+_checkpoints/NAME/batches/     the batches that were written (see `Ledger`)
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Never
@@ -21,18 +22,18 @@ import msgspec
 from holdfast.env import World
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
-from holdfast.spark.pipelines.spec import Context, Progress, Project, Spec, Summary, kind_named
+from holdfast.spark.pipelines.spec import Context, Project, Spec, Summary, kind_named
 from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree
 from holdfast.storage.opening import take_lock
 
-# Which batches a pipeline has written: one small file for each, and that file is what makes the batch count.
+# The ledger lists the batches that a pipeline has written. Each has one small file, which makes the batch count:
 #
-#     _checkpoints/NAME/batches/000000000012.pending   batch 12 is decided; its files are on their way into the tables
-#     _checkpoints/NAME/batches/000000000012.json      they are all there
-#     _checkpoints/NAME/batches/totals.json            the sum of those batches that are too old to be kept one by one
+#     _checkpoints/NAME/batches/000000000012.pending   batch 12 is decided; its files are being moved into the tables
+#     _checkpoints/NAME/batches/000000000012.json      all of them are there
+#     _checkpoints/NAME/batches/totals.json            the sum of older batches, which have no files of their own
 #
-# A pending batch is finished before anything else happens, from what stands in it. Whoever reads the table further on
-# takes batches up to the last one that is finished.
+# A pending batch is finished before anything else happens, from what its file says. Readers of the table take batches
+# up to the last one that is finished.
 
 
 _NAME: Final = re.compile(r"([0-9]{12})\.(json|pending)")
@@ -40,27 +41,36 @@ KEPT: Final = 1_000
 
 
 class FileMove(msgspec.Struct, frozen=True):
-    """A file or a folder on its way from staging into a table, both from the lake's folder."""
+    """A file or folder to move from staging into a table. Both paths are relative to the lake."""
 
     staged: str
     place: str
 
 
-class LedgerBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch: what it counted, and which files make it up.
+class RowTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of rows: of one batch, or of several."""
 
-    `adds` are new files; `swaps` are folders that take the place of older ones. `through` is the last batch of the
-    source's table that is in it, and `source_id` tells from which beginning of that pipeline. `offsets` are Spark's,
-    where Spark says what a batch holds. `state` is the kind's own.
-    """
-
-    batch: int
     rows_in: int = 0
     rows_out: int = 0
     dropped: int = 0
     quarantined: int = 0
     duplicates: int = 0
     expectations: dict[str, int] = {}
+
+    def counts(self) -> dict[str, Any]:
+        """The counts by their names."""
+        return {name: getattr(self, name) for name in RowTotals.__struct_fields__}
+
+
+class LedgerBatch(RowTotals, frozen=True, kw_only=True):
+    """One batch: its counts, and the files that it consists of.
+
+    `adds` are new files, and `swaps` are folders that replace older ones. `through` is the last batch of the source's
+    table that it includes, and `source_id` identifies the checkpoint that this batch belongs to. `offsets` are Spark's,
+    if Spark decides what a batch holds. `state` belongs to the kind.
+    """
+
+    batch: int
     bytes: int = 0
     adds: tuple[FileMove, ...] = ()
     swaps: tuple[FileMove, ...] = ()
@@ -71,36 +81,23 @@ class LedgerBatch(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int = 0
 
 
-class Totals(msgspec.Struct, frozen=True, kw_only=True):
+class Totals(RowTotals, frozen=True, kw_only=True):
     """The sum of the batches up to `through`."""
 
     through: int = -1
     batches: int = 0
-    rows_in: int = 0
-    rows_out: int = 0
-    dropped: int = 0
-    quarantined: int = 0
-    duplicates: int = 0
-    expectations: dict[str, int] = {}
 
     def and_(self, batch: LedgerBatch) -> Totals:
-        failed = dict(self.expectations)
-        for name, count in batch.expectations.items():
-            failed[name] = failed.get(name, 0) + count
-        return Totals(
-            through=batch.batch,
-            batches=self.batches + 1,
-            rows_in=self.rows_in + batch.rows_in,
-            rows_out=self.rows_out + batch.rows_out,
-            dropped=self.dropped + batch.dropped,
-            quarantined=self.quarantined + batch.quarantined,
-            duplicates=self.duplicates + batch.duplicates,
-            expectations=failed,
-        )
+        """The sum with one more batch."""
+        sums = self.counts()
+        failed = Counter(sums.pop("expectations"))
+        failed.update(batch.expectations)
+        sums = {name: count + getattr(batch, name) for name, count in sums.items()}
+        return Totals(through=batch.batch, batches=self.batches + 1, expectations=dict(failed), **sums)
 
 
 class Ledger:
-    """The batches of one pipeline. Reading needs no lock; only the holder of the checkpoint's lock writes."""
+    """The batches of one pipeline. Reading needs no lock. Only the holder of the checkpoint's lock writes."""
 
     def __init__(self, world: World, checkpoint: str) -> None:
         self._disk = world.disk
@@ -195,15 +192,17 @@ class Ledger:
             ) from None
 
 
+def ledger_of(context: Context, name: str | None = None) -> Ledger:
+    """The ledger of the pipeline that runs, or of another one of its project."""
+    return Ledger(context.world, context.project.checkpoint(name or context.name))
+
+
 def _file(number: int, end: str) -> str:
     return f"{number:012d}.{end}"
 
 
-# The counts of a run, gathered batch by batch.
-
-
 class Tally:
-    """Adds up what each batch counted and tells how far the run has come."""
+    """Adds up the counts of a run's batches, and reports its progress."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -217,36 +216,21 @@ class Tally:
         return self._totals.batches
 
     def add(self, batch: LedgerBatch, lag: int | None = None) -> None:
-        """One more batch is written; `lag` is what the source has beyond it."""
-        self._totals = self._totals.and_(batch)
+        """Count a batch that was written. `lag` is the number of rows that the source has beyond it."""
+        self._totals = totals = self._totals.and_(batch)
         self._files += len(batch.adds) + len(batch.swaps)
         self.lag = lag
-        self._context.tell(
-            Progress(
-                pipeline=self._context.name,
-                batch=batch.batch,
-                rows_in=self._totals.rows_in,
-                rows_out=self._totals.rows_out,
-                lag=lag,
-            )
-        )
+        self._context.report(batch.batch, totals.rows_in, totals.rows_out, lag)
 
     def summary(self, **details: Any) -> Summary:
-        totals = self._totals
-        return Summary(
-            pipeline=self._context.name,
-            kind=self._context.spec.kind,
-            batches=totals.batches,
-            rows_in=totals.rows_in,
-            rows_out=totals.rows_out,
-            dropped=totals.dropped,
-            quarantined=totals.quarantined,
-            duplicates=totals.duplicates,
-            expectations=totals.expectations,
+        """The summary of the run so far."""
+        return self._context.summary(
+            batches=self.batches,
             files=self._files,
             lag=self.lag,
             notes=tuple(self.notes),
             details=details,
+            **self._totals.counts(),
         )
 
 
@@ -257,7 +241,7 @@ FORGETTING = "forgetting"
 
 @contextmanager
 def held(world: World, project: Project, spec: Spec) -> Iterator[None]:
-    """Own the pipeline's checkpoint for a while, or raise Busy at once, with who has it."""
+    """Lock the pipeline's checkpoint for the block. Raises Busy, which names the owner, if it is locked already."""
     folder = project.checkpoint(spec.name)
     LakeDisk().make_folder(project.lake)
     world.disk.make_folder(folder)
@@ -269,7 +253,7 @@ def held(world: World, project: Project, spec: Spec) -> Iterator[None]:
 
 
 def check_fit(world: World, project: Project, spec: Spec) -> None:
-    """Refuse to go on from a checkpoint that was made for something else; note what it is made for."""
+    """Raise InvalidRequest if the checkpoint was made with other options; note the options of a new one."""
     folder = project.checkpoint(spec.name)
     if not world.disk.exists(join(folder, ID)):
         durable_replace(world.disk, folder, ID, f"{world.ids.random_u32():08x}".encode())
@@ -290,23 +274,23 @@ def check_fit(world: World, project: Project, spec: Spec) -> None:
 
 
 def checkpoint_id(world: World, project: Project, name: str) -> str | None:
-    """Which beginning of the pipeline this is; None before the first."""
+    """The number that changes when a pipeline starts over; None if it has not run yet."""
     content = read_file(world.disk, join(project.checkpoint(name), ID))
     return None if content is None else content.decode("ascii", "replace")
 
 
 def _is_used(world: World, folder: str) -> bool:
-    """Whether anything was ever begun: before that, options may change as they like."""
+    """Whether a batch was ever begun. Before that, options may change."""
     others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, "schema.json", "spark"}
     offsets = join(folder, "spark/offsets")
     return bool(others) or (world.disk.exists(offsets) and bool(world.disk.names(offsets)))
 
 
 def forget(world: World, project: Project, spec: Spec) -> None:
-    """Remove the tables of a pipeline and all that it knows, but not the lock that the caller holds.
+    """Remove the tables and the checkpoint of a pipeline, except for the lock that the caller holds.
 
-    A table without its checkpoint would get its rows a second time, and a checkpoint without its table none. So a
-    note is made first, and goes last: a removal that was cut short is finished by the next run.
+    A table without its checkpoint would get its rows a second time, and a checkpoint without its table would not get
+    them at all. So a note is written first and removed last: the next run finishes an interrupted removal.
     """
     checkpoint = project.checkpoint(spec.name)
     durable_replace(world.disk, checkpoint, FORGETTING, b"")
@@ -327,7 +311,7 @@ def forget(world: World, project: Project, spec: Spec) -> None:
 
 
 def is_half_forgotten(world: World, project: Project, spec: Spec) -> bool:
-    """Whether somebody began to remove it and did not come to the end."""
+    """Whether a removal was interrupted."""
     return world.disk.exists(join(project.checkpoint(spec.name), FORGETTING))
 
 
@@ -341,11 +325,8 @@ def _said(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value) if not isinstance(value, str) else value
 
 
-# Where pipelines are: from their checkpoints alone, without a session and without a lock.
-
-
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one pipeline is, over all of its runs; `lag` is what its source has beyond that, where that is known."""
+    """The progress of one pipeline over all of its runs. `lag` is what its source has beyond that, if it is known."""
 
     pipeline: str
     kind: str
@@ -363,7 +344,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
-    """Where this pipeline is."""
+    """The status of a pipeline, read from its checkpoint without a session and without a lock."""
     ledger = Ledger(world, project.checkpoint(spec.name))
     totals, last = ledger.totals(), ledger.last()
     return PipelineStatus(
@@ -372,19 +353,14 @@ def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
         batches=totals.batches,
         last_batch=None if last is None else last.batch,
         last_batch_at_ms=None if last is None else last.at_ms,
-        rows_in=totals.rows_in,
-        rows_out=totals.rows_out,
-        dropped=totals.dropped,
-        quarantined=totals.quarantined,
-        duplicates=totals.duplicates,
-        expectations=totals.expectations,
         pending=ledger.pending() is not None,
         lag=_lag(world, project, spec),
+        **totals.counts(),
     )
 
 
 class _NeedsSession(Exception):
-    """This cannot be told without Spark."""
+    """A plan asked for a Spark session."""
 
 
 def _no_session() -> Never:

@@ -17,7 +17,7 @@ import yaml
 
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, NotInstalled
-from holdfast.spark.pipelines.custom import marked
+from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.runner import Runner, raise_first
 from holdfast.spark.pipelines.spec import (
     Expectation,
@@ -26,6 +26,7 @@ from holdfast.spark.pipelines.spec import (
     Project,
     Spec,
     Summary,
+    check_keys,
     check_project,
     kind_named,
     meant,
@@ -166,9 +167,7 @@ def _from_yaml(path: str, content: bytes) -> Project:
 
 def project_of(document: dict[Any, Any], where: str) -> Project:
     """The project that a document of plain values declares; paths in it are meant from where its file is."""
-    for key in document:
-        if key not in _KEYS:
-            raise BadSettings(f"{where}: {key!r} is not known{meant(str(key), _KEYS)}")
+    check_keys(document, _KEYS, where)
     home = posixpath.dirname(where)
     paths = {}
     for key, said in (("folder", "the data folder"), ("lake", "the folder that tables go to")):

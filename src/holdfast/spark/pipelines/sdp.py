@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.errors import InvalidRequest
 from holdfast.spark.pipelines.batches import unmet_sql
+from holdfast.spark.pipelines.land import stream_options
 from holdfast.spark.pipelines.spec import Expectation, Project, Spec, interval_ms
 from holdfast.storage.files import durable_replace, read_file
 
@@ -188,15 +189,10 @@ Made = tuple[str, list[str]]
 
 
 def _land(project: Project, spec: Spec, tables: dict[str, str]) -> Made:
-    options = spec.options
-    given = {"path": project.folder, "includeHeaders": "true", "groupId": f"{spec.name}-sdp"}
-    given["subscribe" if options.pattern is None else "subscribePattern"] = options.pattern or ",".join(options.topics)
-    given["startingOffsets" if options.since is None else "startingTimestamp"] = options.since or options.starting
-    given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
+    given = json.dumps(stream_options(project.folder, f"{spec.name}-sdp", spec.options), indent=4)
     table = tables[spec.name]
-    body = _LAND.format(table=table, function=table, options=json.dumps(given, indent=4).replace("\n", "\n    "))
-    notes = _unsaid(each for each in options.expect)
-    return _head(f"{spec.name}: topics to a table, every message once.") + body, notes
+    body = _LAND.format(table=table, function=table, options=given.replace("\n", "\n    "))
+    return _head(f"{spec.name}: topics to a table, every message once.") + body, _unsaid(spec.options.expect)
 
 
 def _refine(project: Project, spec: Spec, tables: dict[str, str]) -> Made:

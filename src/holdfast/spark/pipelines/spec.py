@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
@@ -21,7 +21,7 @@ from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, InvalidRequest
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrameReader, SparkSession
 
 
 OnFail: TypeAlias = Literal["warn", "drop", "quarantine", "fail"]
@@ -40,7 +40,7 @@ _WORDS: Final = re.compile(r"\s*([0-9]+)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A condition that must be true of every row, and what becomes of a row for which it is not."""
+    """A condition for every row, and what to do with a row that does not meet it."""
 
     name: str
     check: str
@@ -48,9 +48,9 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every kind of pipeline may be told; each kind adds its own.
+    """The options of every kind of pipeline. Each kind adds its own.
 
-    `source` is the pipeline whose table is read, for those that read one.
+    `source` is the pipeline whose table is read, for kinds that read one.
     """
 
     source: str | None = None
@@ -58,7 +58,7 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """One named pipeline. `function` is what a pipeline of somebody's own does with the rows."""
+    """One named pipeline. `function` is the user's, for a pipeline of the kind `python`."""
 
     name: str
     kind: str
@@ -67,7 +67,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """Pipelines that share a data folder and a lake; `where` is the file that they stand in."""
+    """Pipelines that share a data folder and a lake. `where` is the file that declares them, for errors."""
 
     folder: str
     lake: str
@@ -75,13 +75,13 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     where: str = "Python"
 
     def spec(self, name: str) -> Spec:
-        """The pipeline by this name."""
+        """The pipeline by this name. Raises InvalidRequest if there is none."""
         if name not in self.pipelines:
             raise InvalidRequest(f"there is no pipeline {name!r} in {self.where}{meant(name, self.pipelines)}")
         return self.pipelines[name]
 
     def checkpoint(self, name: str) -> str:
-        """Where a pipeline keeps how far it is."""
+        """The folder of a pipeline's checkpoint."""
         return f"{self.lake}/_checkpoints/{name}"
 
     def table(self, name: str) -> str:
@@ -89,11 +89,11 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.lake}/{name}"
 
     def quarantine(self, name: str) -> str:
-        """The folder of the rows that it put aside."""
+        """The folder of the rows that it quarantined."""
         return f"{self.lake}/{name}{QUARANTINE_SUFFIX}"
 
     def in_order(self, names: Iterable[str]) -> list[Spec]:
-        """These pipelines, each behind the one that it reads from."""
+        """These pipelines, each after the one that it reads from."""
         wanted = {name: self.spec(name) for name in names}
         found: dict[str, Spec] = {}
 
@@ -109,17 +109,13 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_options(kind: type[PipelineOptions], given: Mapping[str, Any], where: str) -> Any:
-    """The options of one pipeline, or an error that names the one that is wrong."""
+    """The options of one pipeline. Raises BadSettings, which names the option that is wrong."""
     known = kind.__struct_encode_fields__
-    for key in given:
-        if key not in known:
-            raise BadSettings(f"{where}: {key!r} is not known{meant(key, ('kind', *known))}")
-    for number, expectation in enumerate(_list_of(given.get("expect"))):
+    check_keys(given, known, where, ("kind", *known))
+    expect = given.get("expect")
+    for number, expectation in enumerate(expect if isinstance(expect, list) else ()):
         if isinstance(expectation, Mapping):
-            for key in expectation:
-                if key not in Expectation.__struct_encode_fields__:
-                    near = meant(key, Expectation.__struct_encode_fields__)
-                    raise BadSettings(f"{where}: expect[{number}]: {key!r} is not known{near}")
+            check_keys(expectation, Expectation.__struct_encode_fields__, f"{where}: expect[{number}]")
     try:
         options = msgspec.convert(dict(given), kind)
     except BadSettings as error:
@@ -131,7 +127,7 @@ def read_options(kind: type[PipelineOptions], given: Mapping[str, Any], where: s
 
 
 def check_project(project: Project) -> Project:
-    """The same project, if its pipelines fit each other."""
+    """The project itself. Raises BadSettings if its names or sources are wrong."""
     for spec in project.pipelines.values():
         check_name(spec.name, "pipeline")
         if spec.name.startswith("_") or spec.name.endswith(QUARANTINE_SUFFIX):
@@ -150,12 +146,13 @@ def check_project(project: Project) -> Project:
 
 
 def located(project: Project) -> Project:
-    """The same project with paths that do not depend on where anybody is: the JVM need not be where we are."""
-    return msgspec.structs.replace(project, folder=_absolute(project.folder), lake=_absolute(project.lake))
+    """The project with absolute paths: the JVM may run in another folder than this process."""
+    folder, lake = (posixpath.normpath(Path(path).absolute()) for path in (project.folder, project.lake))
+    return msgspec.structs.replace(project, folder=folder, lake=lake)
 
 
 def interval_ms(text: str, what: str) -> int:
-    """Milliseconds of "10 minutes" or "10m"."""
+    """The milliseconds of a time such as "10 minutes" or "10m". Raises BadSettings if it is none."""
     found = _WORDS.fullmatch(text)
     if found is not None and (unit := _UNITS.get(found[2].lower())):
         return int(found[1]) * unit
@@ -166,13 +163,20 @@ def interval_ms(text: str, what: str) -> int:
 
 
 def no_expectation_named(name: str, expectations: Iterable[Expectation]) -> None:
-    """Refuse a name under which the kind itself counts."""
+    """Raise BadSettings if an expectation has the name under which the kind itself counts rows."""
     if any(each.name == name for each in expectations):
         raise BadSettings(f"an expectation cannot be named {name!r} here: rows are counted under that name already")
 
 
+def check_keys(given: Iterable[object], known: Sequence[str], where: str, named: Sequence[str] = ()) -> None:
+    """Raise BadSettings for the first key that is not known. `named` are the keys to suggest, if they are others."""
+    for key in given:
+        if key not in known:
+            raise BadSettings(f"{where}: {key!r} is not known{meant(str(key), named or known)}")
+
+
 def meant(given: str, known: Iterable[str]) -> str:
-    """What to say behind a name that is not known: the nearest one, or all of them."""
+    """The end of an error about an unknown name: the nearest known one, or all of them."""
     names = list(known)
     near = get_close_matches(given, names, n=1)
     if near:
@@ -180,39 +184,31 @@ def meant(given: str, known: Iterable[str]) -> str:
     return f"; there are {', '.join(names)}" if names else ""
 
 
-def _absolute(path: str) -> str:
-    return posixpath.normpath(Path(path).absolute())
-
-
-def _list_of(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _check_expectations(expectations: Iterable[Expectation], where: str) -> None:
     seen: set[str] = set()
-    for expectation in expectations:
-        if not re.fullmatch(r"[\w .:-]{1,100}", expectation.name):
-            raise BadSettings(f"{where}: an expectation cannot be named {expectation.name!r}: use letters and digits")
-        if expectation.name in seen:
-            raise BadSettings(f"{where}: two expectations are named {expectation.name!r}: rename one")
-        if not expectation.check.strip():
-            raise BadSettings(f"{where}: the expectation {expectation.name!r} has no check")
-        seen.add(expectation.name)
+    for each in expectations:
+        wrong = None
+        if not re.fullmatch(r"[\w .:-]{1,100}", each.name):
+            wrong = f"an expectation cannot be named {each.name!r}: use letters and digits"
+        elif each.name in seen:
+            wrong = f"two expectations are named {each.name!r}: rename one"
+        elif not each.check.strip():
+            wrong = f"the expectation {each.name!r} has no check"
+        if wrong is not None:
+            raise BadSettings(f"{where}: {wrong}")
+        seen.add(each.name)
 
 
 def _plain(text: str) -> str:
-    """msgspec's words with the place first: "window: expected `str`, got `int`"."""
+    """An error of msgspec with the field first: "window: expected `str`, got `int`"."""
     words, _, place = text.partition(" - at `$")
     words = words[:1].lower() + words[1:]
     place = place.rstrip("`").removeprefix(".")
     return f"{place}: {words}" if place else words.replace("object missing required field", "it needs")
 
 
-# What pipelines answer with: a plan before, progress meanwhile, a summary at the end.
-
-
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run would read of one place: a partition of a topic, or batches of a table."""
+    """What a run would read from one place: a partition of a topic, or batches of a table."""
 
     what: str
     start: str
@@ -220,9 +216,15 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     rows: int | None = None
     bytes: int | None = None
 
+    @classmethod
+    def of_offsets(cls, topic: str, partition: int, start: int, stop: int, **sizes: int | None) -> Read:
+        """The messages [start, stop) of a partition. `sizes` are `rows`, if not all offsets count, and `bytes`."""
+        rows = sizes.pop("rows", max(stop - start, 0))
+        return cls(what=f"{topic}/{partition}", start=str(start), end=str(stop), rows=rows, **sizes)
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A dry run: what would be read and where it would go. Nothing was written for it."""
+    """A dry run: what would be read, and where it would be written."""
 
     pipeline: str
     kind: str
@@ -234,7 +236,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run has come; `lag` is how many rows its source has beyond that, None where nobody knows."""
+    """How far a run is. `lag` is the number of rows that its source has beyond that, None if it is not known."""
 
     pipeline: str
     batch: int
@@ -244,7 +246,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run did. `ok` is false where it found what a person must look at; `details` are the kind's own."""
+    """The result of a run. `ok` is false if it found something a person must look at. `details` belong to the kind."""
 
     pipeline: str
     kind: str
@@ -271,15 +273,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: Exception | None = None
 
 
-def _tell_nobody(progress: Progress) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Context:
-    """One run of one pipeline: its spec, the session it shares with others, and when it is to end.
+    """One run of one pipeline: its spec, the session that it shares with others, and the event that stops it.
 
-    `session` makes the session when it is first needed: what only looks at files does not wait for a JVM.
+    `session` starts the session when it is first called, so that a plan made from files does not wait for a JVM.
     """
 
     world: World
@@ -289,7 +287,7 @@ class Context:
     follow: bool = False
     every_ms: int = 1_000
     stopping: Event = field(default_factory=Event)
-    tell: Callable[[Progress], None] = _tell_nobody
+    tell: Callable[[Progress], None] = lambda progress: None
     disk: LakeDisk = field(default_factory=LakeDisk)
 
     @property
@@ -325,33 +323,54 @@ class Context:
 
     @property
     def staging(self) -> str:
-        """Where rows are written before they count; on the same disk as the tables."""
+        """The folder that rows are written to before they count. It is on the same disk as the tables."""
         return f"{self.project.lake}/_staging/{self.name}"
 
+    def reader(self, **options: str | None) -> DataFrameReader:
+        """A reader of the data folder with these options of the source. None leaves an option out."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.spark.read.format("holdfast").options(path=self.folder, **given)
 
-# The kinds of pipelines: each a module of its own with a `KIND`, imported when it is first asked for.
+    def plan(
+        self, reads: Iterable[Read], *, writes: Sequence[str] = (), notes: Sequence[str] = (), sized: bool = True
+    ) -> Plan:
+        """A plan of these reads, with the sum of their rows, and of their bytes if they are `sized`.
+
+        Without `writes` it writes to the pipeline's table.
+        """
+        reads = tuple(reads)
+        return Plan(
+            pipeline=self.name,
+            kind=self.spec.kind,
+            reads=reads,
+            rows=sum(read.rows or 0 for read in reads),
+            bytes=sum(read.bytes or 0 for read in reads) if sized else None,
+            writes=tuple(writes) or (self.table,),
+            notes=tuple(notes),
+        )
+
+    def report(self, batch: int, rows_in: int, rows_out: int, lag: int | None) -> None:
+        """Tell the caller how far the run is."""
+        self.tell(Progress(pipeline=self.name, batch=batch, rows_in=rows_in, rows_out=rows_out, lag=lag))
+
+    def summary(self, **facts: Any) -> Summary:
+        """A summary of this run."""
+        return Summary(pipeline=self.name, kind=self.spec.kind, **facts)
 
 
-_MODULES: Final = {
-    "land": "holdfast.spark.pipelines.land",
-    "refine": "holdfast.spark.pipelines.refine",
-    "aggregate": "holdfast.spark.pipelines.aggregate",
-    "replay": "holdfast.spark.pipelines.replay",
-    "deadletters": "holdfast.spark.pipelines.deadletters",
-    "traces": "holdfast.spark.pipelines.traces",
-    "reconcile": "holdfast.spark.pipelines.reconcile",
-    "compact": "holdfast.spark.pipelines.compact",
-    "python": "holdfast.spark.pipelines.custom",
-}
+# The kinds of pipelines: each is a module by its name with a `KIND`, imported when it is first needed.
+
+
+_KINDS: Final = ("land", "refine", "aggregate", "replay", "deadletters", "traces", "reconcile", "compact", "python")
 
 
 @dataclass(frozen=True)
 class PipelineKind:
-    """One sort of pipeline.
+    """One kind of pipeline.
 
-    `plan` writes nothing. `identity` are the options that a checkpoint is made for: with others it does not fit.
+    `plan` writes nothing. `identity` returns the options that a checkpoint depends on: it cannot be used with others.
     `template` is what `holdfast pipeline new` writes, indented as an entry of `pipelines:`.
-    `follows` is false for what has an end by itself, such as a report.
+    `follows` is false for a kind that ends by itself, such as a report.
     """
 
     name: str
@@ -360,18 +379,19 @@ class PipelineKind:
     plan: Callable[[Context], Plan]
     run: Callable[[Context], Summary]
     template: str
-    identity: Callable[[Any], dict[str, Any]] = field(default=lambda options: {})
+    identity: Callable[[Any], dict[str, Any]] = lambda options: {}
     follows: bool = True
 
 
 def kind_names() -> list[str]:
-    return list(_MODULES)
+    """The names of all kinds."""
+    return list(_KINDS)
 
 
 def kind_named(name: object) -> PipelineKind:
-    """The kind by this name."""
-    if not isinstance(name, str) or name not in _MODULES:
-        raise BadSettings(f"there is no kind {name!r} of pipelines{meant(str(name), _MODULES)}")
-    kind = import_module(_MODULES[name]).KIND
+    """The kind by this name. Raises BadSettings if there is none."""
+    if name not in _KINDS:
+        raise BadSettings(f"there is no kind {name!r} of pipelines{meant(str(name), _KINDS)}")
+    kind = import_module(f"holdfast.spark.pipelines.{name}").KIND
     assert isinstance(kind, PipelineKind)
     return kind
