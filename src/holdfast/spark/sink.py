@@ -44,7 +44,7 @@ _MOST_SLAB_BYTES: Final = 64 << 20
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer is told. `new_partitions`: make topics that are missing, with so many partitions."""
+    """The options of a writer. `new_partitions`: make missing topics, with this number of partitions."""
 
     path: str
     topic: str | None
@@ -57,7 +57,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task has staged, and for which write."""
+    """The files that one task has staged, and for which write."""
 
     write_id: str
     batch: int
@@ -65,14 +65,14 @@ class StagedRows(WriterCommitMessage):
 
 
 class HoldfastSink:
-    """What both writers do; the world is looked up where it is used, as writers travel between processes."""
+    """What both writers do. Writers are sent between processes, so the world is found only when it is used."""
 
     def __init__(self, options: WriteOptions, world: World | None = None) -> None:
         self._options = options
         self._world = world
 
     def stage(self, batches: Iterator[pa.RecordBatch], write_id: str, batch: int, task: Task) -> StagedRows:
-        """Put the rows of one task where the commit finds them; durable when this returns."""
+        """Stage the rows of one task. They are durable when this returns."""
         world, options = self._world or real_world(), self._options
         folder = Staging(world, options.path).batch_folder(write_id, batch)
         targets = Targets(world, options.path, options.settings, options.new_partitions)
@@ -89,7 +89,7 @@ class HoldfastSink:
             raise
 
     def commit(self, messages: Sequence[StagedRows | None], *, kept: bool, streaming: bool = False) -> None:
-        """Bring what the tasks staged into the log."""
+        """Write what the tasks staged into the log."""
         staged = [message for message in messages if message is not None]
         if not staged:
             return
@@ -123,12 +123,12 @@ class HoldfastSink:
                 staging.remove(message.write_id, message.batch, [file.name for file in message.files])
 
     def check_owner(self) -> None:
-        """Refuse early where another process owns the folder for itself: before tasks do all their work for nothing."""
+        """Raise Busy if another process owns the folder and does not share it, before any task works in vain."""
         with self._owning(self._world or real_world()):
             pass
 
     def _owning(self, world: World) -> AbstractContextManager[BrokerEngine | None]:
-        """The folder, owned; None where another process owns it and lets others in. Simulated ones let nobody in."""
+        """Own the folder; None if the owner shares it. A simulated one is never shared."""
         options = self._options
         shared = is_shared if self._world is None else None
         return owning(world, options.path, options.settings, options.owner_wait_ms, shared)
@@ -142,7 +142,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """For `df.write`. A write with an id of the user's is remembered: the same again writes nothing."""
+    """For `df.write`. A write with a user's id is remembered: the same one again writes nothing."""
 
     def __init__(self, options: WriteOptions, write_id: str) -> None:
         self._options = options
@@ -189,7 +189,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 @in_one_sentence
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001
-    """The writer for `df.write`; refuses what cannot be written before any task runs."""
+    """The writer for `df.write`. Raises if the DataFrame cannot be written, before any task runs."""
     refuse_unknown(options, BATCH_WRITING)
     checked = _checked(options, schema, overwrite=overwrite)
     world = real_world()
@@ -200,7 +200,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool
 
 @in_one_sentence
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001
-    """The writer for `df.writeStream`. Spark makes one for each batch, and another for its commit."""
+    """The writer for `df.writeStream`. Spark makes one for each batch and another for its commit."""
     refuse_unknown(options, WRITING | {"checkpointLocation", "queryName"})
     return StreamWriter(_checked(options, schema, overwrite=overwrite))
 
@@ -237,7 +237,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
 
 
 def batch_number(options: Mapping[str, str]) -> int:
-    """Which batch of a write it is; the log's frames have 31 bits for it."""
+    """The number of the batch, for which the log's frames have 31 bits."""
     number = whole_number(options, "batchId", 0, least=0)
     if number > _MOST_BATCH:
         raise InvalidRequest(f'option "batchId" is {number}: give a whole number, at most {_MOST_BATCH}')
@@ -245,7 +245,7 @@ def batch_number(options: Mapping[str, str]) -> int:
 
 
 def _slabs(batches: Iterator[pa.RecordBatch], options: WriteOptions, targets: Targets) -> Iterator[pa.RecordBatch]:
-    """Spark's batches put together, so that each partition's share fills a frame."""
+    """Spark's batches joined, so that each partition's share fills a frame."""
     enough = _SLAB_BYTES
     if options.topic is not None:
         target = targets.find(options.topic)
@@ -253,15 +253,13 @@ def _slabs(batches: Iterator[pa.RecordBatch], options: WriteOptions, targets: Ta
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        if gathered and size + batch.nbytes > _MOST_SLAB_BYTES:  # Arrow joins no more than 2 GiB of values
+        # Arrow joins no more than 2 GiB of values.
+        if gathered and (size >= enough or size + batch.nbytes > _MOST_SLAB_BYTES):
             yield _joined(gathered)
             gathered, size = [], 0
         if batch.num_rows:
             gathered.append(batch)
             size += batch.nbytes
-        if size >= enough:
-            yield _joined(gathered)
-            gathered, size = [], 0
     if gathered:
         yield _joined(gathered)
 
