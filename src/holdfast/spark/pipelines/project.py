@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, NotInstalled
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
 from holdfast.spark.pipelines.python import marked
 from holdfast.spark.pipelines.runner import Runner, raise_first
 from holdfast.spark.pipelines.spec import (
@@ -46,7 +46,7 @@ _LOADER: Final[Any] = type("_Loader", (yaml.SafeLoader,), {"yaml_implicit_resolv
 
 
 def read_yaml(content: bytes) -> Any:
-    """The plain values of a document; raises yaml.YAMLError."""
+    """The plain values of a YAML document. Raises yaml.YAMLError, also for a key that occurs twice."""
     loader = _LOADER(content)
     try:
         node = loader.get_single_node()
@@ -72,9 +72,6 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
             raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
         keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         _check_keys(value, looked_at)
-
-
-# What `holdfast pipeline new` writes: a file to begin with, every line of it explained.
 
 
 _HEAD: Final = """\
@@ -110,14 +107,12 @@ def {function}(rows: DataFrame) -> DataFrame:
 
 
 def yaml_template(name: str, kind: str, file: str) -> str:
-    """A file with one pipeline of this kind."""
+    """A YAML file with one pipeline of this kind."""
     return f"{_HEAD.format(name=name, file=file)}{entry(name, kind)}"
 
 
 def entry(name: str, kind: str) -> str:
-    """One entry below `pipelines:`, to be added to a file that is there."""
-    import yaml
-
+    """An entry for `pipelines:` in an existing file."""
     key = name if yaml.safe_load(name) == name else f'"{name}"'  # "on" and "2024" are no names to YAML
     return f"  {key}:\n{kind_named(kind).template}"
 
@@ -128,14 +123,11 @@ def python_template(name: str, file: str) -> str:
     return PYTHON.format(name=name, file=file, function=function if not function[:1].isdigit() else f"_{function}")
 
 
-# A project from a file: YAML, or Python that makes `Pipeline` objects.
-
-
 _KEYS: Final = ("folder", "lake", "file", "pipelines")
 
 
 def read_project(path: str | PathLike[str], world: World | None = None) -> Project:
-    """The pipelines that a file declares, checked."""
+    """The project that a YAML or Python file declares. Raises BadSettings or InvalidRequest."""
     path = fspath(path)
     world = real_world() if world is None else world
     if world.disk.is_folder(path):
@@ -150,11 +142,6 @@ def read_project(path: str | PathLike[str], world: World | None = None) -> Proje
 
 def _from_yaml(path: str, content: bytes) -> Project:
     try:
-        import yaml
-
-    except ImportError:
-        raise NotInstalled("pipelines need Spark and PyYAML: pip install 'holdfast[spark]'") from None
-    try:
         document = read_yaml(content)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -166,7 +153,7 @@ def _from_yaml(path: str, content: bytes) -> Project:
 
 
 def project_of(document: dict[Any, Any], where: str) -> Project:
-    """The project that a document of plain values declares; paths in it are meant from where its file is."""
+    """The project that a document declares. Its paths are relative to the file, which is named by `where`."""
     check_keys(document, _KEYS, where)
     home = posixpath.dirname(where)
     paths = {}
@@ -206,13 +193,13 @@ def _spec(name: str, entry: Any, functions: Mapping[str, Any], where: str) -> Sp
         known = meant(str(wanted), functions) if functions else "; name the Python file with file: at the top"
         raise BadSettings(f"{place}: there is no function {wanted!r} for it{known}")
     declared = marked(function)
-    if declared is not None:  # what stands above the function counts where the entry says nothing else
+    if declared is not None:  # the entry overrides the decorator
         given = {**msgspec.to_builtins(declared.options), **given}
     return Spec(name=name, kind="python", options=read_options(kind.options, given, place), function=function)
 
 
 def _own(file: Any, home: str, where: str) -> dict[str, Any]:
-    """The functions of somebody's own file, by their names."""
+    """The functions of the user's Python file, by their names."""
     if file is None:
         return {}
     if not isinstance(file, str):
@@ -239,15 +226,8 @@ def _from_python(path: str) -> Project:
                     "or keep only the whole chain in a variable"
                 )
     home = posixpath.dirname(path)
-    return check_project(
-        msgspec.structs.replace(
-            first,
-            folder=posixpath.normpath(posixpath.join(home, first.folder)),
-            lake=posixpath.normpath(posixpath.join(home, first.lake)),
-            pipelines=pipelines,
-            where=path,
-        )
-    )
+    folder, lake = (posixpath.normpath(posixpath.join(home, each)) for each in (first.folder, first.lake))
+    return check_project(Project(folder=folder, lake=lake, pipelines=pipelines, where=path))
 
 
 def _executed(path: str, where: str) -> ModuleType:
@@ -267,18 +247,17 @@ def _executed(path: str, where: str) -> ModuleType:
         line = f", line {lines[-1]}" if lines else ""
         raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
     finally:
-        del modules[module.__name__]  # so that functions go to Spark's workers by value: they cannot import it
+        del modules[
+            module.__name__
+        ]  # so that Spark sends functions to its workers by value: they cannot import the module
     return module
-
-
-# Pipelines from Python: the same specs that a YAML file declares, chained.
 
 
 _LAYERS = {"land": "land", "refine": "silver", "aggregate": "gold"}
 
 
 class Pipeline:
-    """A chain of pipelines, each reading the table of the one before. Every method answers with a new chain."""
+    """A chain of pipelines, each reading the table of the one before. Its methods return a new chain."""
 
     def __init__(self, project: Project, last: str) -> None:
         self.project = project
@@ -288,8 +267,8 @@ class Pipeline:
     def of(
         cls, kind: str, name: str, *, folder: str | PathLike[str], lake: str | PathLike[str], **options: Any
     ) -> Pipeline:
-        """A pipeline of any kind, with the options that it has in YAML."""
-        spec = _spec_build(name, kind, options)
+        """A pipeline of any kind, with the same options as in YAML."""
+        spec = _checked_spec(name, kind, options)
         project = Project(folder=fspath(folder), lake=fspath(lake), pipelines={name: spec})
         return cls(check_project(project), name)
 
@@ -307,31 +286,31 @@ class Pipeline:
         return cls.of("land", said, folder=folder, lake=lake, topics=list(topics), **options)
 
     def refine(self, schema: str = "infer", *, name: str | None = None, **options: Any) -> Pipeline:
-        """Typed, checked, de-duplicated rows of the table before."""
+        """Add typed, checked, de-duplicated rows of the last table."""
         return self.then("refine", name, schema=schema, **options)
 
     def aggregate(self, *, name: str | None = None, **options: Any) -> Pipeline:
-        """Numbers by time window, of the table before."""
+        """Add measures of the last table by time window."""
         return self.then("aggregate", name, **options)
 
     def apply(self, function: Any) -> Pipeline:
-        """A function of your own that was made a pipeline by the decorator `pipeline`."""
+        """Add a function with the decorator `pipeline`, which reads the table that it names."""
         spec = marked(function)
         if spec is None:
             raise InvalidRequest("the function is no pipeline: put @pipeline(source=...) above it")
         return self._with(self._new(spec))
 
     def then(self, kind: str, name: str | None = None, **options: Any) -> Pipeline:
-        """A pipeline of any kind that reads the table of the last one."""
+        """Add a pipeline of any kind that reads the table of the last one."""
         said = name or f"{self._last.removesuffix('-land').removesuffix('-silver')}-{_LAYERS.get(kind, kind)}"
-        return self._with(self._new(_spec_build(said, kind, {"source": self._last, **options})))
+        return self._with(self._new(_checked_spec(said, kind, {"source": self._last, **options})))
 
     def expect(self, name: str, check: str, on_fail: OnFail = "warn") -> Pipeline:
-        """Expect something of every row of the last one."""
+        """Add an expectation to the last pipeline."""
         spec = self.project.spec(self._last)
         known = [msgspec.structs.asdict(each) for each in spec.options.expect]
         given = {**_plain(spec.options), "expect": [*known, {"name": name, "check": check, "on_fail": on_fail}]}
-        return self._with(_spec_build(spec.name, spec.kind, given, spec))
+        return self._with(_checked_spec(spec.name, spec.kind, given, spec))
 
     def run(
         self,
@@ -341,7 +320,7 @@ class Pipeline:
         every_ms: int = 1_000,
         full_refresh: bool = False,
     ) -> list[Summary]:
-        """Run the whole chain; answers with a summary of each."""
+        """Run the whole chain, and return a summary of each pipeline."""
         return run(
             self.project,
             *self.project.pipelines,
@@ -352,7 +331,7 @@ class Pipeline:
         )
 
     def plan(self, *, spark: SparkSession | None = None) -> list[Plan]:
-        """What a run would read and write; nothing is written for it."""
+        """What a run would read and write."""
         return Runner(self.project, spark=spark).plan(list(self.project.pipelines))
 
     def _new(self, spec: Spec) -> Spec:
@@ -373,7 +352,7 @@ def run(
     every_ms: int = 1_000,
     full_refresh: bool = False,
 ) -> list[Summary]:
-    """Run pipelines of a project, or of the file that declares it: those that are named, or all of them."""
+    """Run pipelines of a project, or of the file that declares it: the named ones, or all. Raises the first error."""
     found = project if isinstance(project, Project) else read_project(project)
     wanted: Sequence[str] = names or list(found.pipelines)
     outcomes = Runner(found, spark=spark).run(wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh)
@@ -381,7 +360,7 @@ def run(
     return [outcome.summary for outcome in outcomes if outcome.summary is not None]
 
 
-def _spec_build(name: str, kind: str, options: dict[str, Any], former: Spec | None = None) -> Spec:
+def _checked_spec(name: str, kind: str, options: dict[str, Any], former: Spec | None = None) -> Spec:
     given = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
     expect = [
         msgspec.structs.asdict(each) if isinstance(each, Expectation) else each for each in given.pop("expect", ())
