@@ -88,7 +88,7 @@ class DataFolder:
         return reader
 
 
-# About how many bytes a task reads, if there are so many: a segment.
+# A task reads at least about this many bytes, a segment, if there are more.
 _TASK_BYTES: Final = 64 << 20
 
 

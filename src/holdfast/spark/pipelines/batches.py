@@ -2,8 +2,8 @@
 
 A condition that is null for a row is not met by it.
 
-How far a pipeline is stands in its own ledger, in the same file that makes a batch count. So there is no moment at
-which rows are written but not noted, or noted but not written.
+The ledger of a pipeline also holds how far it has read its source, in the same file that makes a batch count. So rows
+are never written without being noted, nor noted without being written.
 """
 
 from __future__ import annotations
