@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 def __getattr__(name: str) -> Any:
     if name == "DefaultSource":
         try:
-            from holdfast.spark.source.source import HoldfastSource
+            from holdfast.spark.source import HoldfastSource
         except ImportError as error:
             log.warning("Spark cannot read or write Holdfast: %s; run `pip install 'holdfast[spark]'`", error)
         else:

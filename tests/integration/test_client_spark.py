@@ -10,12 +10,12 @@ import pytest
 import holdfast
 from holdfast import Busy
 from holdfast.settings import BrokerSettings
-from holdfast.spark.sink.writing import Sink, Task, WriteOptions
+from holdfast.spark.sink import HoldfastSink, Task, WriteOptions
 from tests.unit.sinks import batch_of
 
 
-def sink(folder: Path) -> Sink:
-    return Sink(
+def sink(folder: Path) -> HoldfastSink:
+    return HoldfastSink(
         WriteOptions(
             path=str(folder), topic="orders", new_partitions=None, owner_wait_ms=300, settings=BrokerSettings()
         )

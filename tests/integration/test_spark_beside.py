@@ -16,8 +16,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.broker.streams.queries import list_queries
 from holdfast.env import real_world
-from holdfast.spark.source.schema import message_schema
-from holdfast.spark.source.stream import BatchReader, StreamReader
+from holdfast.spark.readers import BatchReader, StreamReader, message_schema
 from tests.spark.owner import Owner, make_folder
 
 SCHEMA = StructType(

@@ -16,9 +16,9 @@ from holdfast.env import ManualClock, SeededIds, World  # noqa: E402
 from holdfast.env.sim.disk import SimulatedDisk  # noqa: E402
 from holdfast.model import Batch, Producer, Record  # noqa: E402
 from holdfast.settings import TopicSettings  # noqa: E402
-from holdfast.spark.source.folder import DataFolder  # noqa: E402
-from holdfast.spark.source.rows import Range, Reading, record_batches  # noqa: E402
-from holdfast.spark.source.schema import COLUMNS, Maker, message_schema  # noqa: E402
+from holdfast.spark.options import ReadPolicy  # noqa: E402
+from holdfast.spark.ranges import DataFolder, Range  # noqa: E402
+from holdfast.spark.readers import COLUMNS, Maker, message_schema, record_batches  # noqa: E402
 from holdfast.storage import Log  # noqa: E402
 
 ROOT = "/data"
@@ -60,7 +60,7 @@ def folder_with(stored: list[tuple[Batch, str, Producer]], **settings: Any) -> t
 
 
 def rows_of(folder: DataFolder, start: int, stop: int, schema: Any = SCHEMA, **reading: Any) -> list[dict[str, Any]]:
-    found = record_batches(folder, Range("orders", 0, start, stop), Maker(schema), Reading(**reading))
+    found = record_batches(folder, Range("orders", 0, start, stop), Maker(schema), ReadPolicy(**reading))
     return [row for batch in found for row in batch.to_pylist()]
 
 
@@ -134,7 +134,7 @@ def test_a_schema_of_the_users_gets_those_columns_in_that_order(
 ) -> None:
     folder, log = folder_with(stored)
     schema = type(SCHEMA)([field for name in order[:count] for field in SCHEMA.fields if field.name == name])
-    found = list(record_batches(folder, Range("orders", 0, 0, log.end), Maker(schema), Reading()))
+    found = list(record_batches(folder, Range("orders", 0, 0, log.end), Maker(schema), ReadPolicy()))
     assert found[0].schema.names == order[:count]
     everything = rows_of(folder, 0, log.end)
     assert [row for batch in found for row in batch.to_pylist()] == [

@@ -25,11 +25,9 @@ from holdfast.env import SeededIds
 from holdfast.errors import OffsetOutOfRange, TailLost
 from holdfast.model import Batch
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.source.admission import Admission, Positions, from_json, to_json
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import stream_options
-from holdfast.spark.source.rows import Reading, record_batches, splits
-from holdfast.spark.source.schema import Maker, message_schema
+from holdfast.spark.options import ReadPolicy, stream_read_options
+from holdfast.spark.ranges import DataFolder, Positions, StreamPlanner, from_json, splits, to_json
+from holdfast.spark.readers import Maker, message_schema, record_batches
 from tests.unit.brokers import FOLDER, Place
 
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0, segment_bytes=4096, frame_bytes=1024))
@@ -134,9 +132,9 @@ class Story:
 
     def restart_query(self) -> None:
         given = {"path": FOLDER, "subscribePattern": "or.*", "startingOffsets": "earliest"}
-        options = stream_options(CaseInsensitiveDict({**given, "maxBytesPerTrigger": self.most_bytes}), 0)
+        options = stream_read_options(CaseInsensitiveDict({**given, "maxBytesPerTrigger": self.most_bytes}), 0)
         self.folder = DataFolder(FOLDER, self.place.world)
-        self.admission = Admission(self.folder, options)
+        self.admission = StreamPlanner(self.folder, options)
         self.lease: QueryLease | None = None
 
     def hold(self, positions: Positions) -> None:
@@ -176,7 +174,7 @@ class Story:
             rows = [
                 row
                 for wanted in ranges
-                for batch in record_batches(DataFolder(FOLDER, self.place.world), wanted, Maker(SCHEMA), Reading())
+                for batch in record_batches(DataFolder(FOLDER, self.place.world), wanted, Maker(SCHEMA), ReadPolicy())
                 for row in batch.to_pylist()
             ]
             if commit:

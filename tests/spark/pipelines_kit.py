@@ -8,9 +8,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from holdfast.env import World
-from holdfast.spark.pipelines.context import Plan, Summary, kind_named
 from holdfast.spark.pipelines.runner import Runner, raise_first
-from holdfast.spark.pipelines.spec import Project, Spec, check_project, read_options
+from holdfast.spark.pipelines.spec import Plan, Project, Spec, Summary, check_project, kind_named, read_options
 
 
 class Kit:

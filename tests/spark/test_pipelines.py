@@ -16,17 +16,15 @@ from pyarrow import parquet
 import holdfast
 from holdfast.api.sync.broker import Broker
 from holdfast.env import real_world
-from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest, UnknownTopic
-from holdfast.spark.pipelines.build import Pipeline, run
-from holdfast.spark.pipelines.context import Context, Progress
-from holdfast.spark.pipelines.custom import pipeline
+from holdfast.spark.pipelines.batches import Slice, run_steps
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
 from holdfast.spark.pipelines.lake import MANY, read_table
-from holdfast.spark.pipelines.ledger import Batch
+from holdfast.spark.pipelines.project import Pipeline, run
+from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.refine import write as kind_write
 from holdfast.spark.pipelines.runner import Runner
-from holdfast.spark.pipelines.spec import located
-from holdfast.spark.pipelines.steps import Slice, run_steps
+from holdfast.spark.pipelines.spec import Context, Progress, located
 from tests.spark.scripts import run_script
 
 SCHEMA = "id long not null, amount double, country string, at timestamp"
@@ -116,7 +114,7 @@ def test_land_goes_on_where_it_was_stopped_and_where_spark_forgot(shop):
 KILLED = """
 import os, signal, sys
 from holdfast.env.disk import LakeDisk
-from holdfast.spark.pipelines.build import Pipeline
+from holdfast.spark.pipelines.project import Pipeline
 from holdfast.spark.session import session
 
 moved = 0
@@ -216,8 +214,9 @@ def test_names_and_values_that_look_like_something_else_stay_what_they_are(shop,
     finally:
         shop.spark.conf.set("spark.sql.session.timeZone", zone)
     assert (silver.rows_in, silver.rows_out, silver.duplicates) == (2, 1, 1)
-    project, disk = located(chain.project), LakeDisk()
-    kinds = dict(read_table(shop.spark, disk, project.table("s"), after=-1, through=9).dtypes)
+    project = located(chain.project)
+    context = Context(world=real_world(), session=lambda: shop.spark, project=project, spec=project.spec("s"))
+    kinds = dict(read_table(context, "s", through=9).dtypes)
     assert [kinds[name] for name in ("user.id", "zip", "time of day", "at", "_topic", "dt")] == [
         "bigint",
         "string",
@@ -226,7 +225,7 @@ def test_names_and_values_that_look_like_something_else_stay_what_they_are(shop,
         "string",
         "date",
     ]
-    gold = read_table(shop.spark, disk, project.table("g"), after=-1, through=9).collect()
+    gold = read_table(context, "g", through=9).collect()
     assert sorted((row["user.id"], row.zip, row["how.many"], str(row.dt)) for row in gold) == [
         (1, "10115", 1, "2026-11-16"),
         (2, "10115", 1, "2026-11-16"),
@@ -311,7 +310,7 @@ def test_tables_go_on_where_they_were_stopped_and_read_again_what_was_merged_mea
     context = Context(world=real_world(), session=lambda: shop.spark, project=project, spec=project.spec("s"))
     calls = []
 
-    def write(context: Context, piece: Slice) -> Batch:
+    def write(context: Context, piece: Slice) -> LedgerBatch:
         calls.append(piece.batch)
         if len(calls) == 1:
             for path in (shop.lake / "orders-land").rglob("*.parquet"):

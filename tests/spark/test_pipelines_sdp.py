@@ -15,7 +15,7 @@ import pytest
 import holdfast
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest
-from holdfast.spark.pipelines.build import Pipeline
+from holdfast.spark.pipelines.project import Pipeline
 from holdfast.spark.pipelines.sdp import columns_of, export, table_names
 from holdfast.spark.session import java_home
 

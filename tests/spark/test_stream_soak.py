@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.ranges import DataFolder
 from tests.spark.owner import Owner, make_folder
 
 SLOW = "failed to connect back"

@@ -67,7 +67,7 @@ def load(spark: SparkSession, folder: Path, table: str, **options: Any) -> DataF
 
 
 def test_every_table_can_be_asked_in_sql_beside_a_living_owner(spark, owned):
-    from holdfast.spark.tables.tables import register_tables
+    from holdfast.spark.tables import register_tables
 
     with pytest.raises(holdfast.Busy):
         holdfast.open_broker(owned, share=False)
@@ -81,7 +81,7 @@ def test_every_table_can_be_asked_in_sql_beside_a_living_owner(spark, owned):
 
 
 def test_dead_letters_join_the_messages_that_they_were(spark, owned):
-    from holdfast.spark.tables.tables import register_tables
+    from holdfast.spark.tables import register_tables
 
     letters = load(spark, owned, "dead_letters").where("offset < 20").cache()
     letters.createOrReplaceTempView("letters")
@@ -98,7 +98,7 @@ def test_dead_letters_join_the_messages_that_they_were(spark, owned):
 
 
 def test_lag_by_group_agrees_with_the_ends_of_the_partitions(spark, owned):
-    from holdfast.spark.tables.tables import register_tables
+    from holdfast.spark.tables import register_tables
 
     register_tables(spark, str(owned))
     rows = spark.sql(

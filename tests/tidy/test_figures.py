@@ -16,7 +16,7 @@ CEILINGS = {
     "equal_face_pairs": 24,  # goal: 0
     "private_names": 0,
     "private_exceptions": 7,  # goal: at most 24, each of which says why
-    "class_names": 79,  # goal: 25
+    "class_names": 77,  # goal: 25
     "short_modules": 80,  # goal: fewer than 30
     "one_sibling": 51,
     "unnamed_modules": 2,  # goal: 0

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
-from holdfast.spark.pipelines.build import Pipeline
-from holdfast.spark.pipelines.context import Context
 from holdfast.spark.pipelines.lake import table_files
+from holdfast.spark.pipelines.project import Pipeline
+from holdfast.spark.pipelines.spec import Context
 
 
 class Crash(Exception):

@@ -12,7 +12,7 @@ from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.model import Record
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.sink.writing import Sink, StagedRows, Task, WriteOptions
+from holdfast.spark.sink import HoldfastSink, StagedRows, Task, WriteOptions
 
 ROOT = "/data/shop"
 SETTINGS = BrokerSettings(topic=TopicSettings(min_free_bytes=0))
@@ -38,9 +38,9 @@ class Shop:
     def broker(self) -> Any:
         return holdfast.open_broker(ROOT, settings=SETTINGS, world=self.world)
 
-    def sink(self, **changes: Any) -> Sink:
+    def sink(self, **changes: Any) -> HoldfastSink:
         options = {"path": ROOT, "topic": "orders", "new_partitions": None, "owner_wait_ms": 100, **changes}
-        return Sink(WriteOptions(**options, settings=SETTINGS), self.world)
+        return HoldfastSink(WriteOptions(**options, settings=SETTINGS), self.world)
 
     def stage(
         self,

@@ -15,8 +15,7 @@ import holdfast
 from holdfast.cli import pipeline
 from holdfast.cli import pipeline as pipeline_view
 from holdfast.env import real_world
-from holdfast.spark.pipelines.checkpoint import held
-from holdfast.spark.pipelines.ledger import Batch, Ledger
+from holdfast.spark.pipelines.checkpoint import Ledger, LedgerBatch, held
 from holdfast.spark.pipelines.project import read_project
 from tests.unit.commands import Run, everything, runner
 
@@ -64,7 +63,7 @@ def test_status_tells_batches_lag_and_who_runs_it(run, tmp_path):
     project = read_project(tmp_path / "pipelines.yaml")
     ledger = Ledger(real_world(), project.checkpoint("land"))
     with held(real_world(), project, project.spec("land")):
-        batch = Batch(batch=0, rows_in=3, rows_out=2, dropped=1, at_ms=1_700_000_000_000)
+        batch = LedgerBatch(batch=0, rows_in=3, rows_out=2, dropped=1, at_ms=1_700_000_000_000)
         ledger.decide(batch)
         assert run("pipeline", "status", "--json").document["pipelines"][0]["pending"] is True
         ledger.finish(batch)
@@ -122,7 +121,7 @@ def test_without_spark_it_says_how_to_get_it(run, monkeypatch):
 
 
 def test_a_terminal_sees_a_line_for_each_pipeline_and_a_pipe_sees_none(monkeypatch):
-    from holdfast.spark.pipelines.context import Progress
+    from holdfast.spark.pipelines.spec import Progress
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
@@ -158,7 +157,7 @@ def test_the_first_signal_ends_a_run_in_order_and_the_second_at_once(capsys):
 
 def test_outcomes_are_told_in_a_table_and_in_one_document(capsys):
     from holdfast.errors import ExpectationFailed
-    from holdfast.spark.pipelines.context import Outcome, Summary
+    from holdfast.spark.pipelines.spec import Outcome, Summary
 
     summary = Summary(
         pipeline="land", kind="land", batches=2, rows_in=9, expectations={"a": 0, "b": 3}, notes=("done",), lag=4

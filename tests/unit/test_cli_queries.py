@@ -12,7 +12,7 @@ import holdfast
 from holdfast.broker.folder.catalog import Catalog
 from holdfast.broker.streams.queries import NOT_READ, QueryLease
 from holdfast.env import real_world
-from holdfast.spark.sink.staging import Manifest, Staging
+from holdfast.spark.staging import CommitManifest, Staging
 from tests.unit.commands import Run, runner
 
 
@@ -119,7 +119,7 @@ def test_folders_of_queries_and_staging_are_ours(run, data, lease):
 def test_doctor_tells_of_a_write_that_was_stopped_on_its_way(run, data):
     staging = Staging(real_world(), str(data))
     Path(staging.batch_folder("copy", 3)).mkdir(parents=True)
-    staging.note_manifest(Manifest(write_id="copy", batch=3, kept=True, lanes=(), files=()))
+    staging.note_manifest(CommitManifest(write_id="copy", batch=3, kept=True, lanes=(), files=()))
     warnings = run("doctor", data, "--seconds", 0.1, "--json").document["warnings"]
     (told,) = [warning["message"] for warning in warnings if warning["code"] == "unfinished_write"]
     assert told.startswith("batch 3 of the write copy is committed")

@@ -17,11 +17,10 @@ from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import InvalidRequest, OffsetOutOfRange
 from holdfast.spark.pipelines import compact
-from holdfast.spark.pipelines.context import kind_named
 from holdfast.spark.pipelines.lake import swap_in
 from holdfast.spark.pipelines.replay import ReplayOptions
-from holdfast.spark.pipelines.spec import read_options
-from holdfast.spark.source.folder import DataFolder
+from holdfast.spark.pipelines.spec import kind_named, read_options
+from holdfast.spark.ranges import DataFolder
 
 KINDS = ("replay", "deadletters", "traces", "reconcile", "compact")
 
@@ -94,7 +93,7 @@ def test_what_retention_took_before_it_was_kept_is_said(folder: str):
 
 
 def test_a_batch_takes_a_share_of_every_partition():
-    stretches = [compact.Stretch("a", 1, 0, 0, 100), compact.Stretch("a", 1, 1, 50, 60)]
+    stretches = [compact.SealedRange("a", 0, 0, 100), compact.SealedRange("a", 1, 50, 60)]
     assert [(each.start, each.stop) for each in compact.limited(stretches, 40)] == [(0, 20), (50, 60)]
 
 

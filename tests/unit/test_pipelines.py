@@ -13,11 +13,8 @@ pytest.importorskip("pyspark")
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, Busy, ExpectationFailed, HoldfastError, InvalidRequest
-from holdfast.spark.pipelines.build import Pipeline
-from holdfast.spark.pipelines.checkpoint import check_fit, forget, held
-from holdfast.spark.pipelines.context import kind_named, kind_names
-from holdfast.spark.pipelines.custom import pipeline
-from holdfast.spark.pipelines.expectations import Counts, unmet_sql
+from holdfast.spark.pipelines.batches import check_failures, unmet_sql
+from holdfast.spark.pipelines.checkpoint import KEPT, Ledger, LedgerBatch, check_fit, forget, held
 from holdfast.spark.pipelines.lake import (
     additions,
     batches_in,
@@ -27,10 +24,10 @@ from holdfast.spark.pipelines.lake import (
     finish_pending,
     replacements,
 )
-from holdfast.spark.pipelines.ledger import KEPT, Batch, Ledger
-from holdfast.spark.pipelines.project import project_of, python_template, read_project, yaml_template
+from holdfast.spark.pipelines.project import Pipeline, project_of, python_template, read_project, yaml_template
+from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.runner import Runner, in_words
-from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms
+from holdfast.spark.pipelines.spec import Expectation, Project, interval_ms, kind_named, kind_names
 from tests.unit.lake_kit import ClumsyDisk, Crash, FrailDisk, context_of, seen, staged
 
 SHOP = """\
@@ -75,7 +72,7 @@ def test_yaml_and_python_make_the_same_pipelines(tmp_path):
 def test_a_python_file_declares_pipelines_too(tmp_path):
     path = write(
         tmp_path / "p.py",
-        "from holdfast.spark.pipelines.build import Pipeline\n"
+        "from holdfast.spark.pipelines.project import Pipeline\n"
         "orders = Pipeline.land('orders', folder='shop', lake='lake').refine(key='id')\n"
         "mails = Pipeline.land('mails', folder='shop', lake='lake')\n",
     )
@@ -165,7 +162,7 @@ def test_a_mistake_in_a_file_of_ones_own_names_its_line(tmp_path):
 def test_functions_of_a_file_become_pipelines(tmp_path):
     write(
         tmp_path / "mine.py",
-        "from holdfast.spark.pipelines.custom import pipeline\n\n"
+        "from holdfast.spark.pipelines.python import pipeline\n\n"
         "@pipeline(source='orders-land')\ndef big_orders(rows):\n    return rows\n",
     )
     text = "folder: a\nlake: b\nfile: mine.py\npipelines: {orders-land: {kind: land, topics: [orders]}}\n"
@@ -251,9 +248,9 @@ def test_an_expectation_that_is_null_is_not_met():
 
 def test_an_expectation_to_fail_on_stops_the_batch():
     expectations = [Expectation(name="a", check="x", on_fail="warn"), Expectation(name="b", check="y", on_fail="fail")]
-    Counts(5, 0, 0, {"a": 5, "b": 0}).check(expectations, "p")
+    check_failures({"a": 5, "b": 0}, expectations, "p")
     with pytest.raises(ExpectationFailed, match=r"p: 2 rows do not meet 'b' \(y\)"):
-        Counts(5, 0, 0, {"b": 2}).check(expectations, "p")
+        check_failures({"b": 2}, expectations, "p")
 
 
 def test_files_say_which_batches_they_hold():
@@ -270,7 +267,7 @@ def test_files_say_which_batches_they_hold():
 def test_a_ledger_keeps_its_sums_when_it_forgets_single_batches(tmp_path):
     ledger = Ledger(real_world(), str(tmp_path))
     for number in range(2 * KEPT + 1):
-        batch = Batch(batch=number, rows_in=2, rows_out=1, expectations={"a": 1})
+        batch = LedgerBatch(batch=number, rows_in=2, rows_out=1, expectations={"a": 1})
         (tmp_path / "batches").mkdir(exist_ok=True)
         (tmp_path / "batches" / f"{number:012d}.pending").write_bytes(
             json.dumps({"batch": number, "rows_in": 2, "rows_out": 1, "expectations": {"a": 1}}).encode()
@@ -295,7 +292,7 @@ def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tm
         sound = context_of(home, LakeDisk())
         commit(
             sound,
-            Batch(
+            LedgerBatch(
                 batch=0, swaps=tuple(replacements(sound, staged(sound, "rows", a__1="x0", a__2="y0"), sound.table, 0))
             ),
         )
@@ -306,7 +303,7 @@ def test_a_batch_that_was_cut_short_anywhere_is_there_once_after_the_next_run(tm
             more = staged(frail, "more", a__4="w1")
             swaps = replacements(frail, folder, frail.table, 1)
             adds = additions(frail, more, frail.table, 1)
-            commit(frail, Batch(batch=1, rows_out=3, swaps=tuple(swaps), adds=tuple(adds)))
+            commit(frail, LedgerBatch(batch=1, rows_out=3, swaps=tuple(swaps), adds=tuple(adds)))
             ended = True
         except Crash:
             ended = False
@@ -346,7 +343,7 @@ def test_tables_can_be_read_by_others_and_checkpoints_cannot(tmp_path):
         context = context_of(tmp_path, LakeDisk())
         with held(real_world(), context.project, context.spec):
             moves = additions(context, staged(context, "rows", a__1="x"), context.table, 0)
-            commit(context, Batch(batch=0, adds=tuple(moves)))
+            commit(context, LedgerBatch(batch=0, adds=tuple(moves)))
     finally:
         os.umask(before)
     folders = [Path(context.project.lake), Path(context.table), Path(context.table) / "a=1", Path(context.checkpoint)]
@@ -360,7 +357,7 @@ def test_a_checkpoint_of_another_topic_is_refused_with_the_way_out(tmp_path):
     with held(world, project, project.spec("orders-land")):
         check_fit(world, other, other.spec("orders-land"))  # nothing was begun, so it may still change
         check_fit(world, project, project.spec("orders-land"))
-        Ledger(world, project.checkpoint("orders-land")).decide(Batch(batch=0))
+        Ledger(world, project.checkpoint("orders-land")).decide(LedgerBatch(batch=0))
         check_fit(world, project, project.spec("orders-land"))
         with pytest.raises(InvalidRequest, match="--full-refresh") as raised:
             check_fit(world, other, other.spec("orders-land"))

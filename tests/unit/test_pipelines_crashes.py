@@ -15,14 +15,13 @@ pytest.importorskip("pyspark")
 from holdfast.env import real_world
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, CorruptData, InvalidRequest
-from holdfast.spark.pipelines.build import Pipeline
-from holdfast.spark.pipelines.checkpoint import ID, check_fit, forget, is_half_forgotten
-from holdfast.spark.pipelines.context import Context, kind_named
-from holdfast.spark.pipelines.custom import pipeline
+from holdfast.spark.pipelines.checkpoint import ID, Ledger, LedgerBatch, Totals, check_fit, forget, is_half_forgotten
 from holdfast.spark.pipelines.lake import additions, commit, file_name, finish_pending, table_files
 from holdfast.spark.pipelines.land import _Landing
-from holdfast.spark.pipelines.ledger import Batch, Ledger, Totals
+from holdfast.spark.pipelines.project import Pipeline
+from holdfast.spark.pipelines.python import pipeline
 from holdfast.spark.pipelines.runner import Runner
+from holdfast.spark.pipelines.spec import Context, kind_named
 from tests.unit.lake_kit import Crash, FrailDisk, context_of, seen, staged
 
 
@@ -49,7 +48,7 @@ def chain(tmp_path: Path) -> Pipeline:
     )
 
 
-def finished(checkpoint: str, *batches: Batch) -> None:
+def finished(checkpoint: str, *batches: LedgerBatch) -> None:
     ledger = Ledger(real_world(), checkpoint)
     for batch in batches:
         ledger.decide(batch)
@@ -65,7 +64,7 @@ def test_a_full_refresh_that_was_cut_short_anywhere_is_finished_by_the_next_run(
         check.mkdir(parents=True)
         check_fit(*place)
         moves = additions(sound, staged(sound, "rows", a__1="x", a__2="y"), sound.table, 0)
-        commit(sound, Batch(batch=0, adds=tuple(moves)))
+        commit(sound, LedgerBatch(batch=0, adds=tuple(moves)))
         frail = context_of(tmp_path / str(calls), FrailDisk(calls))
         try:
             forget(frail.world, frail.project, frail.spec)
@@ -104,14 +103,17 @@ def test_a_batch_is_decided_only_when_the_names_of_all_its_files_are_durable(tmp
 
     context = context_of(tmp_path, Watched())
     lake = context.project.lake
-    commit(context, Batch(batch=0, adds=tuple(additions(context, staged(context, "rows", a__1="x"), context.table, 0))))
+    commit(
+        context,
+        LedgerBatch(batch=0, adds=tuple(additions(context, staged(context, "rows", a__1="x"), context.table, 0))),
+    )
     assert seen(context) == ["x"]
 
 
 def test_a_decided_batch_whose_files_are_gone_is_an_error_and_not_an_empty_batch(tmp_path):
     context = context_of(tmp_path, LakeDisk())
     moves = additions(context, staged(context, "rows", a__1="x"), context.table, 0)
-    Ledger(context.world, context.checkpoint).decide(Batch(batch=0, adds=tuple(moves)))
+    Ledger(context.world, context.checkpoint).decide(LedgerBatch(batch=0, adds=tuple(moves)))
     for path in Path(context.staging).rglob("*.parquet"):
         path.unlink()
     with pytest.raises(CorruptData, match="neither there nor in"):
@@ -128,7 +130,7 @@ def test_a_ledger_can_be_read_in_the_moment_in_which_a_batch_is_finished(tmp_pat
 
     context = context_of(tmp_path, Late())
     ledger = Ledger(context.world, context.checkpoint)
-    ledger.decide(Batch(batch=0))
+    ledger.decide(LedgerBatch(batch=0))
     assert ledger.pending() is None
     last = ledger.last()
     assert last is not None
@@ -145,7 +147,7 @@ def test_a_ledger_can_be_read_in_the_moment_in_which_batches_are_summed_up(tmp_p
             return found
 
     context = context_of(tmp_path, Late())
-    finished(context.checkpoint, *(Batch(batch=number, rows_out=number + 3) for number in range(3)))
+    finished(context.checkpoint, *(LedgerBatch(batch=number, rows_out=number + 3) for number in range(3)))
     ledger = Ledger(context.world, context.checkpoint)
     assert ledger.totals().rows_out == 12
     assert [(batch.batch, batch.rows_out) for batch in ledger.after(-1)] == [(1, 7), (2, 5)]
@@ -214,10 +216,10 @@ def test_rows_that_change_cannot_be_read_on_by_a_function_of_ones_own(tmp_path):
 
 def test_a_source_that_is_begun_anew_while_it_is_read_is_not_read_on(tmp_path):
     project = chain(tmp_path).project
-    finished(project.checkpoint("l"), Batch(batch=0, rows_out=3), Batch(batch=1, rows_out=3))
+    finished(project.checkpoint("l"), LedgerBatch(batch=0, rows_out=3), LedgerBatch(batch=1, rows_out=3))
     number = Path(project.checkpoint("l")) / ID
     number.write_text("one", encoding="ascii")
-    finished(project.checkpoint("s"), Batch(batch=0, through=0, source_id="one"))
+    finished(project.checkpoint("s"), LedgerBatch(batch=0, through=0, source_id="one"))
 
     def session() -> Any:
         number.write_text("two", encoding="ascii")
@@ -230,9 +232,9 @@ def test_a_source_that_is_begun_anew_while_it_is_read_is_not_read_on(tmp_path):
 
 def test_a_plan_says_that_the_source_was_begun_anew(tmp_path):
     project = chain(tmp_path).project
-    finished(project.checkpoint("l"), Batch(batch=0, rows_out=3))
+    finished(project.checkpoint("l"), LedgerBatch(batch=0, rows_out=3))
     (Path(project.checkpoint("l")) / ID).write_text("one", encoding="ascii")
-    finished(project.checkpoint("s"), Batch(batch=0, through=0, source_id="one"))
+    finished(project.checkpoint("s"), LedgerBatch(batch=0, through=0, source_id="one"))
     assert Runner(project).plan(["s"])[0].rows == 0
     (Path(project.checkpoint("l")) / ID).write_text("two", encoding="ascii")
     with pytest.raises(InvalidRequest, match="its source l was begun anew"):

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 
 from holdfast.env import real_world
 from holdfast.spark.pipelines import report
-from holdfast.spark.pipelines.report import Report, Section, Table, html_of, write_report
+from holdfast.spark.pipelines.report import Report, ReportSection, ReportTable, html_of, write_report
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 HOURS = [NOON + timedelta(hours=hour) for hour in range(5)]
@@ -37,7 +37,7 @@ class Page(HTMLParser):
         self.words += data
 
 
-def report_of(*sections: Section, title: str = "Dead letters") -> Report:
+def report_of(*sections: ReportSection, title: str = "Dead letters") -> Report:
     return Report(title=title, made=EVIL, facts=[("letters", 1234), (EVIL, EVIL)], sections=sections)
 
 
@@ -47,16 +47,16 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 
 def test_every_value_is_escaped():
-    table = Table(columns=[EVIL, "list"], rows=[[EVIL, [EVIL, EVIL]]])
+    table = ReportTable(columns=[EVIL, "list"], rows=[[EVIL, [EVIL, EVIL]]])
     plot = report.Plot(name="plot", title=EVIL, png=b"png")
-    page = Page(html_of(report_of(Section(title=EVIL, text=EVIL, table=table, plots=[plot]), title=EVIL)))
+    page = Page(html_of(report_of(ReportSection(title=EVIL, text=EVIL, table=table, plots=[plot]), title=EVIL)))
     assert "script" not in page.tags
     assert page.words.count(EVIL) == 11
 
 
 def test_the_page_needs_no_other_file_and_no_script(tmp_path: Path):
     plot = report.bars("kinds", "Kinds of error", {"timed out": 3}, unit="letters")
-    path = write_report(real_world(), str(tmp_path / "report"), report_of(Section(title="Kinds", plots=[plot])))
+    path = write_report(real_world(), str(tmp_path / "report"), report_of(ReportSection(title="Kinds", plots=[plot])))
     page = Page(Path(path).read_text("utf-8"))
     assert [source[:22] for source in page.sources] == ["data:image/png;base64,"]
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
@@ -73,8 +73,8 @@ def test_a_report_is_replaced_as_a_whole(tmp_path: Path):
 
 
 def test_numbers_stand_on_the_right_and_are_readable():
-    table = Table(columns=["count", "share", "at", "none"], rows=[[1234567, 0.5, NOON, None]])
-    text = html_of(report_of(Section(title="Table", table=table)))
+    table = ReportTable(columns=["count", "share", "at", "none"], rows=[[1234567, 0.5, NOON, None]])
+    text = html_of(report_of(ReportSection(title="Table", table=table)))
     assert '<td class="number">1,234,567</td><td class="number">0.500</td>' in text
     assert '<td class="time">2026-11-16 12:00</td><td>–</td>' in text
 

@@ -19,10 +19,18 @@ from holdfast.env import SeededIds, World
 from holdfast.errors import HoldfastError, InvalidRequest, OffsetOutOfRange, TailLost, UnknownTopic
 from holdfast.model import LogPosition
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.source.admission import Admission, Positions, TopicPositions, from_json, to_json
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import stream_options
-from holdfast.spark.source.rows import Range, batch_ranges, splits
+from holdfast.spark.options import stream_read_options
+from holdfast.spark.ranges import (
+    DataFolder,
+    Positions,
+    Range,
+    StreamPlanner,
+    TopicPositions,
+    batch_ranges,
+    from_json,
+    splits,
+    to_json,
+)
 from holdfast.storage.segment import Segment
 from tests.unit.brokers import FOLDER, Place
 
@@ -38,9 +46,9 @@ class Stream:
         self.admission = self.plan()
         self.at = self.admission.initial()
 
-    def plan(self) -> Admission:
-        options = stream_options(CaseInsensitiveDict(self.given), 0)
-        return Admission(DataFolder(FOLDER, self.place.world), options)
+    def plan(self) -> StreamPlanner:
+        options = stream_read_options(CaseInsensitiveDict(self.given), 0)
+        return StreamPlanner(DataFolder(FOLDER, self.place.world), options)
 
     def batch(self, most: int | None = None) -> list[Range]:
         """The next batch, by way of a checkpoint."""
@@ -275,10 +283,10 @@ def test_offsets_must_be_given_for_what_is_read_and_nothing_else() -> None:
 
 
 def ranges_of(place: Place, **options: str) -> list[Range]:
-    from holdfast.spark.source.options import batch_options
+    from holdfast.spark.options import batch_read_options
 
     given = CaseInsensitiveDict({"path": FOLDER, "topic": "orders", **options})
-    return batch_ranges(DataFolder(FOLDER, place.world), batch_options(given, 0))
+    return batch_ranges(DataFolder(FOLDER, place.world), batch_read_options(given, 0))
 
 
 def test_a_batch_reads_between_offsets_or_times() -> None:
@@ -309,7 +317,7 @@ def test_tasks_follow_segments_and_more_are_cut_where_asked(monkeypatch: pytest.
     assert splits(folder, whole, 0) == whole
     parts = splits(folder, whole, 7)
     assert len(parts) == 7
-    monkeypatch.setattr("holdfast.spark.source.rows._TASK_BYTES", 1)
+    monkeypatch.setattr("holdfast.spark.ranges._TASK_BYTES", 1)
     by_segment = splits(folder, whole, 0)
     bases = [segment.base_offset for segment in place.broker._port.engine.topic("orders").partition(0).log.segments()]
     assert [part.start for part in by_segment] == bases

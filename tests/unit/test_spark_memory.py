@@ -14,9 +14,9 @@ import pyarrow as pa
 import holdfast
 from holdfast.model import CodecName
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.rows import _MOST_BYTES, Range, Reading, record_batches
-from holdfast.spark.source.schema import Maker, message_schema
+from holdfast.spark.options import ReadPolicy
+from holdfast.spark.ranges import DataFolder, Range
+from holdfast.spark.readers import _MOST_BYTES, Maker, message_schema, record_batches
 
 MESSAGES, SIZE = 64_000, 1000
 
@@ -30,11 +30,13 @@ def test_reading_a_large_segment_holds_about_a_batch(tmp_path: Path, codec: Code
         for _ in range(MESSAGES // 1000):
             broker.publish_many("orders", [bytes(SIZE)] * 1000, codec=codec)
     maker = Maker(message_schema(headers=True))
-    list(record_batches(DataFolder(folder), Range("orders", 0, 0, 1), maker, Reading()))  # what is loaded at first use
+    list(
+        record_batches(DataFolder(folder), Range("orders", 0, 0, 1), maker, ReadPolicy())
+    )  # what is loaded at first use
     before, rows, most = pa.total_allocated_bytes(), 0, 0
     tracemalloc.start()
     try:
-        for batch in record_batches(DataFolder(folder), Range("orders", 0, 0, MESSAGES), maker, Reading()):
+        for batch in record_batches(DataFolder(folder), Range("orders", 0, 0, MESSAGES), maker, ReadPolicy()):
             rows += batch.num_rows
             most = max(most, pa.total_allocated_bytes() - before)
         python_peak = tracemalloc.get_traced_memory()[1]

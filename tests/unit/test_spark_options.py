@@ -11,18 +11,18 @@ pytest.importorskip("pyspark")
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from holdfast.errors import InvalidRequest
-from holdfast.spark.source.options import batch_options, check_options, stream_options
+from holdfast.spark.options import batch_read_options, check_options, stream_read_options
 
 NOW_MS = 1_800_000_000_000
 GIVEN = {"path": "/data/shop", "topic": "orders"}
 
 
 def batch(**more: str) -> Any:
-    return batch_options(CaseInsensitiveDict({**GIVEN, **more}), NOW_MS)
+    return batch_read_options(CaseInsensitiveDict({**GIVEN, **more}), NOW_MS)
 
 
 def stream(**more: str) -> Any:
-    return stream_options(CaseInsensitiveDict({**GIVEN, **more}), NOW_MS)
+    return stream_read_options(CaseInsensitiveDict({**GIVEN, **more}), NOW_MS)
 
 
 def test_a_batch_begins_at_the_earliest_and_a_stream_behind_the_latest_message() -> None:
@@ -43,11 +43,11 @@ def test_a_stream_has_limits_unless_told_otherwise() -> None:
 
 def test_topics_are_named_in_any_of_four_ways() -> None:
     assert batch().subscription.names == ("orders",)
-    by_list = batch_options(CaseInsensitiveDict({"path": "/p", "subscribe": "b, a,a"}), NOW_MS)
+    by_list = batch_read_options(CaseInsensitiveDict({"path": "/p", "subscribe": "b, a,a"}), NOW_MS)
     assert by_list.subscription.names == ("a", "b")
-    by_pattern = batch_options(CaseInsensitiveDict({"path": "/p", "subscribePattern": "or.*"}), NOW_MS)
+    by_pattern = batch_read_options(CaseInsensitiveDict({"path": "/p", "subscribePattern": "or.*"}), NOW_MS)
     assert by_pattern.subscription.pattern == "or.*"
-    assigned = batch_options(CaseInsensitiveDict({"path": "/p", "assign": '{"a": [1, 0]}'}), NOW_MS)
+    assigned = batch_read_options(CaseInsensitiveDict({"path": "/p", "assign": '{"a": [1, 0]}'}), NOW_MS)
     assert assigned.subscription.wants("a", 1)
     assert not assigned.subscription.wants("a", 2)
 
@@ -122,7 +122,7 @@ def test_a_wrong_option_of_a_stream_is_refused_by_its_name(given: dict[str, str]
 )
 def test_something_to_read_must_be_named(given: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest, match="option"):
-        batch_options(CaseInsensitiveDict({"path": "/p", **given}), NOW_MS)
+        batch_read_options(CaseInsensitiveDict({"path": "/p", **given}), NOW_MS)
 
 
 def test_what_can_be_checked_early_is() -> None:

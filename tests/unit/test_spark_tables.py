@@ -19,8 +19,7 @@ from pyspark.sql.types import DataType, LongType, StringType, StructField, Struc
 
 import holdfast
 from holdfast.errors import InvalidRequest, NotAQueue, UnknownTopic
-from holdfast.spark.tables.rows import TABLES
-from holdfast.spark.tables.tables import table_reader, table_schema
+from holdfast.spark.tables import TABLES, table_reader, table_schema
 
 NOW = datetime.now(UTC)
 
@@ -135,7 +134,7 @@ def test_traces_can_be_asked_for_by_time_and_topic(broker, tmp_path):
 
 
 def test_many_traces_are_read_by_several_tasks(broker, tmp_path, monkeypatch):
-    from holdfast.spark.tables import rows as table_list
+    from holdfast.spark import tables as table_list
 
     monkeypatch.setattr(table_list, "_PIECE_BYTES", 1)
     log = broker._port.engine.traces.log.log

@@ -16,9 +16,9 @@ from pyspark.sql import types as t  # noqa: E402  needs pyspark
 from holdfast.broker.routing import partition_for  # noqa: E402
 from holdfast.env import RealDisk  # noqa: E402
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, MessageTooLarge, UnknownTopic  # noqa: E402
-from holdfast.spark.sink.commits import Write, _manifest  # noqa: E402
-from holdfast.spark.sink.incoming import check_columns  # noqa: E402
-from holdfast.spark.sink.staging import Staging  # noqa: E402
+from holdfast.spark.commits import CommitRequest, _manifest  # noqa: E402
+from holdfast.spark.incoming import check_columns  # noqa: E402
+from holdfast.spark.staging import Staging  # noqa: E402
 from tests.unit.sinks import ROOT, Shop, batch_of  # noqa: E402
 
 DAY_MS = 24 * 3_600_000
@@ -163,7 +163,7 @@ def committed(shop: Shop, write: str, *values: bytes) -> None:
     """A commit that was stopped as soon as it counted."""
     staged = shop.stage(batch_of([*values]), write=write)
     with shop.broker() as broker:
-        manifest = _manifest(broker._port.engine, Write(write_id=write, batch=0, files=staged.files))
+        manifest = _manifest(broker._port.engine, CommitRequest(write_id=write, batch=0, files=staged.files))
         Staging(shop.world, ROOT).note_manifest(manifest)
 
 

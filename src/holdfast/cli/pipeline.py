@@ -16,8 +16,8 @@ from holdfast.cli.text import safe, short_time, show_table, size, table
 from holdfast.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.spark.pipelines import context
-    from holdfast.spark.pipelines.checkpoint import Standing
+    from holdfast.spark.pipelines import spec
+    from holdfast.spark.pipelines.checkpoint import PipelineStatus
     from holdfast.spark.pipelines.runner import Runner
 
 from contextlib import suppress
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Progress], None]]:
+def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[spec.Progress], None]]:
     """A progress bar for each pipeline on stderr, if that is a terminal."""
     console = stderr()
     if not shown or not console.is_terminal:
@@ -63,7 +63,7 @@ def bars(names: Sequence[str], *, shown: bool) -> Iterator[Callable[[context.Pro
     with Progress(*columns, console=console, transient=True) as progress:
         tasks = {name: progress.add_task("waiting", pipeline=safe(name), total=None) for name in names}
 
-        def tell(news: context.Progress) -> None:
+        def tell(news: spec.Progress) -> None:
             if news.pipeline not in tasks:
                 return
             total = None if news.lag is None else news.rows_in + news.lag
@@ -97,7 +97,7 @@ def ending_in_order(runner: Runner) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def outcomes_document(outcomes: Sequence[context.Outcome]) -> dict[str, Any]:
+def outcomes_document(outcomes: Sequence[spec.Outcome]) -> dict[str, Any]:
     """The one document of a run."""
     documents = []
     for outcome in outcomes:
@@ -110,7 +110,7 @@ def outcomes_document(outcomes: Sequence[context.Outcome]) -> dict[str, Any]:
     return {"pipelines": documents}
 
 
-def show_outcomes(outcomes: Sequence[context.Outcome]) -> None:
+def show_outcomes(outcomes: Sequence[spec.Outcome]) -> None:
     """What was done, as a table, then what is worth a sentence."""
     summaries = [outcome.summary for outcome in outcomes if outcome.summary is not None]
     if not summaries:
@@ -139,7 +139,7 @@ def show_outcomes(outcomes: Sequence[context.Outcome]) -> None:
             say(f"{safe(each.pipeline)}: {safe(remark)}")
 
 
-def plan_lines(plan: context.Plan) -> Iterator[str]:
+def plan_lines(plan: spec.Plan) -> Iterator[str]:
     """A plan for people."""
     rows = "" if plan.rows is None else f", about {plan.rows:,} rows"
     content = "" if plan.bytes is None else f", {size(plan.bytes)}"
@@ -153,7 +153,7 @@ def plan_lines(plan: context.Plan) -> Iterator[str]:
         yield f"  note    {safe(remark)}"
 
 
-def standing_table(standings: Sequence[Standing], running: Mapping[str, int | None]) -> Table:
+def standing_table(standings: Sequence[PipelineStatus], running: Mapping[str, int | None]) -> Table:
     """Where pipelines are."""
     shown = table(
         "pipeline", "kind", "last batch>", "at", "rows in>", "out>", "dropped>", "aside>", "behind>", "running"
@@ -264,10 +264,10 @@ def ls_command(declared: Declared = FILE, as_json: AsJson = False) -> int:
 def status_command(names: Names = None, declared: Declared = FILE, as_json: AsJson = False) -> int:
     """Show how far pipelines are: batches, rows, lag, and who runs them. Needs neither Spark's JVM nor a lock."""
     project = _project(declared)
-    from holdfast.spark.pipelines.checkpoint import standing_of
+    from holdfast.spark.pipelines.checkpoint import status_of
 
     specs = project.in_order(names or project.pipelines)
-    standings = [standing_of(real_world(), project, spec) for spec in specs]
+    standings = [status_of(real_world(), project, spec) for spec in specs]
     owners = {spec.name: owner_of(project.checkpoint(spec.name)) for spec in specs}
     running = {name: owner.pid for name, owner in owners.items() if owner is not None and owner.alive}
     if as_json:
@@ -288,8 +288,8 @@ def new_command(
     """Write a commented file to begin with; where it is there already, print the entry to add to it."""
     _need_spark()
     from holdfast.broker.folder.layout import check_name
-    from holdfast.spark.pipelines.context import kind_named
     from holdfast.spark.pipelines.project import entry, python_template, yaml_template
+    from holdfast.spark.pipelines.spec import kind_named
 
     check_name(name, "pipeline")
     kind_named(kind)

@@ -18,7 +18,7 @@ from holdfast.env import World
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
-from holdfast.spark.sink.commits import Write, commit
+from holdfast.spark.commits import CommitRequest, commit
 
 _LONGEST_S: Final = 24 * 3600.0
 
@@ -32,7 +32,7 @@ class Committed(msgspec.Struct):
     fresh: bool
 
 
-@routes.add("POST", "/v1/staged", action="admin", body=Write, answers=Committed, hidden=True)
+@routes.add("POST", "/v1/staged", action="admin", body=CommitRequest, answers=Committed, hidden=True)
 async def commit_staged(call: Call) -> Committed:
     """Bring staged rows into the log, one write after the other, as if each owned the folder."""
     engine = call.service.engine
@@ -45,7 +45,7 @@ def is_shared(folder: str) -> bool:
     return answers_at(socket_of(absolute(folder)))
 
 
-def commit_there(world: World, folder: str, write: Write) -> bool:
+def commit_there(world: World, folder: str, write: CommitRequest) -> bool:
     """Have the owner do it. A write that is remembered may be sent again; any other only once."""
     address = Address(text=folder, socket=socket_of(absolute(folder)))
     caller = Caller(world, ThreadWays(world.clock), address)

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from holdfast.spark.session import register, session
 
 if TYPE_CHECKING:
-    from holdfast.spark.pipelines.build import Pipeline, run
-    from holdfast.spark.pipelines.custom import pipeline
-    from holdfast.spark.tables.tables import register_tables
+    from holdfast.spark.pipelines.project import Pipeline, run
+    from holdfast.spark.pipelines.python import pipeline
+    from holdfast.spark.tables import register_tables
 
 __all__ = ["Pipeline", "pipeline", "register", "register_tables", "run", "session"]
 
 _LATER = {
-    "Pipeline": "holdfast.spark.pipelines.build",
-    "pipeline": "holdfast.spark.pipelines.custom",
-    "register_tables": "holdfast.spark.tables.tables",
-    "run": "holdfast.spark.pipelines.build",
+    "Pipeline": "holdfast.spark.pipelines.project",
+    "pipeline": "holdfast.spark.pipelines.python",
+    "register_tables": "holdfast.spark.tables",
+    "run": "holdfast.spark.pipelines.project",
 }
 
 

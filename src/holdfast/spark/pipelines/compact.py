@@ -1,37 +1,37 @@
 """`compact`: sealed segments of topics as Parquet, which Spark reads at its own speed (cold tier); the latest by key.
 
-A segment that is sealed never changes but for key compaction, so each is read once. How far it is stands in the ledger,
-in the same file that makes a batch count; the rows of a batch and the table of the latest take their places with it.
-Small files are merged as those of `land` are.
+A sealed segment never changes except by key compaction, so each is read once. The ledger holds the offsets reached, in
+the same file that makes a batch count. Small files are merged as those of `land` are.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from holdfast.errors import BadSettings, InvalidRequest, OffsetOutOfRange
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
-from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, replacements, stage, write_batch
-from holdfast.spark.pipelines.ledger import Batch, Ledger, Tally
-from holdfast.spark.pipelines.spec import Options
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import Subscription
+from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.batches import write_batch
+from holdfast.spark.pipelines.checkpoint import LedgerBatch, Tally, ledger_of
+from holdfast.spark.pipelines.lake import DATE, finish_pending, merge_small_files, replacements, stage
+from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
+from holdfast.spark.ranges import DataFolder, Range
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.spark.pipelines.context import Context
 
 POSITIONS: Final = "positions"
 LATEST_SUFFIX: Final = ".latest"
 
 
-class CompactOptions(Options, frozen=True, kw_only=True):
-    """Which topics go to the cold tier. `latest` also keeps a table with the last message of each key."""
+class CompactOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of `compact`. `latest` also keeps a table with the last message of each key."""
 
     topics: tuple[str, ...]
     latest: bool = False
@@ -48,14 +48,10 @@ class CompactOptions(Options, frozen=True, kw_only=True):
             raise BadSettings(f"max_rows_per_batch is {self.max_rows_per_batch}: give a number of 1 or more")
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class SealedRange(Range, frozen=True):
     """Messages of one partition that are sealed and not in the cold tier yet."""
 
-    topic: str
-    topic_id: int
-    partition: int
-    start: int
-    stop: int
+    topic_id: int = 0
     bytes: int = 0
 
 
@@ -68,8 +64,6 @@ def latest_by_key(messages: DataFrame) -> DataFrame:
     A key stays in its partition unless partitions were added, so the offset says which is last, and where it does not,
     the time.
     """
-    from pyspark.sql import functions as f
-
     whole = f.struct(*[f.col(name) for name in messages.columns])
     keyed = messages.where(f.col("key").isNotNull())
     last_there = keyed.groupBy("topic", "key", "partition").agg(f.max_by(whole, "offset").alias("last"))
@@ -77,8 +71,10 @@ def latest_by_key(messages: DataFrame) -> DataFrame:
     return last_there.groupBy("topic", "key").agg(newest).select("last.*").where(~f.col("tombstone"))
 
 
-def sealed(folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fail_on_data_loss: bool) -> list[Stretch]:
-    """What each partition has to give."""
+def sealed(
+    folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fail_on_data_loss: bool
+) -> list[SealedRange]:
+    """The sealed messages of each partition that are not in the cold tier yet."""
     found = []
     for topic, partition in folder.partitions(Subscription(names=topics)):
         reader = folder.reader(topic, partition)
@@ -106,72 +102,56 @@ def sealed(folder: DataFolder, topics: tuple[str, ...], known: Positions, *, fai
             start = reader.start
         if start < stop:
             size = sum(segment.bytes for segment in segments[:-1] if segment.next_offset > start)
-            found.append(Stretch(topic, topic_id, partition, start, stop, size))
+            found.append(SealedRange(topic, partition, start, stop, topic_id, size))
     return found
 
 
-def limited(stretches: list[Stretch], most_rows: int) -> list[Stretch]:
-    """As much of each as fits into one batch."""
-    share = max(1, most_rows // max(1, len(stretches)))
-    return [msgspec.structs.replace(each, stop=min(each.stop, each.start + share)) for each in stretches]
+def limited(ranges: list[SealedRange], most_rows: int) -> list[SealedRange]:
+    """As much of each range as fits into one batch."""
+    share = max(1, most_rows // max(1, len(ranges)))
+    return [msgspec.structs.replace(each, stop=min(each.stop, each.start + share)) for each in ranges]
 
 
 def plan(context: Context) -> Plan:
-    """What would go to the cold tier."""
-    stretches = _stretches(context)
-    reads = tuple(
-        Read(
-            what=f"{each.topic}/{each.partition}",
-            start=str(each.start),
-            end=str(each.stop),
-            rows=each.stop - each.start,
-            bytes=each.bytes,
-        )
-        for each in stretches
-    )
-    return Plan(
-        pipeline=context.name,
-        kind=KIND.name,
-        reads=reads,
-        rows=sum(read.rows or 0 for read in reads),
-        bytes=sum(read.bytes or 0 for read in reads),
-        writes=(context.table, *([_latest_table(context)] if context.options.latest else [])),
-        notes=() if reads else ("no segment was sealed since; the one that is being written stays in the log only",),
-    )
+    reads = [
+        Read.of_offsets(each.topic, each.partition, each.start, each.stop, bytes=each.bytes)
+        for each in _sealed(context)
+    ]
+    writes = [context.table, *([_latest_table(context)] if context.options.latest else [])]
+    notes = () if reads else ("no segment was sealed since; the one that is being written stays in the log only",)
+    return context.plan(reads, writes=writes, notes=notes)
 
 
 def run(context: Context) -> Summary:
-    """Batch by batch, until every sealed segment is there."""
+    """Write batch by batch, until every sealed segment is in the table."""
     finish_pending(context)
     tally = Tally(context)
     while not context.stopping.is_set():
-        stretches = _stretches(context)
-        if not stretches:
+        ranges = _sealed(context)
+        if not ranges:
             break
-        taken = limited(stretches, context.options.max_rows_per_batch)
-        left = sum(each.stop for each in stretches) - sum(each.stop for each in taken)
+        taken = limited(ranges, context.options.max_rows_per_batch)
+        left = sum(each.stop for each in ranges) - sum(each.stop for each in taken)
         tally.add(_one_batch(context, taken), left)
     tally.notes += merge_small_files(context, context.table, context.options.target_file_bytes)
-    tally.lag = sum(each.stop - each.start for each in _stretches(context))
+    tally.lag = sum(each.stop - each.start for each in _sealed(context))
     return tally.summary()
 
 
-def _one_batch(context: Context, stretches: list[Stretch]) -> Batch:
-    from pyspark.sql import functions as f
-
-    last = Ledger(context.world, context.checkpoint).last()
+def _one_batch(context: Context, ranges: list[SealedRange]) -> LedgerBatch:
+    last = ledger_of(context).last()
     number = 0 if last is None else last.batch + 1
-    rows = _messages(context, stretches)
-    facts: dict[str, Any] = {"state": {POSITIONS: _reached(_known(last), stretches)}}
+    rows = context.reader(includeHeaders="true", **offset_options(ranges)).load()
+    facts: dict[str, Any] = {"state": {POSITIONS: _reached(_known(last), ranges)}}
     if context.options.latest:
         facts["swaps"] = tuple(_stage_latest(context, rows, number))
     dated = rows.withColumn(DATE, f.to_date("timestamp"))
-    return write_batch(context, number, dated, expectations=(), partition_by=(DATE, "topic"), **facts)
+    return write_batch(context, number, dated, partition_by=(DATE, "topic"), **facts)
 
 
 def _stage_latest(context: Context, rows: DataFrame, number: int) -> list[Any]:
     table = _latest_table(context)
-    if number == 0:  # it was begun anew: what is there is of another time
+    if number == 0:  # it starts over: the table is an old one
         remove_tree(context.disk, table)
     topics = [row["topic"] for row in rows.select("topic").distinct().collect()]
     for topic in topics:
@@ -184,33 +164,33 @@ def _stage_latest(context: Context, rows: DataFrame, number: int) -> list[Any]:
     return replacements(context, staged, table, number)
 
 
-def _messages(context: Context, stretches: list[Stretch]) -> DataFrame:
+def offset_options(ranges: Iterable[Range]) -> dict[str, str]:
+    """The options of the source to read these ranges, one for each partition."""
     assign: dict[str, list[int]] = {}
-    starts: dict[str, dict[str, int]] = {}
-    stops: dict[str, dict[str, int]] = {}
-    for each in stretches:
+    starts: dict[str, dict[int, int]] = {}
+    stops: dict[str, dict[int, int]] = {}
+    for each in ranges:
         assign.setdefault(each.topic, []).append(each.partition)
-        starts.setdefault(each.topic, {})[str(each.partition)] = each.start
-        stops.setdefault(each.topic, {})[str(each.partition)] = each.stop
-    reader = context.spark.read.format("holdfast").option("path", context.folder).option("includeHeaders", "true")
-    reader = reader.option("assign", json.dumps(assign)).option("startingOffsets", json.dumps(starts))
-    return reader.option("endingOffsets", json.dumps(stops)).load()
+        starts.setdefault(each.topic, {})[each.partition] = each.start
+        stops.setdefault(each.topic, {})[each.partition] = each.stop
+    places = {"assign": assign, "startingOffsets": starts, "endingOffsets": stops}
+    return {name: json.dumps(value) for name, value in places.items()}
 
 
-def _stretches(context: Context) -> list[Stretch]:
+def _sealed(context: Context) -> list[SealedRange]:
     options: CompactOptions = context.options
-    known = _known(Ledger(context.world, context.checkpoint).last())
+    known = _known(ledger_of(context).last())
     folder = DataFolder(context.folder, context.world)
     return sealed(folder, options.topics, known, fail_on_data_loss=options.fail_on_data_loss)
 
 
-def _known(last: Batch | None) -> Positions:
+def _known(last: LedgerBatch | None) -> Positions:
     return {} if last is None else last.state[POSITIONS]
 
 
-def _reached(before: Positions, stretches: list[Stretch]) -> Positions:
+def _reached(before: Positions, ranges: list[SealedRange]) -> Positions:
     after = {topic: {"id": known["id"], "offsets": dict(known["offsets"])} for topic, known in before.items()}
-    for each in stretches:
+    for each in ranges:
         offsets = after.setdefault(each.topic, {"id": each.topic_id, "offsets": {}})["offsets"]
         offsets[str(each.partition)] = each.stop
     return after
@@ -220,17 +200,13 @@ def _latest_table(context: Context) -> str:
     return context.table + LATEST_SUFFIX
 
 
-def _identity(options: CompactOptions) -> dict[str, Any]:
-    return {"topics": sorted(options.topics), "latest": options.latest}
-
-
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="compact",
     says="sealed segments of topics as Parquet with small files merged (cold tier), and the latest by key",
     options=CompactOptions,
     plan=plan,
     run=run,
-    identity=_identity,
+    identity=lambda options: {"topics": sorted(options.topics), "latest": options.latest},
     follows=False,
     template="""\
     kind: compact

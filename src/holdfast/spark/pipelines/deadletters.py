@@ -1,12 +1,12 @@
 """`deadletters`: which errors there are, since when and how many, as tables and as a report; and a redrive by SQL.
 
-The tables and the report are made anew by each run and take the place of the old ones in one step.
+Each run makes the tables and the report again and replaces the old ones in one step.
 """
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,34 +15,32 @@ from holdfast.config.settings_file import read_settings
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
 from holdfast.local.opening import open_broker
-from holdfast.spark.pipelines import report
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
+from holdfast.spark.pipelines import f, report
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
     OTHERS,
     Report,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     in_steps,
+    report_of,
     spread,
     step_for,
     steps_between,
     utc,
     write_report,
 )
-from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
 from holdfast.storage.checks.finding import count_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from holdfast.spark.pipelines.context import Context
 
-
-# Errors without their details, so that a thousand failures of one kind count as one.
+# A fingerprint is an error without its details, so that a thousand failures of one kind count as one.
 #
-# The rules are one table that Python and Spark read alike: `fingerprint` is the plain form, `fingerprint_column`
-# the same for a column without a Python worker. They keep to what both dialects of regular expressions share.
+# Python and Spark share one table of rules: `fingerprint` is for a string, and `fingerprint_column` does the same for a
+# column without a Python worker. The rules use only what both dialects of regular expressions share.
 
 
 MOST_CHARACTERS: Final = 300
@@ -50,13 +48,13 @@ MOST_CHARACTERS: Final = 300
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _BLANKS: Final = " \t\r\n"
 
-# `\b` means other things in other Java versions; these mean the same everywhere.
+# `\b` differs between Java versions; these do not.
 _BEGIN: Final = r"(?<![A-Za-z0-9_])"
 _END: Final = r"(?![A-Za-z0-9_])"
 _HEX: Final = r"[0-9a-fA-F]"
 _OCTET: Final = r"[0-9]{1,3}"
 
-# In this order: what looks like several things is taken for the most telling one.
+# In this order: if a text matches several rules, the most specific one comes first.
 RULES: Final = (
     (rf"{_BEGIN}{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}{_END}", "<uuid>"),
     (
@@ -90,7 +88,7 @@ _COMPILED: Final = tuple((re.compile(pattern), replacement) for pattern, replace
 
 
 def fingerprint(error: str) -> str:
-    """The kind of an error: its first line (of a bare traceback the last), without what differs each time."""
+    """The kind of an error: its first line, or the last one of a bare traceback, without details that vary."""
     lines = error.strip(_BLANKS).split("\n")
     text = lines[-1] if lines[0].startswith(_TRACEBACK) else lines[0]
     for pattern, replacement in _COMPILED:
@@ -99,9 +97,7 @@ def fingerprint(error: str) -> str:
 
 
 def fingerprint_column(error: Column) -> Column:
-    """The same of a column; null is taken for no error."""
-    from pyspark.sql import functions as f
-
+    """The fingerprints of a column. Null counts as an empty error."""
     lines = f.split(f.btrim(f.coalesce(error, f.lit("")), f.lit(_BLANKS)), "\n")
     first = f.element_at(lines, 1)
     text = f.when(first.startswith(_TRACEBACK), f.element_at(lines, -1)).otherwise(first)
@@ -121,8 +117,8 @@ _EXAMPLES: Final = 5
 _PLACES: Final = 6
 
 
-class DeadLettersOptions(Options, frozen=True, kw_only=True):
-    """What a triage is told; without topics all of them are looked at."""
+class DeadLettersOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of `deadletters`. Without topics it reads all of them."""
 
     topics: tuple[str, ...] = ()
     where: str | None = None
@@ -141,8 +137,8 @@ class DeadLettersOptions(Options, frozen=True, kw_only=True):
             raise BadSettings(f"redrive_rate is {self.redrive_rate:g}: give messages a second, above 0")
 
 
-class Redrive(msgspec.Struct, frozen=True, kw_only=True):
-    """Letters that a condition chose, by topic and group."""
+class ChosenLetters(msgspec.Struct, frozen=True, kw_only=True):
+    """The ids of the letters that a condition chose, by topic and group."""
 
     ids: dict[tuple[str, str], list[str]]
 
@@ -153,17 +149,14 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True):
 
 def with_kinds(letters: DataFrame) -> DataFrame:
     """The letters with the kind of their error, and a short name for reason and kind together."""
-    from pyspark.sql import functions as f
-
     kinds = letters.withColumn("error_kind", fingerprint_column(f.col("error")))
     name = f.sha2(f.concat_ws("\n", f.col("reason"), f.col("error_kind")), 256)
     return kinds.withColumn("fingerprint", name.substr(1, 12))
 
 
 def by_kind(letters: DataFrame) -> DataFrame:
-    """One row for each kind of error, the most frequent first; `samples` are the ids of the newest letters."""
+    """One row for each kind of error, the most frequent first. `samples` are the ids of the newest letters."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     newest = Window.partitionBy("fingerprint").orderBy(f.col("dead_at").desc(), f.col("id"))
     ranked = letters.withColumn("rank", f.row_number().over(newest))
@@ -187,47 +180,40 @@ def by_kind(letters: DataFrame) -> DataFrame:
 
 
 def by_hour(letters: DataFrame) -> DataFrame:
-    """How many letters of each kind came in each hour, by topic and group."""
-    from pyspark.sql import functions as f
-
+    """The number of letters of each kind by hour, topic and group."""
     return letters.groupBy(
         f.date_trunc("hour", "dead_at").alias("hour"), "topic", "group", "fingerprint", "reason", "error_kind"
     ).agg(f.count("*").alias("count"), f.count_if(f.col("state") == WAITING).alias("waiting"))
 
 
 def letters_of(context: Context) -> DataFrame:
-    """The dead letters that the options choose; `meant` says which are to be put back."""
-    from pyspark.sql import functions as f
-
+    """The dead letters that the options choose. The column `meant` is true for those to redrive."""
     options: DeadLettersOptions = context.options
-    reader = context.spark.read.format("holdfast").option("path", context.folder).option("table", "dead_letters")
-    if options.topics:
-        reader = reader.option("subscribe", ",".join(options.topics))
-    found = with_kinds(reader.load())
+    found = with_kinds(context.reader(table="dead_letters", subscribe=",".join(options.topics) or None).load())
     if options.where is not None:
         found = found.where(options.where)
     meant = f.lit(False) if options.redrive is None else f.coalesce(f.expr(f"({options.redrive})"), f.lit(False))
-    # What is heavy was only needed for the conditions.
+    # The large columns were only needed for the conditions.
     return found.withColumn("meant", meant & (f.col("state") == WAITING)).drop(
         "value", "headers", "failures", "document"
     )
 
 
-def chosen_for_redrive(letters: DataFrame, options: DeadLettersOptions) -> Redrive:
-    """The waiting letters that the condition means, oldest first."""
+def chosen_for_redrive(letters: DataFrame, options: DeadLettersOptions) -> ChosenLetters:
+    """The waiting letters that the condition chooses, oldest first."""
     if options.redrive is None:
-        return Redrive(ids={})
+        return ChosenLetters(ids={})
     meant = letters.where("meant").orderBy("dead_at", "id")
     if options.redrive_limit is not None:
         meant = meant.limit(options.redrive_limit)
     ids: dict[tuple[str, str], list[str]] = {}
     for row in meant.select("topic", "group", "id").collect():
         ids.setdefault((row["topic"], row["group"]), []).append(row["id"])
-    return Redrive(ids=ids)
+    return ChosenLetters(ids=ids)
 
 
-def redrive(context: Context, chosen: Redrive) -> int:
-    """Put the letters back, each once; needs the folder for itself, and says who has it otherwise."""
+def redrive(context: Context, chosen: ChosenLetters) -> int:
+    """Redrive the letters. Returns their number. Raises Busy if another process owns the folder."""
     if not chosen.count:
         return 0
     rate = context.options.redrive_rate
@@ -239,7 +225,7 @@ def redrive(context: Context, chosen: Redrive) -> int:
 
 
 def plan(context: Context) -> Plan:
-    """What would be counted and put back."""
+    """What would be counted and redriven."""
     letters = letters_of(context).cache()
     try:
         count = letters.count()
@@ -251,13 +237,11 @@ def plan(context: Context) -> Plan:
         examples = [letter for ids in chosen.ids.values() for letter in ids][:_EXAMPLES]
         more = [f"and {chosen.count - len(examples)} more"] if chosen.count > len(examples) else []
         notes.append(f"puts back {count_of(chosen.count, 'dead letter')}: {', '.join([*examples, *more]) or 'none'}")
-    return Plan(
-        pipeline=context.name,
-        kind=KIND.name,
-        reads=(Read(what="dead_letters", start="oldest", end="newest", rows=count),),
-        rows=count,
-        writes=(f"{context.table}/kinds", f"{context.table}/hours", f"{context.table}/report"),
-        notes=tuple(notes),
+    return context.plan(
+        [Read(what="dead_letters", start="oldest", end="newest", rows=count)],
+        writes=[f"{context.table}/{name}" for name in ("kinds", "hours", "report")],
+        notes=notes,
+        sized=False,
     )
 
 
@@ -279,9 +263,7 @@ def run(context: Context) -> Summary:
     notes = [f"report: {report}"]
     if context.options.redrive is not None:
         notes.append(f"put back: {redriven} of {chosen.count} that the condition chose")
-    return Summary(
-        pipeline=context.name,
-        kind=KIND.name,
+    return context.summary(
         rows_in=count,
         rows_out=len(kinds),
         files=2,
@@ -291,27 +273,21 @@ def run(context: Context) -> Summary:
 
 
 def _report(context: Context, letters: DataFrame, kinds: list[Row]) -> Report:
-    now = datetime.fromtimestamp(context.world.clock.now_ns() / 1e9, UTC)
-    waiting = sum(kind["waiting"] for kind in kinds)
     facts: list[tuple[str, Any]] = [
         ("dead letters", sum(kind["count"] for kind in kinds)),
         ("kinds of error", len(kinds)),
-        ("still waiting", waiting),
+        ("still waiting", sum(kind["waiting"] for kind in kinds)),
     ]
-    sections = [Section(title="No dead letters", text="There is nothing to look at, which is good.")]
+    sections = [ReportSection(title="No dead letters", text="There is nothing to look at, which is good.")]
     if kinds:
         first = utc(min(kind["first_seen"] for kind in kinds))
         last = utc(max(kind["last_seen"] for kind in kinds))
         facts += [("oldest (UTC)", first), ("newest (UTC)", last)]
         sections = [_over_time(letters, kinds, first, last), _most_frequent(kinds), _all_kinds(kinds)]
-    return Report(
-        title="Dead letters", made=f"{context.folder}, {now:%Y-%m-%d %H:%M} UTC", facts=facts, sections=sections
-    )
+    return report_of(context, "Dead letters", facts, sections)
 
 
-def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: datetime) -> Section:
-    from pyspark.sql import functions as f
-
+def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: datetime) -> ReportSection:
     step_s = step_for(first, last)
     times = steps_between(first, last, step_s)
     labels = dict(list(_labels(kinds).items())[:_KINDS_IN_PLOTS])
@@ -327,10 +303,10 @@ def _over_time(letters: DataFrame, kinds: list[Row], first: datetime, last: date
     plot = report.stacked(
         "over-time", "Dead letters by kind of error", times, series, unit=f"letters in {_span(step_s)}", step_s=step_s
     )
-    return Section(title="Over time", text="When messages died, by the kind of their last error.", plots=[plot])
+    return ReportSection(title="Over time", text="When messages died, by the kind of their last error.", plots=[plot])
 
 
-def _most_frequent(kinds: list[Row]) -> Section:
+def _most_frequent(kinds: list[Row]) -> ReportSection:
     labels = _labels(kinds)
     plot = report.bars(
         "kinds",
@@ -338,10 +314,10 @@ def _most_frequent(kinds: list[Row]) -> Section:
         {labels[kind["fingerprint"]]: float(kind["count"]) for kind in kinds[:_BARS]},
         unit="dead letters",
     )
-    return Section(title="The most frequent", plots=[plot])
+    return ReportSection(title="The most frequent", plots=[plot])
 
 
-def _all_kinds(kinds: list[Row]) -> Section:
+def _all_kinds(kinds: list[Row]) -> ReportSection:
     text = "Numbers, quoted text, ids, addresses and paths do not make a kind. Examples are the newest letters."
     if len(kinds) > _KINDS_IN_TABLE:
         text += f" The first {_KINDS_IN_TABLE} of {len(kinds)}; the table `kinds` has all."
@@ -359,11 +335,11 @@ def _all_kinds(kinds: list[Row]) -> Section:
         for kind in kinds[:_KINDS_IN_TABLE]
     ]
     columns = ["error", "reason", "count", "waiting", "first seen", "last seen", "topic / group", "examples"]
-    return Section(title="All kinds", text=text, table=Table(columns=columns, rows=rows))
+    return ReportSection(title="All kinds", text=text, table=ReportTable(columns=columns, rows=rows))
 
 
 def _labels(kinds: list[Row]) -> dict[str, str]:
-    """A label for each fingerprint; with the reason where the kind of error alone does not tell it from another."""
+    """A label for each fingerprint, with the reason if another one has the same kind of error."""
     texts = [kind["error_kind"] or "(no error text)" for kind in kinds]
     return {
         kind["fingerprint"]: f"{kind['reason']}: {text}" if texts.count(text) > 1 else text
@@ -383,7 +359,7 @@ def _span(step_s: int) -> str:
     raise AssertionError(step_s)
 
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="deadletters",
     says="dead letters: kinds of errors over time, a report, and a redrive by condition",
     options=DeadLettersOptions,

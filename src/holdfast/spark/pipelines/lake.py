@@ -1,33 +1,31 @@
-"""The files of a table: plain Parquet in folders by column, each named after the batches that it holds.
+"""The files of a table: Parquet in folders by column, each named after the batches that it holds.
 
     lake/orders-land/dt=2026-11-16/topic=orders/b000000000012-000000000012-00000.parquet
 
-Every row also says which batch wrote it (`_batch`), so that who reads on from batch 11 finds its rows in any file that
-reaches beyond it, be it merged or not.
+Every row also has the number of its batch (`_batch`), so that a reader that goes on after batch 11 finds its rows in
+any file with a later batch, merged or not.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from itertools import count
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.env.disk import LakeDisk
 from holdfast.errors import CorruptData
-from holdfast.spark.pipelines.expectations import REASONS, Sorted, names_that
-from holdfast.spark.pipelines.ledger import Batch, Ledger, Move
-from holdfast.spark.pipelines.spec import Expectation
+from holdfast.spark.pipelines.checkpoint import FileMove, Ledger, LedgerBatch, ledger_of
+from holdfast.spark.pipelines.spec import Context
 from holdfast.storage.files import remove_tree
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader
     from pyspark.sql.types import StructType
-
-    from holdfast.spark.pipelines.context import Context
 
 
 BATCH: Final = "_batch"
@@ -57,33 +55,29 @@ def table_files(disk: LakeDisk, table: str) -> list[str]:
 
 
 def files_between(paths: Iterable[str], after: int, through: int) -> list[str]:
-    """Those that may hold rows of the batches beyond `after` and up to `through`."""
-    found = []
-    for path in paths:
-        held = batches_in(path)
-        if held and held[1] > after and held[0] <= through:
-            found.append(path)
-    return found
+    """Those files that may hold rows of the batches after `after`, up to `through`."""
+    return [path for path in paths if (held := batches_in(path)) and held[1] > after and held[0] <= through]
 
 
 def staged_files(disk: LakeDisk, folder: str) -> list[str]:
-    """What Spark wrote there, without its side files."""
+    """The Parquet files that Spark wrote there."""
     return [path for path in disk.files_below(folder) if path.endswith(".parquet") and not _is_hidden(path)]
 
 
 def rows_in_files(disk: LakeDisk, folder: str) -> int:
-    """How many rows Spark wrote there, as the files themselves say."""
+    """The number of rows that Spark wrote there, from the footers of the files."""
     from pyarrow.parquet import read_metadata
 
     return sum(read_metadata(f"{folder}/{path}").num_rows for path in staged_files(disk, folder))
 
 
-def read_table(spark: SparkSession, disk: LakeDisk, table: str, *, after: int, through: int) -> DataFrame | None:
-    """The rows of the batches beyond `after` and up to `through`; None where there are no files for them."""
-    names = files_between(table_files(disk, table), after, through)
+def read_table(context: Context, name: str, *, after: int = -1, through: int) -> DataFrame | None:
+    """The rows of a pipeline's table in the batches after `after`, up to `through`; None if no file has any."""
+    table = context.project.table(name)
+    reader = plainly(context.spark.read).option("basePath", table)
+    names = files_between(table_files(context.disk, table), after, through)
     if not names:
         return None
-    reader = plainly(spark.read).option("basePath", table)
     newest = max(names, key=lambda name: batches_in(name) or (0, 0))
     schema = _with_plain_folders(reader.parquet(f"{table}/{newest}").schema, newest)
     rows = reader.schema(schema).parquet(*[f"{table}/{name}" for name in names])
@@ -91,26 +85,21 @@ def read_table(spark: SparkSession, disk: LakeDisk, table: str, *, after: int, t
 
 
 def plainly(reader: DataFrameReader) -> DataFrameReader:
-    """Paths are paths: without this a folder named `lake [1]` would be taken for a pattern."""
+    """The reader without patterns in paths: otherwise it would take a folder named `lake [1]` for a pattern."""
     return reader.option("__globPaths__", False)
 
 
 def _with_plain_folders(schema: StructType, path: str) -> StructType:
-    """Spark takes a topic named 2024 for a number, since it stands in a folder's name; it is a text."""
+    """The schema with text for columns from folder names: Spark would take a topic named 2024 for a number."""
     from pyspark.sql.types import DateType, StringType, StructField, StructType
 
-    columns = {part.partition("=")[0] for part in path.split("/")[:-1]}
-    fields = []
-    for field in schema.fields:
-        kind = field.dataType
-        if field.name in columns:
-            kind = DateType() if field.name == DATE else StringType()
-        fields.append(StructField(field.name, kind, nullable=True))
-    return StructType(fields)
+    folders = [part.partition("=")[0] for part in path.split("/")[:-1]]
+    kinds = {name: DateType() if name == DATE else StringType() for name in folders}
+    return StructType([StructField(each.name, kinds.get(each.name, each.dataType)) for each in schema.fields])
 
 
 def quoted(name: str) -> str:
-    """A column by exactly this name, where Spark would take `a.b` for the field b of a."""
+    """A column name in backticks: Spark would take a bare `a.b` for the field b of a."""
     return f"`{name.replace('`', '``')}`"
 
 
@@ -118,30 +107,29 @@ def _is_hidden(path: str) -> bool:
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 
 
-# How a batch gets into its tables exactly once, for everybody who lists their folders.
+# How a batch gets into its tables exactly once.
 #
 # 1. Spark writes the rows into a staging folder that no reader looks into. All of it is synced.
 # 2. The ledger decides: one small file, put in place by a rename, names every staged file and its place. Before this
-#    moment nothing of the batch counts, and a second try begins from nothing; from here on all of it does.
-# 3. Each file is renamed into its table. A crash in between leaves the rest to the next run, which finds the same list:
-#    a file that is no longer staged is there already. So no row is ever there twice.
+#    moment nothing of the batch counts, and a second try starts from nothing; from here on all of it does.
+# 3. Each file is renamed into its table. After a crash the next run goes on with the same list: a file that is no
+#    longer staged is in its table already. So no row is ever there twice.
 # 4. The ledger notes that the batch is finished.
 #
-# Where a folder takes the place of another (a table whose rows change, small files that were merged), the two change
-# places in one step. A reader that has listed the old one and opens a file later is told that it is gone; it never
-# reads a row twice.
+# If a folder replaces another one (a table whose rows change, or small files that were merged), the two are exchanged
+# in one step. A reader that listed the old folder and opens a file later gets an error; it never reads a row twice.
 
 
 def stage(context: Context, rows: DataFrame, what: str, partition_by: Sequence[str]) -> str:
-    """Write rows where they do not count yet; answers with the folder."""
+    """Write rows to a staging folder, and return its path."""
     folder = f"{context.staging}/{what}"
-    remove_tree(context.disk, folder)  # of an earlier try; a session can be set so that Spark overwrites only in part
+    remove_tree(context.disk, folder)  # of an earlier try: some settings let Spark overwrite only a part of it
     rows.write.partitionBy(*partition_by).parquet(folder)
     return folder
 
 
-def additions(context: Context, staged: str, table: str, batch: int) -> list[Move]:
-    """The moves that add what was staged to a table."""
+def additions(context: Context, staged: str, table: str, batch: int) -> list[FileMove]:
+    """The moves that add staged files to a table."""
     moves = []
     for number, path in enumerate(staged_files(context.disk, staged)):
         place = f"{table}/{posixpath.dirname(path)}/{file_name(batch, batch, number)}"
@@ -149,8 +137,8 @@ def additions(context: Context, staged: str, table: str, batch: int) -> list[Mov
     return moves
 
 
-def replacements(context: Context, staged: str, table: str, batch: int) -> list[Move]:
-    """The moves by which folders of a table are replaced by those that were staged, as wholes."""
+def replacements(context: Context, staged: str, table: str, batch: int) -> list[FileMove]:
+    """The moves that replace whole folders of a table by staged ones."""
     folders: dict[str, list[str]] = {}
     for path in staged_files(context.disk, staged):
         folders.setdefault(posixpath.dirname(path), []).append(path)
@@ -163,9 +151,9 @@ def replacements(context: Context, staged: str, table: str, batch: int) -> list[
     return [_move(context, f"{staged}/{folder}", f"{table}/{folder}") for folder in folders]
 
 
-def commit(context: Context, batch: Batch) -> Batch:
-    """Make the batch count and put its files in place."""
-    disk, ledger = context.disk, Ledger(context.world, context.checkpoint)
+def commit(context: Context, batch: LedgerBatch) -> LedgerBatch:
+    """Make the batch count, and move its files into their tables. Returns the batch with its size and time."""
+    disk, ledger = context.disk, ledger_of(context)
     files = [move.staged for move in batch.adds]
     for move in batch.swaps:
         files += [f"{move.staged}/{name}" for name in disk.names(_path(context, move.staged))]
@@ -182,7 +170,7 @@ def commit(context: Context, batch: Batch) -> Batch:
 
 
 def _folders_of(files: Sequence[str]) -> set[str]:
-    """Their folders and those above, up to the lake's own: Spark made them, and does not sync."""
+    """The folders of the files, up to the lake itself: Spark made them and does not sync them."""
     found = {""}
     for file in files:
         folder = posixpath.dirname(file)
@@ -193,15 +181,15 @@ def _folders_of(files: Sequence[str]) -> set[str]:
 
 
 def finish_pending(context: Context) -> None:
-    """Finish what an earlier run had decided, and forget what it had not."""
-    ledger = Ledger(context.world, context.checkpoint)
+    """Finish the batch that an earlier run had decided on, and remove what else it had staged."""
+    ledger = ledger_of(context)
     pending = ledger.pending()
     if pending is not None:
         _put_in_place(context, ledger, pending)
     remove_tree(context.disk, context.staging)
 
 
-def _put_in_place(context: Context, ledger: Ledger, batch: Batch) -> None:
+def _put_in_place(context: Context, ledger: Ledger, batch: LedgerBatch) -> None:
     disk = context.disk
     folders = set()
     for move in batch.adds:
@@ -225,52 +213,55 @@ def _put_in_place(context: Context, ledger: Ledger, batch: Batch) -> None:
 
 
 def swap(context: Context, staged: str, place: str, batch: int) -> None:
-    """Let the staged folder take the place of the one there, unless it has already.
+    """Replace a folder by the staged one, unless that was done already.
 
-    Behind the swap the staged name leads to the old files. The new ones are told from them by their batch.
+    After the exchange the old files have the staged name. The batch in a file's name tells them from the new ones.
     """
-    disk = context.disk
-    if not disk.exists(staged) or not any(_is_of(name, batch) for name in disk.names(staged)):
-        return
+    if context.disk.exists(staged) and any(_is_of(name, batch) for name in context.disk.names(staged)):
+        _put_at(context.disk, staged, place)
+
+
+def _put_at(disk: LakeDisk, new: str, place: str) -> None:
+    """Move a folder to a place. What was there has the name `new` after that, or `new` with `.old`."""
     if not disk.exists(place):
         disk.make_folder(posixpath.dirname(place))
-        disk.rename(staged, place)
-    elif not disk.exchange(staged, place):
+        disk.rename(new, place)
+    elif not disk.exchange(new, place):
         # This disk cannot do it in one step. Rows that are missing for a moment are better than rows there twice.
-        remove_tree(disk, f"{staged}.old")
-        disk.rename(place, f"{staged}.old")
-        disk.rename(staged, place)
+        remove_tree(disk, f"{new}.old")
+        disk.rename(place, f"{new}.old")
+        disk.rename(new, place)
 
 
 def _is_of(name: str, batch: int) -> bool:
     return name.startswith(file_name(batch, batch, 0)[:26])
 
 
-def _move(context: Context, staged: str, place: str) -> Move:
+def _move(context: Context, staged: str, place: str) -> FileMove:
     lake = context.project.lake
-    return Move(posixpath.relpath(staged, lake), posixpath.relpath(place, lake))
+    return FileMove(posixpath.relpath(staged, lake), posixpath.relpath(place, lake))
 
 
 def _path(context: Context, name: str) -> str:
     return f"{context.project.lake}/{name}"
 
 
-# Small files of a table become few large ones, and no reader sees a row twice.
+# Merging small files.
 #
 # In a folder with many small files (`dt=2026-11-16/topic=orders`), the small ones are read and written as one file
-# beside the table. Large ones get a second name there, by a link. Then the new folder and the old one change places in
-# one step, and the old one is removed. Whoever lists the folder finds either the old files or the new ones. Whoever
-# had listed the old ones and opens one of them afterwards gets an error, and reads again.
+# beside the table. Large ones get a second name there, by a link. Then the new folder and the old one are exchanged in
+# one step, and the old one is removed. A listing of the folder has either the old files or the new ones. A reader that
+# listed the old ones and opens one of them afterwards gets an error, and reads again.
 #
 # Only the runner that holds the pipeline's lock adds files to its table, and it does not while it merges.
 
 
-# Fewer are no trouble to anybody.
+# Fewer small files are not worth a merge.
 MANY: Final = 8
 
 
 def merge_small_files(context: Context, table: str, target_bytes: int) -> list[str]:
-    """Merge where it pays; answers with what could not be done, in words."""
+    """Merge the small files of a table, folder by folder. Returns notes about what could not be done."""
     remove_tree(context.disk, _workshop(context))
     folders: dict[str, list[str]] = {}
     for path in table_files(context.disk, table):
@@ -292,14 +283,10 @@ def _merge(context: Context, folder: str, names: list[str], small: list[str], ta
     rows.coalesce(max(round(size / target_bytes), 1)).write.parquet(f"{workshop}/merged")
     new = f"{workshop}/new"
     disk.make_folder(new)
-    taken = set(names)
-    number = 0
-    for path in staged_files(disk, f"{workshop}/merged"):
-        while file_name(first, last, number) in taken:
-            number += 1
-        taken.add(file_name(first, last, number))
-        disk.rename(f"{workshop}/merged/{path}", f"{new}/{file_name(first, last, number)}")
-        disk.sync_file(f"{new}/{file_name(first, last, number)}")
+    free = (name for number in count() if (name := file_name(first, last, number)) not in names)
+    for path, name in zip(staged_files(disk, f"{workshop}/merged"), free, strict=False):
+        disk.rename(f"{workshop}/merged/{path}", f"{new}/{name}")
+        disk.sync_file(f"{new}/{name}")
     for name in set(disk.names(folder)) - set(small):  # also what others may have put there
         if not name.startswith((".", "_")):
             disk.link(f"{folder}/{name}", f"{new}/{name}")
@@ -315,12 +302,9 @@ def _workshop(context: Context) -> str:
     return f"{context.project.lake}/_staging/{context.name}.merging"
 
 
-# A folder of tables that is made anew and takes the place of the old one in one step.
-
-
 @contextmanager
 def replaced_as_a_whole(context: Context) -> Iterator[str]:
-    """A folder to write into; at the end of the block it is the pipeline's table. After an error nothing changed."""
+    """A folder to write into, which becomes the pipeline's table at the end of the block. Errors change nothing."""
     disk, fresh = context.disk, context.staging
     remove_tree(disk, fresh)
     disk.make_folder(fresh)
@@ -332,73 +316,7 @@ def swap_in(disk: LakeDisk, fresh: str, table: str) -> None:
     """Put `fresh` in the place of `table`, and remove what was there."""
     for name in disk.files_below(fresh):
         disk.sync_file(f"{fresh}/{name}")
-    if not disk.exists(table):
-        disk.make_folder(table.rpartition("/")[0])
-        disk.rename(fresh, table)
-    elif not disk.exchange(fresh, table):
-        # A disk that cannot do it in one step: for a moment there is nothing.
-        old = f"{fresh}.old"
+    _put_at(disk, fresh, table)
+    disk.sync_folder(posixpath.dirname(table))
+    for old in (f"{fresh}.old", fresh):
         remove_tree(disk, old)
-        disk.rename(table, old)
-        disk.rename(fresh, table)
-        remove_tree(disk, old)
-    disk.sync_folder(table.rpartition("/")[0])
-    remove_tree(disk, fresh)
-
-
-# One batch of rows into a table: sorted by what was expected of them, staged, counted, committed.
-
-
-PIPELINE: Final = "_pipeline"
-Change = Callable[["DataFrame"], "DataFrame"]
-
-
-def _unchanged(rows: DataFrame) -> DataFrame:
-    return rows
-
-
-def write_batch(
-    context: Context,
-    number: int,
-    rows: DataFrame,
-    *,
-    expectations: Sequence[Expectation],
-    partition_by: Sequence[str],
-    first: Expectation | None = None,
-    good: Change = _unchanged,
-    bad: Change = _unchanged,
-    **facts: Any,
-) -> Batch:
-    """Write the rows that are as expected to the table and those that are not to its quarantine, as one batch.
-
-    Nothing more is expected of rows that do not meet `first`. `good` and `bad` give the two sorts of rows the columns
-    that they have there; what `good` leaves out are duplicates.
-    `facts` go into the ledger: how far the source was read.
-    """
-    from pyspark.sql import functions as f
-
-    two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
-    kept = rows.persist() if two_outputs else rows
-    number_column = f.lit(number).cast("long")
-    try:
-        found = Sorted(kept, expectations, kept=two_outputs, first=first)
-        counts = found.counts(context.name) if two_outputs else None
-        staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
-        if counts is None:
-            counts = found.counts(context.name)
-        moves = additions(context, staged, context.table, number)
-        rows_out = rows_in_files(context.disk, staged)
-        if counts.quarantined:
-            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
-            moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
-    finally:
-        if two_outputs:
-            kept.unpersist()
-    batch = Batch(
-        batch=number,
-        adds=tuple(moves),
-        duplicates=counts.rows_out - rows_out,
-        **{**counts.fields(), "rows_out": rows_out},
-        **facts,
-    )
-    return commit(context, batch)

@@ -1,26 +1,42 @@
-"""YAML as people mean it: a key that is there twice is a mistake, and a day is a text like every other time."""
+"""Projects of pipelines: from a YAML file, from a Python file, or chained in Python."""
 
 from __future__ import annotations
 
 import posixpath
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import isfunction
 from os import PathLike, fspath
 from sys import modules
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import yaml
 
 from holdfast.env import World, real_world
-from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, NotInstalled
-from holdfast.spark.pipelines.context import kind_named
-from holdfast.spark.pipelines.custom import marked
-from holdfast.spark.pipelines.spec import Project, Spec, check_project, meant, read_options
+from holdfast.errors import BadSettings, HoldfastError, InvalidRequest
+from holdfast.spark.pipelines.python import marked
+from holdfast.spark.pipelines.runner import Runner, raise_first
+from holdfast.spark.pipelines.spec import (
+    Expectation,
+    OnFail,
+    Plan,
+    Project,
+    Spec,
+    Summary,
+    check_keys,
+    check_project,
+    kind_named,
+    meant,
+    read_options,
+)
 from holdfast.storage.files import read_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 _RESOLVERS: Final = {
     first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
@@ -30,7 +46,7 @@ _LOADER: Final[Any] = type("_Loader", (yaml.SafeLoader,), {"yaml_implicit_resolv
 
 
 def read_yaml(content: bytes) -> Any:
-    """The plain values of a document; raises yaml.YAMLError."""
+    """The plain values of a YAML document. Raises yaml.YAMLError, also for a key that occurs twice."""
     loader = _LOADER(content)
     try:
         node = loader.get_single_node()
@@ -56,9 +72,6 @@ def _check_keys(node: Any, looked_at: set[int]) -> None:
             raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is there twice", key.start_mark)
         keys.add(key.value if isinstance(key, yaml.ScalarNode) else id(key))
         _check_keys(value, looked_at)
-
-
-# What `holdfast pipeline new` writes: a file to begin with, every line of it explained.
 
 
 _HEAD: Final = """\
@@ -94,14 +107,12 @@ def {function}(rows: DataFrame) -> DataFrame:
 
 
 def yaml_template(name: str, kind: str, file: str) -> str:
-    """A file with one pipeline of this kind."""
+    """A YAML file with one pipeline of this kind."""
     return f"{_HEAD.format(name=name, file=file)}{entry(name, kind)}"
 
 
 def entry(name: str, kind: str) -> str:
-    """One entry below `pipelines:`, to be added to a file that is there."""
-    import yaml
-
+    """An entry for `pipelines:` in an existing file."""
     key = name if yaml.safe_load(name) == name else f'"{name}"'  # "on" and "2024" are no names to YAML
     return f"  {key}:\n{kind_named(kind).template}"
 
@@ -112,14 +123,11 @@ def python_template(name: str, file: str) -> str:
     return PYTHON.format(name=name, file=file, function=function if not function[:1].isdigit() else f"_{function}")
 
 
-# A project from a file: YAML, or Python that makes `Pipeline` objects.
-
-
 _KEYS: Final = ("folder", "lake", "file", "pipelines")
 
 
 def read_project(path: str | PathLike[str], world: World | None = None) -> Project:
-    """The pipelines that a file declares, checked."""
+    """The project that a YAML or Python file declares. Raises BadSettings or InvalidRequest."""
     path = fspath(path)
     world = real_world() if world is None else world
     if world.disk.is_folder(path):
@@ -134,11 +142,6 @@ def read_project(path: str | PathLike[str], world: World | None = None) -> Proje
 
 def _from_yaml(path: str, content: bytes) -> Project:
     try:
-        import yaml
-
-    except ImportError:
-        raise NotInstalled("pipelines need Spark and PyYAML: pip install 'holdfast[spark]'") from None
-    try:
         document = read_yaml(content)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
@@ -150,10 +153,8 @@ def _from_yaml(path: str, content: bytes) -> Project:
 
 
 def project_of(document: dict[Any, Any], where: str) -> Project:
-    """The project that a document of plain values declares; paths in it are meant from where its file is."""
-    for key in document:
-        if key not in _KEYS:
-            raise BadSettings(f"{where}: {key!r} is not known{meant(str(key), _KEYS)}")
+    """The project that a document declares. Its paths are relative to the file, which is named by `where`."""
+    check_keys(document, _KEYS, where)
     home = posixpath.dirname(where)
     paths = {}
     for key, said in (("folder", "the data folder"), ("lake", "the folder that tables go to")):
@@ -192,13 +193,13 @@ def _spec(name: str, entry: Any, functions: Mapping[str, Any], where: str) -> Sp
         known = meant(str(wanted), functions) if functions else "; name the Python file with file: at the top"
         raise BadSettings(f"{place}: there is no function {wanted!r} for it{known}")
     declared = marked(function)
-    if declared is not None:  # what stands above the function counts where the entry says nothing else
+    if declared is not None:  # the entry overrides the decorator
         given = {**msgspec.to_builtins(declared.options), **given}
     return Spec(name=name, kind="python", options=read_options(kind.options, given, place), function=function)
 
 
 def _own(file: Any, home: str, where: str) -> dict[str, Any]:
-    """The functions of somebody's own file, by their names."""
+    """The functions of the user's Python file, by their names."""
     if file is None:
         return {}
     if not isinstance(file, str):
@@ -209,7 +210,6 @@ def _own(file: Any, home: str, where: str) -> dict[str, Any]:
 
 
 def _from_python(path: str) -> Project:
-    from holdfast.spark.pipelines.build import Pipeline
 
     made = [value for value in vars(_executed(path, path)).values() if isinstance(value, Pipeline)]
     if not made:
@@ -226,15 +226,8 @@ def _from_python(path: str) -> Project:
                     "or keep only the whole chain in a variable"
                 )
     home = posixpath.dirname(path)
-    return check_project(
-        msgspec.structs.replace(
-            first,
-            folder=posixpath.normpath(posixpath.join(home, first.folder)),
-            lake=posixpath.normpath(posixpath.join(home, first.lake)),
-            pipelines=pipelines,
-            where=path,
-        )
-    )
+    folder, lake = (posixpath.normpath(posixpath.join(home, each)) for each in (first.folder, first.lake))
+    return check_project(Project(folder=folder, lake=lake, pipelines=pipelines, where=path))
 
 
 def _executed(path: str, where: str) -> ModuleType:
@@ -254,5 +247,129 @@ def _executed(path: str, where: str) -> ModuleType:
         line = f", line {lines[-1]}" if lines else ""
         raise BadSettings(f"{path}{line}: {type(error).__name__}: {error}") from None
     finally:
-        del modules[module.__name__]  # so that functions go to Spark's workers by value: they cannot import it
+        del modules[
+            module.__name__
+        ]  # so that Spark sends functions to its workers by value: they cannot import the module
     return module
+
+
+_LAYERS = {"land": "land", "refine": "silver", "aggregate": "gold"}
+
+
+class Pipeline:
+    """A chain of pipelines, each reading the table of the one before. Its methods return a new chain."""
+
+    def __init__(self, project: Project, last: str) -> None:
+        self.project = project
+        self._last = last
+
+    @classmethod
+    def of(
+        cls, kind: str, name: str, *, folder: str | PathLike[str], lake: str | PathLike[str], **options: Any
+    ) -> Pipeline:
+        """A pipeline of any kind, with the same options as in YAML."""
+        spec = _checked_spec(name, kind, options)
+        project = Project(folder=fspath(folder), lake=fspath(lake), pipelines={name: spec})
+        return cls(check_project(project), name)
+
+    @classmethod
+    def land(
+        cls,
+        *topics: str,
+        folder: str | PathLike[str],
+        lake: str | PathLike[str],
+        name: str | None = None,
+        **options: Any,
+    ) -> Pipeline:
+        """Topics to Parquet, every message once."""
+        said = name or f"{topics[0] if topics else 'topics'}-land"
+        return cls.of("land", said, folder=folder, lake=lake, topics=list(topics), **options)
+
+    def refine(self, schema: str = "infer", *, name: str | None = None, **options: Any) -> Pipeline:
+        """Add typed, checked, de-duplicated rows of the last table."""
+        return self.then("refine", name, schema=schema, **options)
+
+    def aggregate(self, *, name: str | None = None, **options: Any) -> Pipeline:
+        """Add measures of the last table by time window."""
+        return self.then("aggregate", name, **options)
+
+    def apply(self, function: Any) -> Pipeline:
+        """Add a function with the decorator `pipeline`, which reads the table that it names."""
+        spec = marked(function)
+        if spec is None:
+            raise InvalidRequest("the function is no pipeline: put @pipeline(source=...) above it")
+        return self._with(self._new(spec))
+
+    def then(self, kind: str, name: str | None = None, **options: Any) -> Pipeline:
+        """Add a pipeline of any kind that reads the table of the last one."""
+        said = name or f"{self._last.removesuffix('-land').removesuffix('-silver')}-{_LAYERS.get(kind, kind)}"
+        return self._with(self._new(_checked_spec(said, kind, {"source": self._last, **options})))
+
+    def expect(self, name: str, check: str, on_fail: OnFail = "warn") -> Pipeline:
+        """Add an expectation to the last pipeline."""
+        spec = self.project.spec(self._last)
+        known = [msgspec.structs.asdict(each) for each in spec.options.expect]
+        given = {**_plain(spec.options), "expect": [*known, {"name": name, "check": check, "on_fail": on_fail}]}
+        return self._with(_checked_spec(spec.name, spec.kind, given, spec))
+
+    def run(
+        self,
+        *,
+        spark: SparkSession | None = None,
+        follow: bool = False,
+        every_ms: int = 1_000,
+        full_refresh: bool = False,
+    ) -> list[Summary]:
+        """Run the whole chain, and return a summary of each pipeline."""
+        return run(
+            self.project,
+            *self.project.pipelines,
+            spark=spark,
+            follow=follow,
+            every_ms=every_ms,
+            full_refresh=full_refresh,
+        )
+
+    def plan(self, *, spark: SparkSession | None = None) -> list[Plan]:
+        """What a run would read and write."""
+        return Runner(self.project, spark=spark).plan(list(self.project.pipelines))
+
+    def _new(self, spec: Spec) -> Spec:
+        if spec.name in self.project.pipelines:
+            raise InvalidRequest(f"there are two pipelines named {spec.name}: give one another name, name=...")
+        return spec
+
+    def _with(self, spec: Spec) -> Pipeline:
+        pipelines = {**self.project.pipelines, spec.name: spec}
+        return Pipeline(check_project(msgspec.structs.replace(self.project, pipelines=pipelines)), spec.name)
+
+
+def run(
+    project: Project | str | PathLike[str],
+    *names: str,
+    spark: SparkSession | None = None,
+    follow: bool = False,
+    every_ms: int = 1_000,
+    full_refresh: bool = False,
+) -> list[Summary]:
+    """Run pipelines of a project, or of the file that declares it: the named ones, or all. Raises the first error."""
+    found = project if isinstance(project, Project) else read_project(project)
+    wanted: Sequence[str] = names or list(found.pipelines)
+    outcomes = Runner(found, spark=spark).run(wanted, follow=follow, every_ms=every_ms, full_refresh=full_refresh)
+    raise_first(outcomes)
+    return [outcome.summary for outcome in outcomes if outcome.summary is not None]
+
+
+def _checked_spec(name: str, kind: str, options: dict[str, Any], former: Spec | None = None) -> Spec:
+    given = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
+    expect = [
+        msgspec.structs.asdict(each) if isinstance(each, Expectation) else each for each in given.pop("expect", ())
+    ]
+    if expect:
+        given["expect"] = expect
+    function = None if former is None else former.function
+    return Spec(name=name, kind=kind, options=read_options(kind_named(kind).options, given, name), function=function)
+
+
+def _plain(options: Any) -> dict[str, Any]:
+    return {key: value for key, value in msgspec.structs.asdict(options).items() if key != "expect"}

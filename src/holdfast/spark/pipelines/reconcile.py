@@ -1,44 +1,53 @@
 """`reconcile`: the queue against the lake, message by message: nothing missing, nothing twice, nothing changed.
 
-The lake is looked at as far as its pipeline has come, and the queue as far as that. What is no longer in the queue,
-dropped by retention or removed by key compaction, the lake may have; what the queue has, the lake must have, unless its
-pipeline was told to drop or to put aside such rows.
+Both are compared as far as the lake's pipeline has read. The lake must have every message that the queue has, unless
+the expectations of its pipeline drop or quarantine it. The lake may also have messages that the queue has no longer,
+because of retention or key compaction.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import reduce
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from holdfast.broker.folder.layout import topic_folder
 from holdfast.broker.folder.policy import settings_for
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.pipelines.compact import POSITIONS
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
-from holdfast.spark.pipelines.expectations import names_that, unmet_sql
+from holdfast.spark.options import Subscription
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.batches import names_that, reading_files, unmet_sql
+from holdfast.spark.pipelines.checkpoint import LedgerBatch, ledger_of
+from holdfast.spark.pipelines.compact import POSITIONS, offset_options
 from holdfast.spark.pipelines.lake import read_table, replaced_as_a_whole
-from holdfast.spark.pipelines.ledger import Batch, Ledger
-from holdfast.spark.pipelines.spec import Options, Spec
-from holdfast.spark.pipelines.steps import GONE
-from holdfast.spark.pipelines.topics import as_json, positions_in
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import Subscription
+from holdfast.spark.pipelines.land import positions_in
+from holdfast.spark.pipelines.spec import (
+    QUARANTINE_SUFFIX,
+    Context,
+    PipelineKind,
+    PipelineOptions,
+    Plan,
+    Read,
+    Spec,
+    Summary,
+)
+from holdfast.spark.ranges import DataFolder, Range
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from holdfast.spark.pipelines.context import Context
 
 PLACE: Final = ("topic", "partition", "offset")
+_ROW: Final = "topic string, partition int, offset long, timestamp timestamp"
 FAULTS: Final = ("missing", "duplicated", "changed", "unknown")
 
 _TRIES: Final = 3
 _SHOWN: Final = 10
 
 
-class ReconcileOptions(Options, frozen=True, kw_only=True):
-    """`source` is the pipeline to prove. Without `values` only offsets are compared, which reads far less."""
+class ReconcileOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of `reconcile`. `source` is the pipeline to prove. Without `values` only offsets are compared."""
 
     values: bool = True
 
@@ -49,28 +58,22 @@ class ReconcileOptions(Options, frozen=True, kw_only=True):
             raise BadSettings("a pipeline of the kind reconcile has no expect: what it expects is that nothing differs")
 
 
-class Bounds(msgspec.Struct, frozen=True):
-    """What is compared of one partition: from `start`, the first message kept, up to `stop`, how far the lake is.
+class Bounds(Range, frozen=True):
+    """What is compared in one partition: from the first message kept (`start`) to where the lake ends (`stop`).
 
-    `end` is where the log ends. Of a compacted topic the lake may have more than the queue.
+    `end` is the end of the log. If a topic is compacted, the lake may have more messages than the queue.
     """
 
-    topic: str
-    partition: int
-    start: int
-    stop: int
-    end: int
-    compacted: bool
+    end: int = 0
+    compacted: bool = False
 
 
 def differences(queue: DataFrame, lake: DataFrame, bounds: DataFrame) -> DataFrame:
-    """One row for each message that is on one side at least: how often the lake has it, and what is wrong.
+    """One row for each message in the queue or the lake: how often the lake has it, and what is wrong.
 
-    `queue` and `lake` have topic, partition, offset, timestamp and a checksum; `queue` also `may_lack`, true for what
-    the lake need not have.
+    `queue` and `lake` have topic, partition, offset, timestamp and a checksum. `queue` also has `may_lack`, which is
+    true if the lake need not have the message.
     """
-    from pyspark.sql import functions as f
-
     once = lake.groupBy(*PLACE).agg(
         f.count("*").alias("copies"),
         f.min("timestamp").alias("lake_timestamp"),
@@ -98,8 +101,6 @@ def differences(queue: DataFrame, lake: DataFrame, bounds: DataFrame) -> DataFra
 
 def by_hour(compared: DataFrame) -> DataFrame:
     """Counts by partition and hour."""
-    from pyspark.sql import functions as f
-
     faults = [f.count_if(f.col("fault") == fault).alias(fault) for fault in FAULTS]
     return compared.groupBy("topic", "partition", f.date_trunc("hour", "timestamp").alias("hour")).agg(
         f.count_if("in_queue").alias("in_queue"), f.sum("copies").alias("in_lake"), *faults
@@ -107,9 +108,8 @@ def by_hour(compared: DataFrame) -> DataFrame:
 
 
 def ranges_of(compared: DataFrame) -> DataFrame:
-    """What is wrong, neighbours as one row: topic, partition, fault, first and last offset, count."""
+    """The faults, one row for neighbouring offsets: topic, partition, fault, first and last offset, count."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     wrong = compared.where(f.col("fault").isNotNull())
     order = Window.partitionBy("topic", "partition", "fault").orderBy("offset")
@@ -123,28 +123,19 @@ def ranges_of(compared: DataFrame) -> DataFrame:
 
 
 def plan(context: Context) -> Plan:
-    """How much would be compared."""
-    source = context.project.spec(context.options.source)
-    bounds = _bounds(context, source, _last_batch(context, source))
-    reads = tuple(
-        Read(
-            what=f"{each.topic}/{each.partition}",
-            start=str(each.start),
-            end=str(each.stop),
-            rows=max(0, each.stop - each.start),
-        )
-        for each in bounds
+    source, last = _source(context)
+    bounds = _bounds(context, source, last)
+    return context.plan(
+        [Read.of_offsets(each.topic, each.partition, each.start, each.stop) for each in bounds],
+        writes=(f"{context.table}/hours", f"{context.table}/differences"),
+        notes=() if context.options.values else ("only offsets are compared, not what the messages hold",),
+        sized=False,
     )
-    notes = () if context.options.values else ("only offsets are compared, not what the messages hold",)
-    rows = sum(read.rows or 0 for read in reads)
-    writes = (f"{context.table}/hours", f"{context.table}/differences")
-    return Plan(pipeline=context.name, kind=KIND.name, reads=reads, rows=rows, writes=writes, notes=notes)
 
 
 def run(context: Context) -> Summary:
-    """Compare, and look again where retention was at work meanwhile."""
-    source = context.project.spec(context.options.source)
-    last = _last_batch(context, source)
+    """Compare queue and lake, again if retention dropped messages meanwhile."""
+    source, last = _source(context)
     bounds = _bounds(context, source, last)
     counts = _counts(context, source, last, bounds)
     for _ in range(_TRIES):
@@ -156,9 +147,7 @@ def run(context: Context) -> Summary:
     behind = sum(max(0, each.end - each.stop) for each in bounds)
     notes = [f"{counts[fault]} {fault}" for fault in FAULTS if counts[fault]]
     notes += _examples(context) if wrong else [f"queue and {source.name} agree"]
-    return Summary(
-        pipeline=context.name,
-        kind=KIND.name,
+    return context.summary(
         rows_in=counts["in_queue"],
         rows_out=counts["in_lake"],
         lag=behind,
@@ -169,20 +158,20 @@ def run(context: Context) -> Summary:
     )
 
 
-def _counts(context: Context, source: Spec, last: Batch, bounds: list[Bounds]) -> dict[str, int]:
-    for tries_left in reversed(range(_TRIES)):
-        try:
-            with replaced_as_a_whole(context) as fresh:
-                _compare(context, source, last, bounds, fresh)
-            break
-        except Exception as error:
-            # Files of the lake were merged between our listing and our reading them: list them again.
-            if not tries_left or not any(word in str(error) for word in GONE):
-                raise
-    return _sums(context.spark.read.parquet(f"{context.table}/hours"))
+def _counts(context: Context, source: Spec, last: LedgerBatch, bounds: list[Bounds]) -> dict[str, int]:
+    """Compare, write both tables, and return the sums of their counts."""
+
+    def compare() -> None:
+        with replaced_as_a_whole(context) as fresh:
+            _compare(context, source, last, bounds, fresh)
+
+    reading_files(compare)
+    hours = context.spark.read.parquet(f"{context.table}/hours")
+    names = ("in_queue", "in_lake", *FAULTS)
+    return hours.agg(*[f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in names]).collect()[0].asDict()
 
 
-def _compare(context: Context, source: Spec, last: Batch, bounds: list[Bounds], fresh: str) -> None:
+def _compare(context: Context, source: Spec, last: LedgerBatch, bounds: list[Bounds], fresh: str) -> None:
     table = context.spark.createDataFrame(
         [(each.topic, each.partition, each.start, each.compacted) for each in bounds],
         "topic string, partition int, start long, compacted boolean",
@@ -196,74 +185,54 @@ def _compare(context: Context, source: Spec, last: Batch, bounds: list[Bounds], 
 
 
 def _queue(context: Context, source: Spec, bounds: list[Bounds]) -> DataFrame:
-    from pyspark.sql import functions as f
-
     drops = [each for each in source.options.expect if each.on_fail == "drop"]
-    columns = "topic string, partition int, offset long, timestamp timestamp"
-    reader = context.spark.read.format("holdfast").option("path", context.folder)
+    readable = [each for each in bounds if each.start < each.stop]
+    if not readable:
+        return context.spark.createDataFrame([], f"{_ROW}, checksum long, may_lack boolean")
+    # Retention may drop messages meanwhile. They are in the lake, which is no fault.
+    reader = context.reader(failOnDataLoss="false", **offset_options(readable))
     if drops:
         reader = reader.option("includeHeaders", "true")
     else:
-        reader = reader.schema(columns + (", key binary, value binary" if context.options.values else ""))
-    readable = [each for each in bounds if each.start < each.stop]
-    if not readable:
-        empty = f"{columns}, checksum long, may_lack boolean"
-        return context.spark.createDataFrame([], empty)
-    assign: dict[str, list[int]] = {}
-    for each in readable:
-        assign.setdefault(each.topic, []).append(each.partition)
-    reader = reader.option("assign", as_json(assign))
-    for name, offsets in (
-        ("startingOffsets", [(each.topic, each.partition, each.start) for each in readable]),
-        ("endingOffsets", [(each.topic, each.partition, each.stop) for each in readable]),
-    ):
-        places: dict[str, dict[str, int]] = {}
-        for topic, partition, offset in offsets:
-            places.setdefault(topic, {})[str(partition)] = offset
-        reader = reader.option(name, as_json(places))
-    # Retention may be faster than we are; what it takes is in the lake, and no fault.
-    rows = reader.option("failOnDataLoss", "false").load()
+        reader = reader.schema(_ROW + (", key binary, value binary" if context.options.values else ""))
     may_lack = f.size(f.expr(unmet_sql(drops))) > 0 if drops else f.lit(False)
-    return rows.select(*PLACE, "timestamp", _checksum(context).alias("checksum"), may_lack.alias("may_lack"))
+    return reader.load().select(*PLACE, "timestamp", _checksum(context), may_lack.alias("may_lack"))
 
 
-def _lake(context: Context, source: Spec, last: Batch) -> DataFrame:
-    columns = [*PLACE, "timestamp"]
-    found = read_table(context.spark, context.disk, context.project.table(source.name), after=-1, through=last.batch)
-    parts = [] if found is None else [found.select(*columns, _checksum(context).alias("checksum"))]
+def _lake(context: Context, source: Spec, last: LedgerBatch) -> DataFrame:
+    names = [source.name]
     if names_that(source.options.expect, "quarantine"):
-        aside = context.project.quarantine(source.name)
-        put_aside = read_table(context.spark, context.disk, aside, after=-1, through=last.batch)
-        if put_aside is not None:
-            parts.append(put_aside.select(*columns, _checksum(context).alias("checksum")))
+        names.append(f"{source.name}{QUARANTINE_SUFFIX}")
+    tables = [read_table(context, name, through=last.batch) for name in names]
+    parts = [table.select(*PLACE, "timestamp", _checksum(context)) for table in tables if table is not None]
     if not parts:
-        schema = "topic string, partition int, offset long, timestamp timestamp, checksum long"
-        return context.spark.createDataFrame([], schema)
-    return parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+        return context.spark.createDataFrame([], f"{_ROW}, checksum long")
+    return reduce(lambda one, other: one.unionByName(other), parts)
 
 
 def _checksum(context: Context) -> Column:
-    from pyspark.sql import functions as f
-
-    # Null and nothing are not the same: the hash passes over nulls.
+    # The hash skips nulls, and null is not the same as an empty value.
     with_nulls = [f.col("key").isNull(), f.coalesce("key", f.lit(b"")), f.col("value").isNull(), f.col("value")]
-    return f.xxhash64("timestamp", *with_nulls) if context.options.values else f.lit(0).cast("long")
+    found = f.xxhash64("timestamp", *with_nulls) if context.options.values else f.lit(0).cast("long")
+    return found.alias("checksum")
 
 
-def _last_batch(context: Context, source: Spec) -> Batch:
+def _source(context: Context) -> tuple[Spec, LedgerBatch]:
+    """The pipeline to prove and its last batch. Raises InvalidRequest if it is of another kind or has not run."""
+    source = context.project.spec(context.options.source)
     if source.kind not in ("land", "compact"):
         raise InvalidRequest(
             f"{context.name} can prove pipelines of the kinds land and compact; {source.name}, its source, is of the "
             f"kind {source.kind}"
         )
-    last = Ledger(context.world, context.project.checkpoint(source.name)).last()
+    last = ledger_of(context, source.name).last()
     if last is None:
         raise InvalidRequest(f"{source.name} has not run yet: run it, then {context.name}")
-    return last
+    return source, last
 
 
-def _bounds(context: Context, source: Spec, last: Batch) -> list[Bounds]:
-    """What to compare: from the first message that is kept, or where the lake began, to how far the lake is."""
+def _bounds(context: Context, source: Spec, last: LedgerBatch) -> list[Bounds]:
+    """What to compare: from the first message that is kept, or the first in the lake, to the end of the lake."""
     folder = DataFolder(context.folder, context.world)
     found = []
     for topic, (topic_id, offsets) in _reached(last).items():
@@ -282,10 +251,8 @@ def _bounds(context: Context, source: Spec, last: Batch) -> list[Bounds]:
     return _from_where_it_began(context, source, last, found)
 
 
-def _from_where_it_began(context: Context, source: Spec, last: Batch, bounds: list[Bounds]) -> list[Bounds]:
-    """A pipeline that did not begin with the earliest message need not have what was there before."""
-    from pyspark.sql import functions as f
-
+def _from_where_it_began(context: Context, source: Spec, last: LedgerBatch, bounds: list[Bounds]) -> list[Bounds]:
+    """The bounds from where the pipeline began: it need not have earlier messages."""
     options = source.options
     if source.kind != "land" or (options.since is None and options.starting == "earliest"):
         return bounds
@@ -297,39 +264,31 @@ def _from_where_it_began(context: Context, source: Spec, last: Batch, bounds: li
     ]
 
 
-def _reached(last: Batch) -> dict[str, tuple[int, dict[int, int]]]:
-    """By topic: its id, and how far each partition is in the lake."""
+def _reached(last: LedgerBatch) -> dict[str, tuple[int, dict[int, int]]]:
+    """By topic: its id, and the offset that the lake has reached in each partition."""
     if POSITIONS in last.state:
         return {
             topic: (known["id"], {int(partition): offset for partition, offset in known["offsets"].items()})
             for topic, known in last.state[POSITIONS].items()
         }
-    positions = None if last.offsets is None else positions_in(last.offsets)
+    positions = positions_in(last.offsets)
     if positions is None:
         raise InvalidRequest("the ledger does not say how far the topics were read: run the source once more")
     return positions.offsets()
 
 
-def _sums(hours: DataFrame) -> dict[str, int]:
-    from pyspark.sql import functions as f
-
-    names = ("in_queue", "in_lake", *FAULTS)
-    row = hours.agg(*[f.coalesce(f.sum(name), f.lit(0)).alias(name) for name in names]).collect()[0]
-    return {name: row[name] for name in names}
-
-
 def _examples(context: Context) -> list[str]:
     found = context.spark.read.parquet(f"{context.table}/differences").orderBy("topic", "partition", "first_offset")
-    rows: list[Any] = found.limit(_SHOWN + 1).collect()
-    told = [
+    examples = [
         f"{row['fault']}: {row['topic']}/{row['partition']} {row['first_offset']}"
         + (f" to {row['last_offset']}" if row["count"] > 1 else "")
-        for row in rows[:_SHOWN]
+        for row in found.limit(_SHOWN + 1).collect()
     ]
-    return [*told, f"and more, in {context.table}/differences"] if len(rows) > _SHOWN else told
+    more = [f"and more, in {context.table}/differences"] if len(examples) > _SHOWN else []
+    return examples[:_SHOWN] + more
 
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="reconcile",
     says="queue against lake: gaps, duplicates, changed messages; by partition and hour, with an exit code",
     options=ReconcileOptions,

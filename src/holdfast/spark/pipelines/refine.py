@@ -1,24 +1,34 @@
-"""`refine`: landed messages to typed rows, each once; what cannot be used is put aside with the reason (silver)."""
+"""`refine`: landed messages to typed rows, each once; those that cannot be used are quarantined (silver)."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.context import Kind, Plan, Summary
-from holdfast.spark.pipelines.expectations import REASONS, check_columns
-from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table, write_batch
-from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.spec import Expectation, interval_ms, no_expectation_named
-from holdfast.spark.pipelines.steps import Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.batches import (
+    REASONS,
+    Slice,
+    StepOptions,
+    check_columns,
+    step_kind,
+    write_batch,
+)
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
+from holdfast.spark.pipelines.lake import BATCH, DATE, quoted, read_table
+from holdfast.spark.pipelines.spec import (
+    Context,
+    Expectation,
+    interval_ms,
+    no_expectation_named,
+)
 from holdfast.storage.files import durable_replace, join, read_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-    from holdfast.spark.pipelines.context import Context
 
 INFER: Final = "infer"
 SCHEMA: Final = "schema.json"
@@ -33,7 +43,7 @@ _TOMBSTONE: Final = Expectation(name="tombstone", check=f"NOT {_SOURCE}.tombston
 
 
 class RefineOptions(StepOptions, frozen=True, kw_only=True):
-    """What `refine` may be told."""
+    """Options of `refine`."""
 
     schema: str = INFER
     key: str | tuple[str, ...] = ()
@@ -54,8 +64,7 @@ class RefineOptions(StepOptions, frozen=True, kw_only=True):
 
 
 def decoded(rows: DataFrame, schema: StructType, keys: tuple[str, ...] = ()) -> DataFrame:
-    """Landed messages with the columns of their JSON, where they come from, and why a row cannot be used."""
-    from pyspark.sql import functions as f
+    """Landed messages with the columns of their JSON, their origin, and the reasons why a row cannot be used."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     with_rest = StructType([*schema.fields, StructField(_CORRUPT, StringType())])
@@ -71,10 +80,7 @@ def decoded(rows: DataFrame, schema: StructType, keys: tuple[str, ...] = ()) -> 
             unusable.append(f.when(there & whole & missing, f.lit(f"{field.name} is null")))
     return found.select(
         *[f.col("_read").getField(field.name).alias(field.name) for field in schema.fields],
-        f.col(f"{_SOURCE}.topic").alias("_topic"),
-        f.col(f"{_SOURCE}.partition").alias("_partition"),
-        f.col(f"{_SOURCE}.offset").alias("_offset"),
-        f.col(f"{_SOURCE}.timestamp").alias("_timestamp"),
+        *[f.col(f"{_SOURCE}.{name}").alias(f"_{name}") for name in ("topic", "partition", "offset", "timestamp")],
         f.octet_length(f"{_SOURCE}.value").alias("_bytes"),
         f.col(f"{_SOURCE}.{DATE}").alias(DATE),
         _SOURCE,
@@ -85,7 +91,6 @@ def decoded(rows: DataFrame, schema: StructType, keys: tuple[str, ...] = ()) -> 
 def first_of_each(rows: DataFrame, keys: tuple[str, ...]) -> DataFrame:
     """The earliest row of each key."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     order = Window.partitionBy(*map(quoted, keys)).orderBy("_timestamp", "_topic", "_partition", "_offset")
     return rows.withColumn("_rank", f.row_number().over(order)).where("_rank = 1").drop("_rank")
@@ -96,17 +101,7 @@ def without_known(rows: DataFrame, known: DataFrame | None, keys: tuple[str, ...
     return rows if known is None else rows.join(known.select(*map(quoted, keys)).distinct(), list(keys), "left_anti")
 
 
-def plan(context: Context) -> Plan:
-    check_kind_of_source(context, "land")
-    return plan_steps(context, f"rows that cannot be used go to {context.quarantine}")
-
-
-def run(context: Context) -> Summary:
-    check_kind_of_source(context, "land")
-    return run_steps(context, write)
-
-
-def write(context: Context, piece: Slice) -> Batch:
+def write(context: Context, piece: Slice) -> LedgerBatch:
     """One batch of the silver table."""
     options: RefineOptions = context.options
     schema = _schema(context, piece.rows)
@@ -123,24 +118,13 @@ def write(context: Context, piece: Slice) -> Batch:
         return found.select(f"{_SOURCE}.*", REASONS)
 
     return write_batch(
-        context,
-        piece.batch,
-        rows,
-        expectations=options.expect,
-        partition_by=(DATE,),
-        first=_TOMBSTONE,
-        good=good,
-        bad=bad,
-        through=piece.through,
-        source_id=piece.source_id,
+        context, piece.batch, rows, partition_by=(DATE,), first=_TOMBSTONE, good=good, bad=bad, **piece.facts
     )
 
 
 def _known(context: Context, piece: Slice) -> DataFrame | None:
-    """The rows that are in the table already, as far back as duplicates are looked for."""
-    from pyspark.sql import functions as f
-
-    known = read_table(context.spark, context.disk, context.table, after=-1, through=piece.batch - 1)
+    """The rows of the table in which duplicates are looked for."""
+    known = read_table(context, context.name, through=piece.batch - 1)
     within = context.options.within
     if known is None or within is None:
         return known
@@ -152,7 +136,7 @@ def _known(context: Context, piece: Slice) -> DataFrame | None:
 
 
 def _schema(context: Context, rows: DataFrame) -> StructType:
-    """As given; or as the first rows had it, which is noted then and stays."""
+    """The schema of the options, or the one inferred from the first rows, which is stored for later batches."""
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
 
@@ -195,11 +179,15 @@ def _check_names(context: Context, schema: StructType) -> None:
             raise BadSettings(f"{context.name}: its key {key!r} is none of its columns: {', '.join(schema.names)}")
 
 
-def _identity(options: RefineOptions) -> dict[str, Any]:
-    return {"source": options.source, "schema": options.schema, "key": list(options.keys)}
-
-
-TEMPLATE: Final = """\
+KIND: Final = step_kind(
+    name="refine",
+    says="landed messages to typed, checked, de-duplicated rows (silver)",
+    options=RefineOptions,
+    sources=("land",),
+    write=write,
+    note=lambda context: f"rows that cannot be used go to {context.quarantine}",
+    identity=lambda options: {"source": options.source, "schema": options.schema, "key": options.keys},
+    template="""\
     kind: refine
     source: orders-land         # a pipeline of the kind land
     schema: "id long not null, amount double, country string, at timestamp"   # or infer
@@ -207,14 +195,5 @@ TEMPLATE: Final = """\
     # within: "7 days"          # look for duplicates only so far back
     expect:
       - {name: positive, check: "amount > 0", on_fail: quarantine}   # warn, drop, quarantine or fail
-"""
-
-KIND: Final = Kind(
-    name="refine",
-    says="landed messages to typed, checked, de-duplicated rows (silver)",
-    options=RefineOptions,
-    plan=plan,
-    run=run,
-    template=TEMPLATE,
-    identity=_identity,
+""",
 )

@@ -1,13 +1,13 @@
 """`replay`: a slice of topics or of a table, once more into a topic; no faster than asked, each message once.
 
 1. The slice is frozen: its rows are copied into the pipeline's checkpoint, in batches, and a small file says so. Before
-   that moment nothing was sent; from there on it is settled what is, however long it takes and whatever is trimmed,
+   that nothing was sent. After it the rows to send are settled, however long it takes and whatever is trimmed,
    compacted or published meanwhile.
-2. Batch by batch is written to the topic. Each has a write id of its own, so that a batch that was stored before a
-   crash and is sent again is stored once.
-3. When all is sent the copy is removed. A run more finds that and does nothing.
+2. The batches are written to the topic one by one. Each has a write id of its own, so that a batch that was stored
+   before a crash and is sent again is stored once.
+3. When all batches are sent, the copy is removed. Another run does nothing.
 
-Rows of one partition go in their order, so messages of one key do, too.
+Rows of one partition keep their order, and so do messages of one key.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import msgspec
 
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import BadSettings, InvalidRequest
-from holdfast.spark.pipelines.context import Kind, Plan, Progress, Read, Summary
-from holdfast.spark.pipelines.topics import SELECTING, SliceOptions, messages_in, selection_of
+from holdfast.spark.options import EARLIEST, LATEST, Subscription, moment_ns
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.checkpoint import ledger_of
+from holdfast.spark.pipelines.lake import BATCH, read_table
+from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
+from holdfast.spark.ranges import DataFolder
 from holdfast.storage.files import durable_replace, join, read_file, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from holdfast.spark.pipelines.context import Context
 
 REPLAY_ID: Final = "replay-id"
 REPLAY_OF: Final = "replay-of"
@@ -40,9 +43,24 @@ _SHOWN_CHARACTERS: Final = 60
 _BURST_S: Final = 5.0
 
 
-class ReplayOptions(SliceOptions, frozen=True, kw_only=True):
-    """What is sent again, where to and how. With another `id` the same slice is sent once more."""
+Offsets = dict[str, dict[int, int]]
 
+
+class ReplayOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of `replay`: which messages of topics, or of the table of `source`, and where and how to send them.
+
+    `since` and `starting_offsets` are the first that are meant, `until` and `ending_offsets` the first that are not.
+    Times are ISO 8601, or `-2h` from now. Offsets are by topic and partition; other partitions are read as a whole.
+    With another `id` the same messages are sent once more.
+    """
+
+    topics: tuple[str, ...] = ()
+    since: str | None = None
+    until: str | None = None
+    key: str | None = None
+    starting_offsets: Offsets = msgspec.field(default_factory=dict)
+    ending_offsets: Offsets = msgspec.field(default_factory=dict)
+    where: str | None = None
     to: str
     id: str | None = None
     rate: float | None = None
@@ -51,7 +69,10 @@ class ReplayOptions(SliceOptions, frozen=True, kw_only=True):
     text: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if bool(self.topics) == (self.source is not None):
+            raise BadSettings(
+                "say what to read: topics, or source (a pipeline whose table holds messages); one of them"
+            )
         if self.id is not None:
             check_name(self.id, "replay id")
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -61,12 +82,80 @@ class ReplayOptions(SliceOptions, frozen=True, kw_only=True):
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows a batch has, at most."""
+        """The most rows of a batch."""
         return self.batch_rows if self.rate is None else max(1, min(self.batch_rows, int(self.rate * _BURST_S)))
 
 
+# These must not change between the runs of one replay.
+_SETTLED: Final = ("source", "topics", "since", "until", "key", "starting_offsets", "ending_offsets", "where", "to")
+
+
+def messages_in(context: Context) -> DataFrame:
+    """The messages that the options choose, with their headers."""
+    options: ReplayOptions = context.options
+    found = _of_topics(context, options) if options.topics else _of_table(context, options)
+    now_ms = context.world.clock.now_ns() // 1_000_000
+    for name, text in (("since", options.since), ("until", options.until)):
+        if text is not None:
+            moment = f.timestamp_micros(f.lit(moment_ns(text, now_ms, name, name) // 1000))
+            found = found.where(f.col("timestamp") >= moment if name == "since" else f.col("timestamp") < moment)
+    if options.key is not None:
+        found = found.where(f.col("key") == f.encode(f.lit(options.key), "UTF-8"))
+    return found if options.where is None else found.where(options.where)
+
+
+def _of_topics(context: Context, options: ReplayOptions) -> DataFrame:
+    places = list(DataFolder(context.folder, context.world).partitions(Subscription(names=options.topics)))
+    given: dict[str, str | None] = {"subscribe": ",".join(options.topics), "includeHeaders": "true"}
+    # The source finds times by its index and offsets as they are, and reads nothing else.
+    for name, offsets, moment, other in (
+        ("starting", options.starting_offsets, options.since, EARLIEST),
+        ("ending", options.ending_offsets, options.until, LATEST),
+    ):
+        if offsets:
+            given[f"{name}Offsets"] = _all_places(f"{name}_offsets", offsets, places, other)
+        else:
+            given[f"{name}Timestamp"] = moment
+    return context.reader(**given).load()
+
+
+def _of_table(context: Context, options: ReplayOptions) -> DataFrame:
+    source = options.source or ""
+    last = ledger_of(context, source).last()
+    found = None if last is None else read_table(context, source, through=last.batch)
+    if found is None:
+        raise InvalidRequest(f"the table of {source} has no rows yet: run {source} first")
+    missing = {"topic", "partition", "offset", "timestamp", "key", "value"} - set(found.columns)
+    if missing:
+        raise InvalidRequest(
+            f"the table of {source} does not hold messages, it has no {', '.join(sorted(missing))}: "
+            "name a pipeline of the kind land or compact"
+        )
+    for offsets, is_inside in (
+        (options.starting_offsets, f.col("offset").__ge__),
+        (options.ending_offsets, f.col("offset").__lt__),
+    ):
+        for topic, places in offsets.items():
+            for partition, offset in places.items():
+                elsewhere = (f.col("topic") != topic) | (f.col("partition") != partition)
+                found = found.where(elsewhere | is_inside(offset))
+    return found.drop(BATCH)
+
+
+def _all_places(name: str, given: Offsets, places: list[tuple[str, int]], other: int) -> str:
+    """Offsets for all partitions that are read, as the source wants them."""
+    wanted: Offsets = {}
+    for topic, partition in places:
+        wanted.setdefault(topic, {})[partition] = given.get(topic, {}).get(partition, other)
+    for topic, offsets in given.items():
+        for partition in offsets:
+            if (topic, partition) not in places:
+                raise InvalidRequest(f"{name} names {topic}/{partition}, which is not among what is read")
+    return json.dumps(wanted)
+
+
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay that is settled: `counts` are the rows of each batch, `sent` says how many batches are stored."""
+    """A replay that is settled. `counts` are the rows of each batch, and `sent` is the number of batches stored."""
 
     id: str
     write: str
@@ -85,9 +174,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def in_batches(messages: DataFrame, rows_at_once: int, partitions: int) -> DataFrame:
-    """The messages with the number of their batch: each takes as many from every partition, in their order."""
+    """The messages with the number of their batch. A batch has equal numbers from every partition, in their order."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     share = max(1, rows_at_once // max(1, partitions))
     order = Window.partitionBy("topic", "partition").orderBy("offset")
@@ -95,9 +183,7 @@ def in_batches(messages: DataFrame, rows_at_once: int, partitions: int) -> DataF
 
 
 def as_new_messages(rows: DataFrame, replay_id: str, *, same_partitions: bool, text: bool) -> DataFrame:
-    """The rows as the sink takes them: what they were, and two headers that say that they come again."""
-    from pyspark.sql import functions as f
-
+    """The rows as the sink takes them, with two headers that mark a replay."""
     old = f.concat_ws("-", "topic", f.col("partition").cast("string"), f.col("offset").cast("string"))
     given = f.coalesce("headers", f.array().cast("array<struct<key:string,value:binary>>"))
     kept = f.filter(given, lambda header: ~header["key"].isin(REPLAY_ID, REPLAY_OF))
@@ -118,51 +204,41 @@ def as_new_messages(rows: DataFrame, replay_id: str, *, same_partitions: bool, t
 
 
 def _header(name: str, value: Column) -> Column:
-    from pyspark.sql import functions as f
-
     return f.struct(f.lit(name).alias("key"), f.encode(value, "UTF-8").alias("value"))
 
 
 def plan(context: Context) -> Plan:
-    """How many messages would be sent, and some of them."""
     options: ReplayOptions = context.options
+    to = (f"topic {options.to}",)
     known = _known(context)
     if known is not None:
         left = known.rows - known.sent_rows
-        reads = (
-            Read(what="the frozen slice", start=f"batch {known.sent}", end=f"batch {len(known.counts)}", rows=left),
-        )
-        notes = [f"replay {known.id} is done" if known.is_done else f"replay {known.id} goes on: {left} rows are left"]
-        return _plan(context, reads, left, notes)
+        read = Read(what="the frozen slice", start=f"batch {known.sent}", end=f"batch {len(known.counts)}", rows=left)
+        state = "is done" if known.is_done else f"goes on: {left} rows are left"
+        return context.plan([read], writes=to, notes=[f"replay {known.id} {state}"])
     messages = messages_in(context)
-    counted = messages.groupBy("topic", "partition").agg(*_extent()).orderBy("topic", "partition").collect()
-    found = tuple(
-        Read(
-            what=f"{row['topic']}/{row['partition']}",
-            start=str(row["first"]),
-            end=str(row["last"] + 1),
-            rows=row["count"],
-            bytes=row["bytes"],
+    extent = [
+        f.min("offset").alias("first"),
+        f.max("offset").alias("last"),
+        f.count("*").alias("count"),
+        f.sum(f.octet_length("value")).alias("bytes"),
+    ]
+    counted = messages.groupBy("topic", "partition").agg(*extent).orderBy("topic", "partition").collect()
+    reads = [
+        Read.of_offsets(
+            row["topic"], row["partition"], row["first"], row["last"] + 1, rows=row["count"], bytes=row["bytes"]
         )
         for row in counted
-    )
+    ]
     rows = sum(row["count"] for row in counted)
     notes = [f"such as {_example(row)}" for row in messages.orderBy("timestamp").limit(_EXAMPLES).collect()]
     if options.rate is not None and rows:
         notes.append(f"takes about {rows / options.rate:.0f} s at {options.rate:g} messages a second")
-    return _plan(context, found, rows, notes)
-
-
-def _plan(context: Context, reads: tuple[Read, ...], rows: int, notes: list[str]) -> Plan:
-    size = sum(read.bytes or 0 for read in reads)
-    to = (f"topic {context.options.to}",)
-    return Plan(
-        pipeline=context.name, kind=KIND.name, reads=reads, rows=rows, bytes=size, writes=to, notes=tuple(notes)
-    )
+    return context.plan(reads, writes=to, notes=notes)
 
 
 def run(context: Context) -> Summary:
-    """Send what is not sent yet."""
+    """Send the batches that were not sent yet."""
     began_ns = context.world.clock.monotonic_ns()
     replay = _known(context) or _freeze(context)
     before = replay.sent_rows
@@ -174,15 +250,13 @@ def run(context: Context) -> Summary:
         durable_replace(context.disk, folder, _STATE, msgspec.json.encode(replay))
         left = replay.rows - replay.sent_rows
         sent = replay.sent_rows - before
-        context.tell(Progress(pipeline=context.name, batch=replay.sent, rows_in=sent, rows_out=sent, lag=left))
+        context.report(replay.sent, sent, sent, left)
         if context.options.rate is not None and not replay.is_done:
             _wait_until(context, began_ns + round(sent / context.options.rate * 1e9))
     if replay.is_done:
         remove_tree(context.disk, join(folder, _ROWS))
     left = replay.rows - replay.sent_rows
-    return Summary(
-        pipeline=context.name,
-        kind=KIND.name,
+    return context.summary(
         batches=replay.sent,
         rows_in=replay.rows,
         rows_out=replay.sent_rows - before,
@@ -193,7 +267,7 @@ def run(context: Context) -> Summary:
 
 
 def _known(context: Context) -> Replay | None:
-    """The replay by this id, if it was begun before."""
+    """The replay by this id, if it was begun before. Raises InvalidRequest if its options were others."""
     options: ReplayOptions = context.options
     replay_id = options.id or context.name
     content = read_file(context.disk, join(_folder(context, replay_id), _STATE))
@@ -210,9 +284,7 @@ def _known(context: Context) -> Replay | None:
 
 
 def _freeze(context: Context) -> Replay:
-    """Settle what is sent: copy the rows, count them, write that down."""
-    from pyspark.sql import functions as f
-
+    """Settle what to send: copy the rows, count them, and write that down."""
     options: ReplayOptions = context.options
     _check_target(context)
     replay_id = options.id or context.name
@@ -252,9 +324,7 @@ def _send(context: Context, replay: Replay, folder: str) -> None:
 
 
 def _check_target(context: Context) -> None:
-    """A replay that cannot be sent anywhere is not begun."""
-    from holdfast.spark.source.folder import DataFolder
-    from holdfast.spark.source.options import Subscription
+    """Raise UnknownTopic if the topic to send to does not exist."""
 
     DataFolder(context.folder, context.world).topics(Subscription(names=(context.options.to,)))
 
@@ -266,25 +336,12 @@ def _wait_until(context: Context, moment_ns: int) -> None:
 
 
 def _settled(options: ReplayOptions) -> dict[str, Any]:
-    """What must not change in the middle, as it comes out of JSON."""
-    settled: dict[str, Any] = json.loads(msgspec.json.encode({**selection_of(options), "to": options.to}))
+    settled: dict[str, Any] = json.loads(msgspec.json.encode({name: getattr(options, name) for name in _SETTLED}))
     return settled
 
 
 def _folder(context: Context, replay_id: str) -> str:
     return join(context.checkpoint, f"replay-{replay_id}")
-
-
-def _extent() -> list[Column]:
-    from pyspark.sql import functions as f
-
-    size = f.sum(f.octet_length("value"))
-    return [
-        f.min("offset").alias("first"),
-        f.max("offset").alias("last"),
-        f.count("*").alias("count"),
-        size.alias("bytes"),
-    ]
 
 
 def _example(row: Any) -> str:
@@ -294,9 +351,7 @@ def _example(row: Any) -> str:
     return f"{row['topic']}-{row['partition']}-{row['offset']}{shown}"
 
 
-assert {*SELECTING} <= {*ReplayOptions.__struct_fields__}
-
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="replay",
     says="a slice of topics or of a table once more into a topic: by time, key, offsets, SQL; at a rate",
     options=ReplayOptions,

@@ -1,6 +1,6 @@
-"""A report is one HTML file that needs nothing else: pictures inside, no script, no network; and the PNGs beside it.
+"""A report: one HTML file with its pictures inside, without scripts or network; and the same pictures as PNG files.
 
-Everything in it may come from messages of strangers, so every value is escaped.
+Any value may come from a message that a stranger sent, so every value is escaped.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from holdfast.env import World
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.spec import Context
 from holdfast.storage.files import durable_replace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from pyspark.sql import Column
-
-
-# Time cut into equal steps, for plots: which step fits a span, and rows by series with no step left out.
 
 
 OTHERS: Final = "all others"
@@ -35,15 +34,13 @@ Value = TypeVar("Value")
 
 
 def step_for(first: datetime, last: datetime) -> int:
-    """Seconds of a step, so that the span has not more of them than a plot can show."""
+    """The seconds of one step on a time axis, so that the span does not have more steps than a plot can show."""
     span_s = (last - first).total_seconds()
     return next((step for step in _STEPS_S if span_s / step < _MOST_STEPS), _STEPS_S[-1])
 
 
 def in_steps(moment: Column, step_s: int) -> Column:
-    """The beginning of the step that each moment of a column lies in."""
-    from pyspark.sql import functions as f
-
+    """A column with the start of the step that each time is in."""
     return f.timestamp_seconds(f.floor(f.unix_micros(moment) / (step_s * 1_000_000)) * step_s)
 
 
@@ -57,7 +54,7 @@ def steps_between(first: datetime, last: datetime, step_s: int) -> list[datetime
 def spread(
     rows: Iterable[tuple[datetime, str, Value]], times: list[datetime], names: Iterable[str], missing: Value
 ) -> dict[str, list[Value]]:
-    """The values of each name at each time; `missing` where there is none."""
+    """The values of each name at each time, or `missing` if there is none."""
     places = {time: place for place, time in enumerate(times)}
     found = {name: [missing] * len(times) for name in names}
     for time, name, value in rows:
@@ -67,16 +64,14 @@ def spread(
 
 
 def utc(moment: datetime) -> datetime:
-    """Spark hands moments over in the zone of this machine, without naming it."""
+    """The time in UTC. Spark returns times in the zone of this machine, without naming it."""
     return moment.astimezone(UTC)
 
 
-# Plots of one style: dark text on light, colours that everybody can tell apart, dates that do not overlap.
-#
-# Each function answers with the bytes of a PNG. Figures are made without pyplot: no display, no state between them.
+# Plots. Figures are made without pyplot: there is no display, and no state between them.
 
 
-# Okabe and Ito: told apart by people who see fewer colours, and in print.
+# Okabe and Ito: people who see fewer colours can tell them apart, also in print.
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B6B6B")
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
 
@@ -93,7 +88,7 @@ Series = Mapping[str, Sequence[float | None]]
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture: `name` is that of its file, `title` says what one sees, also to those who cannot."""
+    """A picture. `name` is that of its file, and `title` is also the text for readers who cannot see it."""
 
     name: str
     title: str
@@ -101,13 +96,11 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bars(name: str, title: str, values: Mapping[str, float], *, unit: str) -> Plot:
-    """One bar for each label, the first on top; labels are long and so stand on the left."""
+    """Horizontal bars, the first on top, with long labels on the left."""
     figure, axes = _figure(title, height=1.3 + _BAR_INCHES * max(1, len(values)))
-    labels = [_shortened(label) for label in values]
-    places = range(len(labels))
-    drawn = axes.barh(places, list(values.values()), color=COLOURS[0], height=0.7)
-    axes.bar_label(drawn, labels=[_number(value) for value in values.values()], padding=4, color=_INK, fontsize=9)
-    axes.set_yticks(places, labels)
+    places = range(len(values))
+    _numbered(axes, axes.barh(places, list(values.values()), color=COLOURS[0], height=0.7), values, padding=4)
+    axes.set_yticks(places, [_shortened(label) for label in values])
     axes.invert_yaxis()
     axes.set_xlim(0, max([*values.values(), 1]) * 1.12)
     _whole_numbers(axes.xaxis)
@@ -118,11 +111,11 @@ def bars(name: str, title: str, values: Mapping[str, float], *, unit: str) -> Pl
 
 
 def columns(name: str, title: str, values: Mapping[str, float], *, unit: str, label: str) -> Plot:
-    """One column for each short label, in their order: how often each number of attempts came."""
+    """Vertical bars with short labels, in their order."""
     figure, axes = _figure(title)
-    drawn = axes.bar(range(len(values)), list(values.values()), color=COLOURS[0], width=0.7)
-    axes.bar_label(drawn, labels=[_number(value) for value in values.values()], padding=3, color=_INK, fontsize=9)
-    axes.set_xticks(range(len(values)), list(values))
+    places = range(len(values))
+    _numbered(axes, axes.bar(places, list(values.values()), color=COLOURS[0], width=0.7), values, padding=3)
+    axes.set_xticks(places, list(values))
     _whole_numbers(axes.yaxis)
     axes.set_ylim(0, max([*values.values(), 1]) * 1.12)
     axes.set_xlabel(label)
@@ -131,22 +124,19 @@ def columns(name: str, title: str, values: Mapping[str, float], *, unit: str, la
     return Plot(name=name, title=title, png=_png(figure))
 
 
+def _numbered(axes: Axes, drawn: Any, values: Mapping[str, float], *, padding: int) -> None:
+    """Write its number beside each bar."""
+    axes.bar_label(drawn, [_number(value) for value in values.values()], padding=padding, color=_INK, fontsize=9)
+
+
 def stacked(name: str, title: str, times: Sequence[datetime], series: Series, *, unit: str, step_s: float) -> Plot:
-    """Counts over time, one colour for each series, stacked; each column is as wide as its time."""
+    """Stacked counts over time, one colour for each series."""
     figure, axes = _figure(title, height=_height(series))
     base = [0.0] * len(times)
     for number, (label, values) in enumerate(series.items()):
         heights = [value or 0.0 for value in values]
-        width = step_s / 86_400 * 0.9
-        axes.bar(
-            _dates(times),
-            heights,
-            width=width,
-            bottom=base,
-            align="edge",
-            color=_colour(number),
-            label=_shortened(label),
-        )
+        style: Any = {"color": _colour(number), "label": _shortened(label), "align": "edge"}
+        axes.bar(_dates(times), heights, width=step_s / 86_400 * 0.9, bottom=base, **style)
         base = [below + height for below, height in zip(base, heights, strict=True)]
     axes.set_ylim(0, max([*base, 1]) * 1.08)
     _whole_numbers(axes.yaxis)
@@ -157,7 +147,7 @@ def stacked(name: str, title: str, times: Sequence[datetime], series: Series, *,
 
 
 def lines(name: str, title: str, times: Sequence[datetime], series: Series, *, unit: str, log: bool = False) -> Plot:
-    """Values over time, one line with its own marker for each series; a gap where there is no value."""
+    """Values over time, one line for each series, with a gap if there is no value."""
     figure, axes = _figure(title, height=_height(series))
     for number, (label, values) in enumerate(series.items()):
         points = [float("nan") if value is None else value for value in values]
@@ -220,30 +210,23 @@ def _dates(times: Sequence[datetime]) -> Any:
 
 
 def _matplotlib_dates() -> Any:
-    """Matplotlib says nothing of the types there."""
+    """The module without its types: matplotlib has none for it."""
     from matplotlib import dates
 
     return dates
 
 
 def _whole_numbers(axis: Any) -> None:
-    """There is no half of a letter."""
+    """Show no fractions: counts have none."""
     axis.get_major_locator().set_params(integer=True)
 
 
 def _legend(figure: Any, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if labels:
+        style = {"frameon": False, "fontsize": 9, "labelcolor": _INK}
         # Below the plot, so that it hides nothing.
-        figure.legend(
-            handles,
-            labels,
-            loc="outside lower left",
-            ncols=_legend_columns(labels),
-            frameon=False,
-            fontsize=9,
-            labelcolor=_INK,
-        )
+        figure.legend(handles, labels, loc="outside lower left", ncols=_legend_columns(labels), **style)
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
@@ -251,7 +234,7 @@ def _legend_columns(labels: Sequence[str]) -> int:
 
 
 def _height(series: Series) -> float:
-    """So high that the legend takes nothing from the plot."""
+    """The height of a figure whose legend has room below the plot."""
     labels = [_shortened(label) for label in series] or [""]
     return _HEIGHT_INCHES + _LEGEND_INCHES * -(-len(labels) // _legend_columns(labels))
 
@@ -261,7 +244,7 @@ def _png(figure: Any) -> bytes:
 
     picture = io.BytesIO()
     with warnings.catch_warnings():
-        # A sign that the font lacks is drawn as a box, and no reason to bother anybody.
+        # A character that the font lacks is drawn as a box; that needs no warning.
         warnings.filterwarnings("ignore", message="Glyph")
         canvas: Any = FigureCanvasAgg(figure)
         canvas.print_png(picture, metadata={"Software": ""})
@@ -273,7 +256,7 @@ def _colour(number: int) -> str:
 
 
 def _shortened(label: str) -> str:
-    """A label that fits, and that matplotlib takes for what it is: no formulas, nothing hidden."""
+    """A label that fits and that matplotlib shows as it is: it would read `$` as a formula and hide a leading `_`."""
     text = label if len(label) <= _LABEL_CHARACTERS else label[: _LABEL_CHARACTERS - 1] + "…"
     printable = "".join(character if character.isprintable() else " " for character in text)
     escaped = printable.replace("$", r"\$")
@@ -317,29 +300,37 @@ th:last-child, td:last-child { padding-right: 0; }
 Cell = str | int | float | datetime | Sequence[str] | None
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of a report."""
+class ReportTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table in a report."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a report: what it shows in a sentence, then pictures, then numbers."""
+class ReportSection(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a report: a sentence about what it shows, then plots, then a table."""
 
     title: str
     text: str = ""
     plots: Sequence[Plot] = ()
-    table: Table | None = None
+    table: ReportTable | None = None
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a report says; `facts` are the few numbers on top."""
+    """The content of a report. `facts` are the numbers on top."""
 
     title: str
     made: str
     facts: Sequence[tuple[str, Cell]]
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]
+
+
+def report_of(
+    context: Context, title: str, facts: Sequence[tuple[str, Cell]], sections: Sequence[ReportSection]
+) -> Report:
+    """A report on the pipeline's data folder, made now."""
+    now = datetime.fromtimestamp(context.world.clock.now_ns() / 1e9, UTC)
+    return Report(title=title, made=f"{context.folder}, {now:%Y-%m-%d %H:%M} UTC", facts=facts, sections=sections)
 
 
 def html_of(report: Report) -> str:
@@ -359,7 +350,7 @@ def html_of(report: Report) -> str:
 
 
 def write_report(world: World, folder: str, report: Report) -> str:
-    """Write the page and its pictures; answers with the page's path."""
+    """Write the page and its pictures. Returns the path of the page."""
     world.disk.make_folder(folder)
     for section in report.sections:
         for plot in section.plots:
@@ -368,7 +359,7 @@ def write_report(world: World, folder: str, report: Report) -> str:
     return f"{folder}/{REPORT}"
 
 
-def _section(section: Section) -> str:
+def _section(section: ReportSection) -> str:
     parts = [f"<section>\n<h2>{escape(section.title)}</h2>"]
     if section.text:
         parts.append(f"<p>{escape(section.text)}</p>")
@@ -380,7 +371,7 @@ def _section(section: Section) -> str:
     return "\n".join([*parts, "</section>"])
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     kinds = [_kind([row[place] for row in table.rows]) for place in range(len(table.columns))]
     head = "".join(f"<th{kind}>{escape(name)}</th>" for name, kind in zip(table.columns, kinds, strict=True))
     rows = "\n".join(

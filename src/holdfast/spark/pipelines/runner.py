@@ -1,6 +1,6 @@
 """Many named pipelines in one Spark application, one after the other or side by side.
 
-A JVM for each would cost most of a gigabyte and ten seconds.
+A JVM for each one would cost almost a gigabyte and ten seconds.
 """
 
 from __future__ import annotations
@@ -17,24 +17,20 @@ import msgspec
 from holdfast.env import World, real_world
 from holdfast.errors import BadSettings, HoldfastError, InvalidRequest, PipelineFailed
 from holdfast.spark.pipelines.checkpoint import check_fit, forget, held, is_half_forgotten
-from holdfast.spark.pipelines.context import Context, Outcome, Plan, Progress, kind_named
-from holdfast.spark.pipelines.spec import Project, Spec, located
+from holdfast.spark.pipelines.spec import Context, Outcome, Plan, Progress, Project, Spec, kind_named, located
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# What goes wrong inside of Spark, as one sentence: the cause, without two languages' stacks.
-
-
-# How an error of ours reads when it has been through Spark's Python workers.
+# How an error of ours looks after it has passed through Spark's Python workers.
 _OURS: Final = re.compile(r"holdfast\.errors\.(\w+): (.+)")
 _LAST: Final = re.compile(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception|Full|Failed|Lost|Request)): (.+)$", re.MULTILINE)
 _STATE: Final = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 
 
 def keep_pyspark_quiet() -> None:
-    """PySpark logs its errors on stderr before it raises them; whoever catches one decides what is said."""
+    """Keep PySpark from logging an error to stderr before it raises it."""
     from pyspark.logger import PySparkLogger
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -42,7 +38,7 @@ def keep_pyspark_quiet() -> None:
 
 
 def in_words(error: Exception, where: str) -> Exception:
-    """The same error, where it is one of ours; else one that says what happened."""
+    """The error itself if it is one of ours; otherwise one with the cause in one sentence, without stack traces."""
     if isinstance(error, HoldfastError | OSError | KeyboardInterrupt):
         return error
     from pyspark.errors import AnalysisException, ParseException, PySparkException
@@ -57,7 +53,7 @@ def in_words(error: Exception, where: str) -> Exception:
         kind = getattr(errors, ours[1], PipelineFailed)
         try:
             return kind(f"{where}: {ours[2].strip()}")
-        except TypeError:  # one that wants to know more
+        except TypeError:  # it has other arguments
             return PipelineFailed(f"{where}: {ours[2].strip()}")
     if isinstance(error, AnalysisException | ParseException):
         return BadSettings(f"{where}: {_STATE.sub('', text).strip().splitlines()[0]}")
@@ -66,12 +62,12 @@ def in_words(error: Exception, where: str) -> Exception:
     return PipelineFailed(f"{where}: {_STATE.sub('', words)}")
 
 
-# A source is asked for news through Python: more often than this costs more than it brings.
+# Spark asks the source for news through Python, which is not worth doing more often.
 LEAST_EVERY_MS = 100
 _LOOK_S = 0.2
-# What tables depend on, whatever the session of somebody's own has: days and times without a zone are UTC. Times are
-# as Parquet has them today: with what Spark writes by default nobody can skip parts of a file by time. A file that was
-# merged away while it was to be read must be an error, or its rows would be left out.
+# Settings that tables depend on, whatever the user's session has. Days and times without a zone are UTC. Times have
+# the type that lets readers skip parts of a file by time, which Spark's default does not. A file that was merged away
+# before it was read must be an error, or its rows would be missing.
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -81,7 +77,7 @@ _SETTINGS = {
 
 
 class Runner:
-    """Runs pipelines of one project. `stop` may be called from anywhere, a signal handler too."""
+    """Runs pipelines of one project. `stop` may be called from any thread, and from a signal handler."""
 
     def __init__(
         self,
@@ -100,13 +96,13 @@ class Runner:
         self._asked = False
 
     def stop(self) -> None:
-        """End what runs, between two batches."""
+        """Stop all pipelines, each after its current batch."""
         self._asked = True
         self._stopping.set()
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody asked for that."""
+        """Whether `stop` was called."""
         return self._asked
 
     def plan(self, names: Sequence[str]) -> list[Plan]:
@@ -117,7 +113,7 @@ class Runner:
     def run(
         self, names: Sequence[str], *, follow: bool = False, every_ms: int = 1_000, full_refresh: bool = False
     ) -> list[Outcome]:
-        """Run these pipelines, each behind the one that it reads from; `follow` runs them until `stop`."""
+        """Run these pipelines, each after the one that it reads from; with `follow`, all of them until `stop`."""
         specs = self._project.in_order(names)
         if follow:
             _check_follow(specs, every_ms)
@@ -150,14 +146,14 @@ class Runner:
         def run(context: Context) -> None:
             outcomes[context.name] = _outcome(context)
             if outcomes[context.name].error is not None:
-                self._stopping.set()  # somebody must look: nothing goes on half
+                self._stopping.set()  # the others must not go on without it
 
         threads = [Thread(target=run, args=(context,), name=f"pipeline {context.name}") for context in contexts]
         try:
             for thread in threads:
                 thread.start()
             _wait_for(threads)
-        finally:  # an interrupt, too, must not free the locks while something is still written
+        finally:  # not even an interrupt may release the locks while something is written
             self._stopping.set()
             _wait_for(threads)
         return [outcomes[context.name] for context in contexts]
@@ -187,13 +183,13 @@ class Runner:
 
 def _wait_for(threads: Sequence[Thread]) -> None:
     for thread in threads:
-        while thread.is_alive():  # a plain join would keep signals waiting
+        while thread.is_alive():  # a join without a timeout would block signals
             thread.join(_LOOK_S)
 
 
 @contextmanager
 def _settings_of(spark: SparkSession) -> Iterator[None]:
-    """Our settings for the time of a run, then those that the session had."""
+    """Use our settings for the block, then restore those of the session."""
     former = {name: spark.conf.get(name, None) for name in _SETTINGS}
     for name, value in _SETTINGS.items():
         spark.conf.set(name, value)
@@ -209,7 +205,7 @@ def _settings_of(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """A new session takes Ctrl-C for itself; what it does is for whoever started the run to say."""
+    """Restore the handler of Ctrl-C after the block: a new session replaces it."""
     if current_thread() is not main_thread():
         yield
         return
@@ -240,7 +236,7 @@ def _check_follow(specs: Sequence[Spec], every_ms: int) -> None:
 
 
 def raise_first(outcomes: Sequence[Outcome]) -> None:
-    """Raise the first error, for those who expect one."""
+    """Raise the first error, if there is one."""
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

@@ -1,7 +1,7 @@
-"""Pipelines as a project of Spark Declarative Pipelines, for those who have such projects already.
+"""Export of pipelines as a project of Spark Declarative Pipelines.
 
-What it makes stands on its own, but for the source of the messages. It uses `select` alone: in Spark 4.3 a `withColumn`
-on a table of the same project binds the flow to what the table holds now, and it runs one run behind.
+The project needs Holdfast only to read messages. It uses only `select`: in Spark 4.3 a `withColumn` on a table of the
+same project binds the flow to what the table holds now, so that it is always one run behind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from holdfast.errors import InvalidRequest
-from holdfast.spark.pipelines.expectations import unmet_sql
+from holdfast.spark.pipelines.batches import unmet_sql
+from holdfast.spark.pipelines.land import stream_options
 from holdfast.spark.pipelines.spec import Expectation, Project, Spec, interval_ms
 from holdfast.storage.files import durable_replace, read_file
 
@@ -117,14 +118,14 @@ at a time, and always from the same folder: the catalog is in its `metastore_db`
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written, and what could not be said in that language."""
+    """The files that were written, and notes on what could not be exported."""
 
     files: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def export(world: World, project: Project, folder: str) -> Exported:
-    """Write the project; a folder that holds something else is left alone."""
+    """Write the project. Raises InvalidRequest if the folder holds something else, or nothing can be exported."""
     root = folder.rstrip("/")
     _check_folder(world, root)
     specs = [spec for spec in project.in_order(project.pipelines) if spec.kind in _MAKERS]
@@ -150,7 +151,7 @@ def export(world: World, project: Project, folder: str) -> Exported:
 
 
 def table_names(names: Iterable[str]) -> dict[str, str]:
-    """The name of each pipeline's table in a catalog, which takes letters, digits and underscores."""
+    """The name of each pipeline's table in a catalog, of letters, digits and underscores."""
     found: dict[str, str] = {}
     for name in names:
         table = re.sub(r"[^a-z0-9_]", "_", name.lower())
@@ -162,7 +163,7 @@ def table_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def columns_of(schema: str) -> list[tuple[str, bool]]:
-    """The columns of a schema in DDL, and whether each must not be null."""
+    """The columns of a schema in DDL, each with whether it is NOT NULL."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(schema):
         depth += character in "<("
@@ -188,15 +189,10 @@ Made = tuple[str, list[str]]
 
 
 def _land(project: Project, spec: Spec, tables: dict[str, str]) -> Made:
-    options = spec.options
-    given = {"path": project.folder, "includeHeaders": "true", "groupId": f"{spec.name}-sdp"}
-    given["subscribe" if options.pattern is None else "subscribePattern"] = options.pattern or ",".join(options.topics)
-    given["startingOffsets" if options.since is None else "startingTimestamp"] = options.since or options.starting
-    given["failOnDataLoss"] = str(options.fail_on_data_loss).lower()
+    given = json.dumps(stream_options(project.folder, f"{spec.name}-sdp", spec.options), indent=4)
     table = tables[spec.name]
-    body = _LAND.format(table=table, function=table, options=json.dumps(given, indent=4).replace("\n", "\n    "))
-    notes = _unsaid(each for each in options.expect)
-    return _head(f"{spec.name}: topics to a table, every message once.") + body, notes
+    body = _LAND.format(table=table, function=table, options=given.replace("\n", "\n    "))
+    return _head(f"{spec.name}: topics to a table, every message once.") + body, _unsaid(spec.options.expect)
 
 
 def _refine(project: Project, spec: Spec, tables: dict[str, str]) -> Made:
@@ -258,7 +254,7 @@ _MAKERS: Final = {"land": _land, "refine": _refine, "aggregate": _aggregate}
 
 
 def _usual_measures(kind: str, time: str, seconds: float) -> dict[str, str]:
-    """Those of `aggregate` where none are named."""
+    """The measures of `aggregate` if none are named."""
     size = "_bytes" if kind == "refine" else "coalesce(octet_length(value), 0)"
     measures = {
         "count": "count(1)",

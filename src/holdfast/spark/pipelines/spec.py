@@ -1,19 +1,28 @@
-"""What a pipeline is told, as values: one object behind a YAML file and behind Python."""
+"""What a pipeline is: its options, its project, what a run gets and returns, and the kinds of pipelines."""
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import check_name
+from holdfast.env import World
+from holdfast.env.disk import LakeDisk
 from holdfast.errors import BadSettings, InvalidRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrameReader, SparkSession
+
 
 OnFail: TypeAlias = Literal["warn", "drop", "quarantine", "fail"]
 Positive: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
@@ -31,17 +40,17 @@ _WORDS: Final = re.compile(r"\s*([0-9]+)\s*([a-z]+?)s?\s*", re.IGNORECASE)
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A condition that must be true of every row, and what becomes of a row for which it is not."""
+    """A condition for every row, and what to do with a row that does not meet it."""
 
     name: str
     check: str
     on_fail: OnFail = "warn"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every kind of pipeline may be told; each kind adds its own.
+class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options of every kind of pipeline. Each kind adds its own.
 
-    `source` is the pipeline whose table is read, for those that read one.
+    `source` is the pipeline whose table is read, for kinds that read one.
     """
 
     source: str | None = None
@@ -49,7 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """One named pipeline. `function` is what a pipeline of somebody's own does with the rows."""
+    """One named pipeline. `function` is the user's, for a pipeline of the kind `python`."""
 
     name: str
     kind: str
@@ -58,7 +67,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """Pipelines that share a data folder and a lake; `where` is the file that they stand in."""
+    """Pipelines that share a data folder and a lake. `where` is the file that declares them, for errors."""
 
     folder: str
     lake: str
@@ -66,13 +75,13 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
     where: str = "Python"
 
     def spec(self, name: str) -> Spec:
-        """The pipeline by this name."""
+        """The pipeline by this name. Raises InvalidRequest if there is none."""
         if name not in self.pipelines:
             raise InvalidRequest(f"there is no pipeline {name!r} in {self.where}{meant(name, self.pipelines)}")
         return self.pipelines[name]
 
     def checkpoint(self, name: str) -> str:
-        """Where a pipeline keeps how far it is."""
+        """The folder of a pipeline's checkpoint."""
         return f"{self.lake}/_checkpoints/{name}"
 
     def table(self, name: str) -> str:
@@ -80,11 +89,11 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.lake}/{name}"
 
     def quarantine(self, name: str) -> str:
-        """The folder of the rows that it put aside."""
+        """The folder of the rows that it quarantined."""
         return f"{self.lake}/{name}{QUARANTINE_SUFFIX}"
 
     def in_order(self, names: Iterable[str]) -> list[Spec]:
-        """These pipelines, each behind the one that it reads from."""
+        """These pipelines, each after the one that it reads from."""
         wanted = {name: self.spec(name) for name in names}
         found: dict[str, Spec] = {}
 
@@ -99,18 +108,14 @@ class Project(msgspec.Struct, frozen=True, kw_only=True):
         return list(found.values())
 
 
-def read_options(kind: type[Options], given: Mapping[str, Any], where: str) -> Any:
-    """The options of one pipeline, or an error that names the one that is wrong."""
+def read_options(kind: type[PipelineOptions], given: Mapping[str, Any], where: str) -> Any:
+    """The options of one pipeline. Raises BadSettings, which names the option that is wrong."""
     known = kind.__struct_encode_fields__
-    for key in given:
-        if key not in known:
-            raise BadSettings(f"{where}: {key!r} is not known{meant(key, ('kind', *known))}")
-    for number, expectation in enumerate(_list_of(given.get("expect"))):
+    check_keys(given, known, where, ("kind", *known))
+    expect = given.get("expect")
+    for number, expectation in enumerate(expect if isinstance(expect, list) else ()):
         if isinstance(expectation, Mapping):
-            for key in expectation:
-                if key not in Expectation.__struct_encode_fields__:
-                    near = meant(key, Expectation.__struct_encode_fields__)
-                    raise BadSettings(f"{where}: expect[{number}]: {key!r} is not known{near}")
+            check_keys(expectation, Expectation.__struct_encode_fields__, f"{where}: expect[{number}]")
     try:
         options = msgspec.convert(dict(given), kind)
     except BadSettings as error:
@@ -122,7 +127,7 @@ def read_options(kind: type[Options], given: Mapping[str, Any], where: str) -> A
 
 
 def check_project(project: Project) -> Project:
-    """The same project, if its pipelines fit each other."""
+    """The project itself. Raises BadSettings if its names or sources are wrong."""
     for spec in project.pipelines.values():
         check_name(spec.name, "pipeline")
         if spec.name.startswith("_") or spec.name.endswith(QUARANTINE_SUFFIX):
@@ -141,12 +146,13 @@ def check_project(project: Project) -> Project:
 
 
 def located(project: Project) -> Project:
-    """The same project with paths that do not depend on where anybody is: the JVM need not be where we are."""
-    return msgspec.structs.replace(project, folder=_absolute(project.folder), lake=_absolute(project.lake))
+    """The project with absolute paths: the JVM may run in another folder than this process."""
+    folder, lake = (posixpath.normpath(Path(path).absolute()) for path in (project.folder, project.lake))
+    return msgspec.structs.replace(project, folder=folder, lake=lake)
 
 
 def interval_ms(text: str, what: str) -> int:
-    """Milliseconds of "10 minutes" or "10m"."""
+    """The milliseconds of a time such as "10 minutes" or "10m". Raises BadSettings if it is none."""
     found = _WORDS.fullmatch(text)
     if found is not None and (unit := _UNITS.get(found[2].lower())):
         return int(found[1]) * unit
@@ -157,13 +163,20 @@ def interval_ms(text: str, what: str) -> int:
 
 
 def no_expectation_named(name: str, expectations: Iterable[Expectation]) -> None:
-    """Refuse a name under which the kind itself counts."""
+    """Raise BadSettings if an expectation has the name under which the kind itself counts rows."""
     if any(each.name == name for each in expectations):
         raise BadSettings(f"an expectation cannot be named {name!r} here: rows are counted under that name already")
 
 
+def check_keys(given: Iterable[object], known: Sequence[str], where: str, named: Sequence[str] = ()) -> None:
+    """Raise BadSettings for the first key that is not known. `named` are the keys to suggest, if they are others."""
+    for key in given:
+        if key not in known:
+            raise BadSettings(f"{where}: {key!r} is not known{meant(str(key), named or known)}")
+
+
 def meant(given: str, known: Iterable[str]) -> str:
-    """What to say behind a name that is not known: the nearest one, or all of them."""
+    """The end of an error about an unknown name: the nearest known one, or all of them."""
     names = list(known)
     near = get_close_matches(given, names, n=1)
     if near:
@@ -171,29 +184,214 @@ def meant(given: str, known: Iterable[str]) -> str:
     return f"; there are {', '.join(names)}" if names else ""
 
 
-def _absolute(path: str) -> str:
-    return posixpath.normpath(Path(path).absolute())
-
-
-def _list_of(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _check_expectations(expectations: Iterable[Expectation], where: str) -> None:
     seen: set[str] = set()
-    for expectation in expectations:
-        if not re.fullmatch(r"[\w .:-]{1,100}", expectation.name):
-            raise BadSettings(f"{where}: an expectation cannot be named {expectation.name!r}: use letters and digits")
-        if expectation.name in seen:
-            raise BadSettings(f"{where}: two expectations are named {expectation.name!r}: rename one")
-        if not expectation.check.strip():
-            raise BadSettings(f"{where}: the expectation {expectation.name!r} has no check")
-        seen.add(expectation.name)
+    for each in expectations:
+        wrong = None
+        if not re.fullmatch(r"[\w .:-]{1,100}", each.name):
+            wrong = f"an expectation cannot be named {each.name!r}: use letters and digits"
+        elif each.name in seen:
+            wrong = f"two expectations are named {each.name!r}: rename one"
+        elif not each.check.strip():
+            wrong = f"the expectation {each.name!r} has no check"
+        if wrong is not None:
+            raise BadSettings(f"{where}: {wrong}")
+        seen.add(each.name)
 
 
 def _plain(text: str) -> str:
-    """msgspec's words with the place first: "window: expected `str`, got `int`"."""
+    """An error of msgspec with the field first: "window: expected `str`, got `int`"."""
     words, _, place = text.partition(" - at `$")
     words = words[:1].lower() + words[1:]
     place = place.rstrip("`").removeprefix(".")
     return f"{place}: {words}" if place else words.replace("object missing required field", "it needs")
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would read from one place: a partition of a topic, or batches of a table."""
+
+    what: str
+    start: str
+    end: str
+    rows: int | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def of_offsets(cls, topic: str, partition: int, start: int, stop: int, **sizes: int | None) -> Read:
+        """The messages [start, stop) of a partition. `sizes` are `rows`, if not all offsets count, and `bytes`."""
+        rows = sizes.pop("rows", max(stop - start, 0))
+        return cls(what=f"{topic}/{partition}", start=str(start), end=str(stop), rows=rows, **sizes)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A dry run: what would be read, and where it would be written."""
+
+    pipeline: str
+    kind: str
+    reads: tuple[Read, ...] = ()
+    rows: int | None = None
+    bytes: int | None = None
+    writes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a run is. `lag` is the number of rows that its source has beyond that, None if it is not known."""
+
+    pipeline: str
+    batch: int
+    rows_in: int
+    rows_out: int
+    lag: int | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run. `ok` is false if it found something a person must look at. `details` belong to the kind."""
+
+    pipeline: str
+    kind: str
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: int = 0
+    quarantined: int = 0
+    duplicates: int = 0
+    expectations: dict[str, int] = {}
+    files: int = 0
+    lag: int | None = None
+    seconds: float = 0.0
+    ok: bool = True
+    notes: tuple[str, ...] = ()
+    details: dict[str, Any] = {}
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How one of several pipelines ended: with a summary, or with an error."""
+
+    pipeline: str
+    summary: Summary | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """One run of one pipeline: its spec, the session that it shares with others, and the event that stops it.
+
+    `session` starts the session when it is first called, so that a plan made from files does not wait for a JVM.
+    """
+
+    world: World
+    session: Callable[[], SparkSession]
+    project: Project
+    spec: Spec
+    follow: bool = False
+    every_ms: int = 1_000
+    stopping: Event = field(default_factory=Event)
+    tell: Callable[[Progress], None] = lambda progress: None
+    disk: LakeDisk = field(default_factory=LakeDisk)
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.session()
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def options(self) -> Any:
+        """Of the kind's own type."""
+        return self.spec.options
+
+    @property
+    def folder(self) -> str:
+        """The data folder with the topics."""
+        return self.project.folder
+
+    @property
+    def table(self) -> str:
+        """The folder of the table that it writes."""
+        return self.project.table(self.name)
+
+    @property
+    def quarantine(self) -> str:
+        return self.project.quarantine(self.name)
+
+    @property
+    def checkpoint(self) -> str:
+        return self.project.checkpoint(self.name)
+
+    @property
+    def staging(self) -> str:
+        """The folder that rows are written to before they count. It is on the same disk as the tables."""
+        return f"{self.project.lake}/_staging/{self.name}"
+
+    def reader(self, **options: str | None) -> DataFrameReader:
+        """A reader of the data folder with these options of the source. None leaves an option out."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.spark.read.format("holdfast").options(path=self.folder, **given)
+
+    def plan(
+        self, reads: Iterable[Read], *, writes: Sequence[str] = (), notes: Sequence[str] = (), sized: bool = True
+    ) -> Plan:
+        """A plan of these reads, with the sum of their rows, and of their bytes if they are `sized`.
+
+        Without `writes` it writes to the pipeline's table.
+        """
+        reads = tuple(reads)
+        return Plan(
+            pipeline=self.name,
+            kind=self.spec.kind,
+            reads=reads,
+            rows=sum(read.rows or 0 for read in reads),
+            bytes=sum(read.bytes or 0 for read in reads) if sized else None,
+            writes=tuple(writes) or (self.table,),
+            notes=tuple(notes),
+        )
+
+    def report(self, batch: int, rows_in: int, rows_out: int, lag: int | None) -> None:
+        """Tell the caller how far the run is."""
+        self.tell(Progress(pipeline=self.name, batch=batch, rows_in=rows_in, rows_out=rows_out, lag=lag))
+
+    def summary(self, **facts: Any) -> Summary:
+        """A summary of this run."""
+        return Summary(pipeline=self.name, kind=self.spec.kind, **facts)
+
+
+# The kinds of pipelines: each is a module by its name with a `KIND`, imported when it is first needed.
+
+
+_KINDS: Final = ("land", "refine", "aggregate", "replay", "deadletters", "traces", "reconcile", "compact", "python")
+
+
+@dataclass(frozen=True)
+class PipelineKind:
+    """One kind of pipeline.
+
+    `plan` writes nothing. `identity` returns the options that a checkpoint depends on: it cannot be used with others.
+    `template` is what `holdfast pipeline new` writes, indented as an entry of `pipelines:`.
+    `follows` is false for a kind that ends by itself, such as a report.
+    """
+
+    name: str
+    says: str
+    options: type[PipelineOptions]
+    plan: Callable[[Context], Plan]
+    run: Callable[[Context], Summary]
+    template: str
+    identity: Callable[[Any], dict[str, Any]] = lambda options: {}
+    follows: bool = True
+
+
+def kind_names() -> list[str]:
+    """The names of all kinds."""
+    return list(_KINDS)
+
+
+def kind_named(name: object) -> PipelineKind:
+    """The kind by this name. Raises BadSettings if there is none."""
+    if name not in _KINDS:
+        raise BadSettings(f"there is no kind {name!r} of pipelines{meant(str(name), _KINDS)}")
+    kind = import_module(f"holdfast.spark.pipelines.{name}").KIND
+    assert isinstance(kind, PipelineKind)
+    return kind

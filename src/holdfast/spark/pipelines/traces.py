@@ -1,37 +1,35 @@
 """`traces`: how long messages waited and were worked on, how often they were tried; by topic and hour, with plots.
 
-Times are as in `holdfast trace stats`: the first delivery is from publication, or the end of the delay, to the first
-lease in each group; handling is from a lease to its end, whichever way it ended. What began before the oldest step that
-is kept is not timed.
+Times are those of `holdfast trace stats`: time to first delivery is from publication, or the end of the delay, to the
+first lease in each group; handling time is from a lease to its end, however it ended. What began before the oldest step
+that is kept is not timed.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.tracing.steps import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
-from holdfast.spark.pipelines import report
-from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
+from holdfast.spark.pipelines import f, report
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
     Report,
-    Section,
-    Table,
+    ReportSection,
+    ReportTable,
     in_steps,
+    report_of,
     spread,
     step_for,
     steps_between,
     utc,
     write_report,
 )
-from holdfast.spark.pipelines.spec import Options
+from holdfast.spark.pipelines.spec import Context, PipelineKind, PipelineOptions, Plan, Read, Summary
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-    from holdfast.spark.pipelines.context import Context
 
 SHARES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -42,8 +40,8 @@ _MOST_ATTEMPTS: Final = 10
 _HOURS_IN_TABLE: Final = 500
 
 
-class TracesOptions(Options, frozen=True, kw_only=True):
-    """What is looked at: all topics, all that is kept, unless these say otherwise."""
+class TracesOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of `traces`. Without any it reads all steps of all topics."""
 
     topics: tuple[str, ...] = ()
     since: str | None = None
@@ -52,12 +50,11 @@ class TracesOptions(Options, frozen=True, kw_only=True):
 
 
 def first_deliveries(steps: DataFrame) -> DataFrame:
-    """For each message and group the time from when it was ready to its first lease: topic, group, id, at, seconds.
+    """The time from ready to the first lease, for each message and group: topic, group, id, at, seconds.
 
-    A topic that was deleted and made again may have messages of the same ids: a life begins with its publication.
+    If a topic was deleted and made again, ids may repeat: publication starts the life of another message.
     """
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     ready = (f.col("step") == PUBLISHED) | ((f.col("step") == RELEASED) & (f.col("group") == ""))
     life = Window.partitionBy("topic", "id").orderBy("at", _rank()).rowsBetween(Window.unboundedPreceding, 0)
@@ -69,7 +66,6 @@ def first_deliveries(steps: DataFrame) -> DataFrame:
 def deliveries(steps: DataFrame) -> DataFrame:
     """Each delivery that has ended: topic, group, id, attempt, at (of the lease), seconds, and how it ended."""
     from pyspark.sql import Window
-    from pyspark.sql import functions as f
 
     one = Window.partitionBy("topic", "id", "group").orderBy("at", _rank())
     held = steps.where(f.col("step").isin(LEASED, *_ENDS))
@@ -81,26 +77,24 @@ def deliveries(steps: DataFrame) -> DataFrame:
 
 def by_hour(steps: DataFrame, firsts: DataFrame, handled: DataFrame) -> DataFrame:
     """One row for each topic and hour: counts, and percentiles of both times in seconds."""
-    from pyspark.sql import functions as f
-
     key = ["topic", "hour"]
     hour = f.date_trunc("hour", "at").alias("hour")
-    counted = steps.groupBy("topic", hour).agg(
-        f.count_if(f.col("step") == PUBLISHED).alias("published"),
-        f.count_if(f.col("step") == LEASED).alias("deliveries"),
-        f.count_if((f.col("step") == LEASED) & (f.col("attempt") > 1)).alias("retries"),
-        f.count_if(f.col("step") == ACKED).alias("acked"),
-        f.count_if(f.col("step") == BURIED).alias("buried"),
-    )
+    step = f.col("step")
+    counts = {
+        "published": step == PUBLISHED,
+        "deliveries": step == LEASED,
+        "retries": (step == LEASED) & (f.col("attempt") > 1),
+        "acked": step == ACKED,
+        "buried": step == BURIED,
+    }
+    counted = steps.groupBy("topic", hour).agg(*[f.count_if(each).alias(name) for name, each in counts.items()])
     first = firsts.groupBy("topic", hour).agg(*_percentiles("first_delivery"))
     handling = handled.groupBy("topic", hour).agg(*_percentiles("handling"))
     return counted.join(first, key, "left").join(handling, key, "left").orderBy("hour", "topic")
 
 
 def attempts(steps: DataFrame) -> DataFrame:
-    """How many messages were done, one way or the other, at which attempt."""
-    from pyspark.sql import functions as f
-
+    """The number of messages that were acked or buried, by topic and attempt."""
     done = steps.where(f.col("step").isin(ACKED, BURIED))
     return done.groupBy("topic", "attempt").agg(
         f.count_if(f.col("step") == ACKED).alias("acked"), f.count_if(f.col("step") == BURIED).alias("buried")
@@ -108,17 +102,13 @@ def attempts(steps: DataFrame) -> DataFrame:
 
 
 def _percentiles(name: str) -> list[Column]:
-    from pyspark.sql import functions as f
-
     shares = f.percentile_approx("seconds", list(SHARES.values()), _ACCURACY)
     columns = [shares[place].alias(f"{name}_{share}") for place, share in enumerate(SHARES)]
     return [f.count("*").alias(f"{name}_count"), *columns, f.max("seconds").alias(f"{name}_max")]
 
 
 def _rank() -> Column:
-    """Steps of the same microsecond in the order in which they must have come: nothing is leased before it is there."""
-    from pyspark.sql import functions as f
-
+    """The order of steps in the same microsecond: a message is leased after it is published, for example."""
     return (
         f.when(f.col("step") == PUBLISHED, 0)
         .when(f.col("step") == RELEASED, 1)
@@ -128,36 +118,30 @@ def _rank() -> Column:
 
 
 def _seconds(since: str, until: str) -> Column:
-    from pyspark.sql import functions as f
-
     return (f.unix_micros(f.col(until)) - f.unix_micros(f.col(since))) / 1e6
 
 
 def steps_of(context: Context) -> DataFrame:
     """The steps that the options choose."""
     options: TracesOptions = context.options
-    reader = context.spark.read.format("holdfast").option("path", context.folder).option("table", "traces")
-    if options.topics:
-        reader = reader.option("subscribe", ",".join(options.topics))
-    for name, moment in (("startingTimestamp", options.since), ("endingTimestamp", options.until)):
-        if moment is not None:
-            reader = reader.option(name, moment)
-    found = reader.load()
+    found = context.reader(
+        table="traces",
+        subscribe=",".join(options.topics) or None,
+        startingTimestamp=options.since,
+        endingTimestamp=options.until,
+    ).load()
     if options.where is not None:
         found = found.where(options.where)
     return found.select("at", "step", "id", "topic", "group", "attempt")
 
 
 def plan(context: Context) -> Plan:
-    """What would be counted."""
     rows = steps_of(context).count()
-    return Plan(
-        pipeline=context.name,
-        kind=KIND.name,
-        reads=(Read(what="traces", start="oldest", end="newest", rows=rows),),
-        rows=rows,
-        writes=(f"{context.table}/hours", f"{context.table}/attempts", f"{context.table}/report"),
+    return context.plan(
+        [Read(what="traces", start="oldest", end="newest", rows=rows)],
+        writes=[f"{context.table}/{name}" for name in ("hours", "attempts", "report")],
         notes=() if rows else (_NONE,),
+        sized=False,
     )
 
 
@@ -178,9 +162,7 @@ def run(context: Context) -> Summary:
         for each in (steps, firsts, handled):
             each.unpersist()
     report = f"{context.table}/report/report.html"
-    return Summary(
-        pipeline=context.name,
-        kind=KIND.name,
+    return context.summary(
         rows_in=count,
         rows_out=len(hours),
         files=2,
@@ -189,24 +171,13 @@ def run(context: Context) -> Summary:
     )
 
 
-def _report(context: Context, hours: list[Row], sections: list[Section]) -> Report:
-    now = datetime.fromtimestamp(context.world.clock.now_ns() / 1e9, UTC)
-    totals = {name: sum(row[name] for row in hours) for name in ("published", "deliveries", "retries", "buried")}
-    facts: list[tuple[str, Any]] = [
-        ("messages traced", totals["published"]),
-        ("deliveries", totals["deliveries"]),
-        ("retries", totals["retries"]),
-        ("dead", totals["buried"]),
-    ]
-    return Report(
-        title="The life of messages",
-        made=f"{context.folder}, {now:%Y-%m-%d %H:%M} UTC",
-        facts=facts,
-        sections=sections or [Section(title="No traces", text=_NONE)],
-    )
+def _report(context: Context, hours: list[Row], sections: list[ReportSection]) -> Report:
+    shown = {"messages traced": "published", "deliveries": "deliveries", "retries": "retries", "dead": "buried"}
+    facts = [(label, sum(row[name] for row in hours)) for label, name in shown.items()]
+    return report_of(context, "The life of messages", facts, sections or [ReportSection(title="No traces", text=_NONE)])
 
 
-def _times(firsts: DataFrame, handled: DataFrame) -> list[Section]:
+def _times(firsts: DataFrame, handled: DataFrame) -> list[ReportSection]:
     first = "From publication, or the end of the delay, to the first lease in each group."
     handling = "From a lease to its end, whichever way it ended."
     return [
@@ -215,10 +186,8 @@ def _times(firsts: DataFrame, handled: DataFrame) -> list[Section]:
     ]
 
 
-def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) -> list[Section]:
-    """Of all topics together, and p95 of each where there are several; none where nothing was timed."""
-    from pyspark.sql import functions as f
-
+def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) -> list[ReportSection]:
+    """Percentiles of all topics together, and p95 of each if there are several. No section if nothing was timed."""
     span = rows.agg(f.min("at").alias("first"), f.max("at").alias("last")).collect()[0]
     if span["first"] is None:
         return []
@@ -239,10 +208,10 @@ def _percentiles_over_time(name: str, title: str, text: str, rows: DataFrame) ->
         topics = [topic for topic, _ in counts.most_common(_TOPICS_IN_PLOTS)]
         series = spread([(utc(row["at"]), row["topic"], row["all_p95"]) for row in found], times, topics, None)
         drawn.append(report.lines(f"{name}-topics", f"{title}, p95 by topic", times, series, unit=_LOG, log=True))
-    return [Section(title=title, text=text, plots=drawn)]
+    return [ReportSection(title=title, text=text, plots=drawn)]
 
 
-def _attempts(tries: list[Row]) -> list[Section]:
+def _attempts(tries: list[Row]) -> list[ReportSection]:
     most = max((row["attempt"] for row in tries), default=0)
     if not most:
         return []
@@ -253,10 +222,10 @@ def _attempts(tries: list[Row]) -> list[Section]:
         label = str(row["attempt"])
         counts[label if label in counts else [*counts][-1]] += row["acked"] + row["buried"]
     plot = report.columns("attempts", "Attempts until a message was done", counts, unit="messages", label="attempts")
-    return [Section(title="Attempts", text="A message is done when it is acked or dead.", plots=[plot])]
+    return [ReportSection(title="Attempts", text="A message is done when it is acked or dead.", plots=[plot])]
 
 
-def _hours(hours: list[Row]) -> Section:
+def _hours(hours: list[Row]) -> ReportSection:
     times = [f"{name}_{share}" for name in ("first_delivery", "handling") for share in SHARES]
     counts = ["published", "deliveries", "retries", "acked", "buried"]
     shown = hours[-_HOURS_IN_TABLE:]
@@ -266,13 +235,13 @@ def _hours(hours: list[Row]) -> Section:
     rows = [[utc(row["hour"]), row["topic"], *(row[name] for name in (*counts, *times))] for row in shown]
     columns = ["hour (UTC)", "topic", *counts]
     columns += [f"{name} {share}" for name in ("first delivery", "handling") for share in SHARES]
-    return Section(title="By topic and hour", text=text, table=Table(columns=columns, rows=rows))
+    return ReportSection(title="By topic and hour", text=text, table=ReportTable(columns=columns, rows=rows))
 
 
 _LOG: Final = "seconds (log scale)"
 _NONE: Final = "No message was traced: set trace_sample on the topics, such as 0.01 for one in a hundred."
 
-KIND: Final = Kind(
+KIND: Final = PipelineKind(
     name="traces",
     says="the life of messages: time to first delivery, handling time, attempts; by topic and hour, with a report",
     options=TracesOptions,

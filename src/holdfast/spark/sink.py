@@ -1,8 +1,4 @@
-"""The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
-
-Spark runs `write` in its tasks, and `commit` or `abort` on the driver, each with another copy of the writer. After a
-commit that raised it calls `abort`, whether or not the commit took effect.
-"""
+"""The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`."""
 
 from __future__ import annotations
 
@@ -26,13 +22,18 @@ from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest, NotAQueue, Unavailable
 from holdfast.settings import BrokerSettings
-from holdfast.spark.errors import in_one_sentence
-from holdfast.spark.sink.commits import Write, commit, owning
-from holdfast.spark.sink.incoming import Router, Targets, check_columns
-from holdfast.spark.sink.staging import FrameFiles, StagedFile, Staging
-from holdfast.spark.source.options import flag, refuse_unknown, required_path, whole_number
+from holdfast.spark.commits import CommitRequest, commit, owning
+from holdfast.spark.incoming import RowRouter, Targets, check_columns
+from holdfast.spark.options import flag, in_one_sentence, refuse_unknown, required_path, whole_number
+from holdfast.spark.staging import FrameFiles, StagedFile, Staging
 from holdfast.storage.files import join
 from holdfast.storage.opening import translated
+
+# The sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
+#
+# Spark runs `write` in its tasks, and `commit` or `abort` on the driver, each with another copy of the writer. After a
+# commit that raised it calls `abort`, whether or not the commit took effect.
+
 
 WRITING: Final = frozenset({"path", "topic", "createTopics", "partitions", "ownerTimeout"})
 BATCH_WRITING: Final = WRITING | {"writeId", "batchId"}
@@ -43,7 +44,7 @@ _MOST_SLAB_BYTES: Final = 64 << 20
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer is told. `new_partitions`: make topics that are missing, with so many partitions."""
+    """The options of a writer. `new_partitions`: make missing topics, with this number of partitions."""
 
     path: str
     topic: str | None
@@ -56,26 +57,26 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task has staged, and for which write."""
+    """The files that one task has staged, and for which write."""
 
     write_id: str
     batch: int
     files: tuple[StagedFile, ...]
 
 
-class Sink:
-    """What both writers do; the world is looked up where it is used, as writers travel between processes."""
+class HoldfastSink:
+    """What both writers do. Writers are sent between processes, so the world is found only when it is used."""
 
     def __init__(self, options: WriteOptions, world: World | None = None) -> None:
         self._options = options
         self._world = world
 
     def stage(self, batches: Iterator[pa.RecordBatch], write_id: str, batch: int, task: Task) -> StagedRows:
-        """Put the rows of one task where the commit finds them; durable when this returns."""
+        """Stage the rows of one task. They are durable when this returns."""
         world, options = self._world or real_world(), self._options
         folder = Staging(world, options.path).batch_folder(write_id, batch)
         targets = Targets(world, options.path, options.settings, options.new_partitions)
-        router = Router(world, targets, options.topic, task.number)
+        router = RowRouter(world, targets, options.topic, task.number)
         files = FrameFiles(world, folder, f"{task.number}-{task.attempt}")
         try:
             with translated(folder):
@@ -88,12 +89,12 @@ class Sink:
             raise
 
     def commit(self, messages: Sequence[StagedRows | None], *, kept: bool, streaming: bool = False) -> None:
-        """Bring what the tasks staged into the log."""
+        """Write what the tasks staged into the log."""
         staged = [message for message in messages if message is not None]
         if not staged:
             return
         world, options = self._world or real_world(), self._options
-        write = Write(
+        write = CommitRequest(
             write_id=staged[0].write_id,
             batch=staged[0].batch,
             files=tuple(file for message in staged for file in message.files),
@@ -122,12 +123,12 @@ class Sink:
                 staging.remove(message.write_id, message.batch, [file.name for file in message.files])
 
     def check_owner(self) -> None:
-        """Refuse early where another process owns the folder for itself: before tasks do all their work for nothing."""
+        """Raise Busy if another process owns the folder and does not share it, before any task works in vain."""
         with self._owning(self._world or real_world()):
             pass
 
     def _owning(self, world: World) -> AbstractContextManager[BrokerEngine | None]:
-        """The folder, owned; None where another process owns it and lets others in. Simulated ones let nobody in."""
+        """Own the folder; None if the owner shares it. A simulated one is never shared."""
         options = self._options
         shared = is_shared if self._world is None else None
         return owning(world, options.path, options.settings, options.owner_wait_ms, shared)
@@ -141,7 +142,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """For `df.write`. A write with an id of the user's is remembered: the same again writes nothing."""
+    """For `df.write`. A write with a user's id is remembered: the same one again writes nothing."""
 
     def __init__(self, options: WriteOptions, write_id: str) -> None:
         self._options = options
@@ -149,16 +150,16 @@ class BatchWriter(DataSourceArrowWriter):
 
     @in_one_sentence
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return Sink(self._options).stage(iterator, self._write_id, self._options.batch, _this_task())
+        return HoldfastSink(self._options).stage(iterator, self._write_id, self._options.batch, _this_task())
 
     @in_one_sentence
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        Sink(self._options).commit(_ours(messages), kept=self._options.write_id is not None)
+        HoldfastSink(self._options).commit(_ours(messages), kept=self._options.write_id is not None)
 
     @in_one_sentence
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         nothing = StagedRows(self._write_id, self._options.batch, ())  # so that no empty folder stays
-        Sink(self._options).abort([*_ours(messages), nothing])
+        HoldfastSink(self._options).abort([*_ours(messages), nothing])
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -175,31 +176,31 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         assert query is not None, "Spark tells a streaming task which query it is for"
         assert batch is not None, "and which batch"
-        return Sink(self._options).stage(iterator, query, int(batch), _this_task())
+        return HoldfastSink(self._options).stage(iterator, query, int(batch), _this_task())
 
     @in_one_sentence
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        Sink(self._options).commit(_ours(messages), kept=True, streaming=True)
+        HoldfastSink(self._options).commit(_ours(messages), kept=True, streaming=True)
 
     @in_one_sentence
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        Sink(self._options).abort(_ours(messages))
+        HoldfastSink(self._options).abort(_ours(messages))
 
 
 @in_one_sentence
 def batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001
-    """The writer for `df.write`; refuses what cannot be written before any task runs."""
+    """The writer for `df.write`. Raises if the DataFrame cannot be written, before any task runs."""
     refuse_unknown(options, BATCH_WRITING)
     checked = _checked(options, schema, overwrite=overwrite)
     world = real_world()
     write_id = checked.write_id or f"batch-{world.ids.random_u32():08x}{world.ids.random_u32():08x}"
-    Sink(checked).check_owner()
+    HoldfastSink(checked).check_owner()
     return BatchWriter(checked, write_id)
 
 
 @in_one_sentence
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001
-    """The writer for `df.writeStream`. Spark makes one for each batch, and another for its commit."""
+    """The writer for `df.writeStream`. Spark makes one for each batch and another for its commit."""
     refuse_unknown(options, WRITING | {"checkpointLocation", "queryName"})
     return StreamWriter(_checked(options, schema, overwrite=overwrite))
 
@@ -236,7 +237,7 @@ def _checked(options: Mapping[str, str], schema: StructType, *, overwrite: bool)
 
 
 def batch_number(options: Mapping[str, str]) -> int:
-    """Which batch of a write it is; the log's frames have 31 bits for it."""
+    """The number of the batch, for which the log's frames have 31 bits."""
     number = whole_number(options, "batchId", 0, least=0)
     if number > _MOST_BATCH:
         raise InvalidRequest(f'option "batchId" is {number}: give a whole number, at most {_MOST_BATCH}')
@@ -244,7 +245,7 @@ def batch_number(options: Mapping[str, str]) -> int:
 
 
 def _slabs(batches: Iterator[pa.RecordBatch], options: WriteOptions, targets: Targets) -> Iterator[pa.RecordBatch]:
-    """Spark's batches put together, so that each partition's share fills a frame."""
+    """Spark's batches joined, so that each partition's share fills a frame."""
     enough = _SLAB_BYTES
     if options.topic is not None:
         target = targets.find(options.topic)
@@ -252,15 +253,13 @@ def _slabs(batches: Iterator[pa.RecordBatch], options: WriteOptions, targets: Ta
     gathered: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        if gathered and size + batch.nbytes > _MOST_SLAB_BYTES:  # Arrow joins no more than 2 GiB of values
+        # Arrow joins no more than 2 GiB of values.
+        if gathered and (size >= enough or size + batch.nbytes > _MOST_SLAB_BYTES):
             yield _joined(gathered)
             gathered, size = [], 0
         if batch.num_rows:
             gathered.append(batch)
             size += batch.nbytes
-        if size >= enough:
-            yield _joined(gathered)
-            gathered, size = [], 0
     if gathered:
         yield _joined(gathered)
 

@@ -1,4 +1,4 @@
-"""Pipelines of your own: a function from rows to rows, with all the rest done for it."""
+"""`python`: pipelines of your own, each a function from rows to rows."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from holdfast.errors import BadSettings
-from holdfast.spark.pipelines.context import Kind, Plan, Summary
-from holdfast.spark.pipelines.expectations import OURS, check_columns
-from holdfast.spark.pipelines.lake import BATCH, DATE, write_batch
-from holdfast.spark.pipelines.ledger import Batch
-from holdfast.spark.pipelines.spec import Spec, read_options
-from holdfast.spark.pipelines.steps import ADDED_TO, Slice, StepOptions, check_kind_of_source, plan_steps, run_steps
+from holdfast.spark.pipelines.batches import (
+    ADDED_TO,
+    OURS,
+    Slice,
+    StepOptions,
+    check_columns,
+    step_kind,
+    write_batch,
+)
+from holdfast.spark.pipelines.checkpoint import LedgerBatch
+from holdfast.spark.pipelines.lake import BATCH, DATE
+from holdfast.spark.pipelines.spec import Context, Spec, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.spark.pipelines.context import Context
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _MARK: Final = "__holdfast_pipeline__"
 
 
 class PythonOptions(StepOptions, frozen=True, kw_only=True):
-    """What a pipeline of your own may be told; `function` names it where the file has several names for it."""
+    """Options of `python`. `function` is the function's name, if it is not that of the pipeline."""
 
     function: str | None = None
     partition_by: tuple[str, ...] | None = None
@@ -41,7 +46,7 @@ def pipeline(
     partition_by: Sequence[str] | None = None,
     max_rows_per_batch: int = 5_000_000,
 ) -> Callable[[Function], Function]:
-    """Make a function from rows to rows a pipeline: it is called with the new rows of its source, batch by batch."""
+    """Make a function a pipeline: it gets the new rows of its source, batch by batch, and returns rows."""
 
     def mark(function: Function) -> Function:
         given = {
@@ -59,36 +64,18 @@ def pipeline(
 
 
 def marked(value: object) -> Spec | None:
-    """The pipeline that a function was made, if it was."""
+    """The pipeline that `pipeline` made of a function; None for anything else."""
     spec = getattr(value, _MARK, None)
     return spec if isinstance(spec, Spec) else None
 
 
-def plan(context: Context) -> Plan:
-    check_kind_of_source(context, *ADDED_TO)
-    return plan_steps(context, f"by the function {_name(context)}")
-
-
-def run(context: Context) -> Summary:
-    check_kind_of_source(context, *ADDED_TO)
-    return run_steps(context, _write)
-
-
-def _write(context: Context, piece: Slice) -> Batch:
+def _write(context: Context, piece: Slice) -> LedgerBatch:
     rows = _called(context, piece.rows.drop(BATCH))
     check_columns(rows, context.options.expect, context.name)
     partition_by = context.options.partition_by
     if partition_by is None:
         partition_by = (DATE,) if DATE in rows.columns else ()
-    return write_batch(
-        context,
-        piece.batch,
-        rows,
-        expectations=context.options.expect,
-        partition_by=partition_by,
-        through=piece.through,
-        source_id=piece.source_id,
-    )
+    return write_batch(context, piece.batch, rows, partition_by=partition_by, **piece.facts)
 
 
 def _called(context: Context, rows: DataFrame) -> DataFrame:
@@ -113,22 +100,17 @@ def _name(context: Context) -> str:
     return getattr(context.spec.function, "__name__", "without a name")
 
 
-def _identity(options: PythonOptions) -> dict[str, Any]:
-    return {"source": options.source}
-
-
-TEMPLATE: Final = """\
-    kind: python
-    source: orders-silver
-    function: enrich            # a function of `file:`, from rows to rows
-"""
-
-KIND: Final = Kind(
+KIND: Final = step_kind(
     name="python",
     says="a function of your own, from rows to rows",
     options=PythonOptions,
-    plan=plan,
-    run=run,
-    template=TEMPLATE,
-    identity=_identity,
+    sources=ADDED_TO,
+    write=_write,
+    note=lambda context: f"by the function {_name(context)}",
+    identity=lambda options: {"source": options.source},
+    template="""\
+    kind: python
+    source: orders-silver
+    function: enrich            # a function of `file:`, from rows to rows
+""",
 )

@@ -1,11 +1,11 @@
-"""Rows on their way into the log: tasks put them here as frames, the driver's commit appends them and tidies up.
+"""The staging area: tasks store rows here as frames, and the driver's commit appends them to the log.
 
-staging/WRITE/done.json                        the last batch of this write that is wholly in the log
-staging/WRITE/BATCH/TASK-ATTEMPT-ID-TIME-N.frames what one attempt of a task has made
-staging/WRITE/BATCH/manifest.json              which of these files count: the batch is committed once this is there
+staging/WRITE/done.json                        the last batch of this write that is in the log
+staging/WRITE/BATCH/TASK-ATTEMPT-ID-TIME-N.frames the rows of one attempt of a task
+staging/WRITE/BATCH/manifest.json              the files that count: the batch is committed once this exists
 
-A staged file is frames behind each other, as in a segment. In a header `log_id` is a random number of that
-attempt, `epoch` says which of the file's lanes the frame is for, and `base_offset` counts the lane's rows.
+A staged file is a sequence of frames, as in a segment. In a header `log_id` is a random number of the attempt, `epoch`
+is the number of the frame's lane in the file, and `base_offset` counts the lane's rows.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SUFFIX: Final = ".frames"
 _GATHER_BYTES: Final = 1 << 20
 _GATHER_PARTS: Final = 900  # what one call of the kernel takes is 1024
 _FILE_BYTES: Final = 1 << 30
-_MOST_RAW_BYTES: Final = 2**32 - 1  # the frames are our own: what they say can be believed
+_MOST_RAW_BYTES: Final = 2**32 - 1  # the frames are our own, so their sizes can be trusted
 _LEFT_MS: Final = 7 * 24 * 3_600_000
 
 
-class Lane(msgspec.Struct, frozen=True, order=True):
-    """Where rows go. `general`: through drafts, as they are due later, have a dedup id or are traced."""
+class SinkLane(msgspec.Struct, frozen=True, order=True):
+    """Where rows go. `general`: as drafts, because they are delayed, have a dedup id or are traced."""
 
     topic: str
     topic_id: int
@@ -43,31 +43,31 @@ class Lane(msgspec.Struct, frozen=True, order=True):
     general: bool = False
 
     @property
-    def bare(self) -> Lane:
-        """One for all tasks, whether they found the topic or are to have it made."""
-        return Lane(self.topic, 0, self.partition, self.general)
+    def bare(self) -> SinkLane:
+        """The lane without the topic's id, which tasks do not know if the topic is to be made."""
+        return SinkLane(self.topic, 0, self.partition, self.general)
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """One file of frames: its name, its length, and how many rows it has for each of its lanes."""
+    """One file of frames: its name, its size, and the number of rows of each of its lanes."""
 
     name: str
     log_id: int
     size: int
-    lanes: tuple[tuple[Lane, int], ...]
+    lanes: tuple[tuple[SinkLane, int], ...]
 
 
 class LaneStart(msgspec.Struct, frozen=True):
-    """Where a lane's log, and what waits for its time, ended before the first row of the batch came."""
+    """Where a lane's log and its delayed messages ended before the first row of the batch."""
 
-    lane: Lane
+    lane: SinkLane
     topic_id: int
     log_end: int
     intake_end: int = 0
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that is committed: its files, in order, and where their rows go. `kept`: its write goes on after it."""
+class CommitManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A committed batch: its files, in order, and where their rows go. `kept`: its write goes on after it."""
 
     version: int = VERSION
     write_id: str
@@ -79,7 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """The last batch that is wholly in the log, and the topics that it went to."""
+    """The last batch that is in the log, and the topics that it went to."""
 
     version: int = VERSION
     batch: int = -1
@@ -87,27 +87,27 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     topics: tuple[str, ...] = ()
 
 
-Noted = TypeVar("Noted", Done, Manifest)
+Noted = TypeVar("Noted", Done, CommitManifest)
 
 
 class FrameFiles:
-    """Takes bodies in, each for a lane, and puts them into files of this attempt; durable once finished."""
+    """Writes bodies of frames into the files of one attempt. They are durable after `finish`."""
 
     def __init__(self, world: World, folder: str, prefix: str) -> None:
         self._world = world
         self._folder = folder
         self._log_id = world.ids.random_u32()
-        # Never a name that a manifest has already: numbers of attempts begin anew with each driver, and clocks are set.
+        # A name that no manifest has yet: each driver counts attempts from 0 again, and clocks may be set back.
         self._prefix = f"{prefix}-{self._log_id:08x}-{world.clock.now_ns() // 1_000_000}"
         self._file: File | None = None
         self._names: list[str] = []
         self._finished: list[StagedFile] = []
-        self._lanes: dict[Lane, int] = {}
+        self._lanes: dict[SinkLane, int] = {}
         self._rows: list[int] = []
         self._parts: list[bytes | memoryview] = []
         self._gathered = self._position = 0
 
-    def add(self, lane: Lane, body: Body) -> None:
+    def add(self, lane: SinkLane, body: Body) -> None:
         if self._file is None or self._position + body.frame_bytes > _FILE_BYTES:
             self._begin()
         number = self._lanes.setdefault(lane, len(self._lanes))
@@ -122,14 +122,14 @@ class FrameFiles:
             self._store()
 
     def finish(self) -> tuple[StagedFile, ...]:
-        """Everything is on disk now."""
+        """Sync all files, and return them."""
         self._end()
         if self._finished:
             self._world.disk.sync_folder(self._folder)
         return tuple(self._finished)
 
     def discard(self) -> None:
-        """Something went wrong: nobody will ask for these files."""
+        """Remove the files after an error."""
         if self._file is not None:
             self._file.close()
         for name in self._names:
@@ -171,27 +171,27 @@ class Staging:
         return f"{self.root}/{write_id}/{batch}"
 
     def done(self, write_id: str) -> Done:
-        """How far a write has come."""
+        """The last batch of a write that is in the log."""
         return self._read(f"{self.root}/{write_id}/{DONE}", Done) or Done()
 
-    def note_done(self, manifest: Manifest) -> None:
+    def note_done(self, manifest: CommitManifest) -> None:
         folder = f"{self.root}/{manifest.write_id}"
         topics = sorted({start.lane.topic for start in manifest.lanes})
         done = Done(batch=manifest.batch, kept=manifest.kept, topics=tuple(topics))
         with translated(folder):
             durable_replace(self._world.disk, folder, DONE, msgspec.json.encode(done))
 
-    def manifest(self, write_id: str, batch: int) -> Manifest | None:
-        return self._read(join(self.batch_folder(write_id, batch), MANIFEST), Manifest)
+    def manifest(self, write_id: str, batch: int) -> CommitManifest | None:
+        return self._read(join(self.batch_folder(write_id, batch), MANIFEST), CommitManifest)
 
-    def note_manifest(self, manifest: Manifest) -> None:
+    def note_manifest(self, manifest: CommitManifest) -> None:
         """Commit the batch."""
         folder = self.batch_folder(manifest.write_id, manifest.batch)
         with translated(folder):
             durable_replace(self._world.disk, folder, MANIFEST, msgspec.json.encode(manifest))
 
     def check_there(self, write_id: str, batch: int, files: Sequence[StagedFile]) -> None:
-        """Refuse a commit of files that are gone, while the batch can still be run again."""
+        """Raise Unavailable if staged files are gone, while the batch can still be repeated."""
         for staged in files:
             path = join(self.batch_folder(write_id, batch), staged.name)
             try:
@@ -208,8 +208,8 @@ class Staging:
         with closing(self._world.disk.open(path)) as file:
             return file.size()
 
-    def pending(self) -> Iterator[Manifest]:
-        """Batches that are committed, and not known to be wholly in the log."""
+    def pending(self) -> Iterator[CommitManifest]:
+        """The manifests of batches that are committed but not noted as done."""
         for write_id, batches in self._writes():
             last = self.done(write_id).batch
             for batch in batches:
@@ -217,8 +217,8 @@ class Staging:
                 if manifest is not None:
                     yield manifest
 
-    def frames(self, manifest: Manifest, staged: StagedFile) -> Iterator[tuple[Lane, Frame, memoryview]]:
-        """The frames of a file, each with its lane and its stored bytes, padding included; checked."""
+    def frames(self, manifest: CommitManifest, staged: StagedFile) -> Iterator[tuple[SinkLane, Frame, memoryview]]:
+        """The frames of a file, each with its lane and its stored bytes, with padding. Raises CorruptData."""
         path = join(self.batch_folder(manifest.write_id, manifest.batch), staged.name)
         with translated(path), closing(self._world.disk.open(path)) as file:
             buffer = file.view(0, staged.size)
@@ -234,7 +234,7 @@ class Staging:
                 at = header.end
 
     def remove(self, write_id: str, batch: int, names: Sequence[str]) -> None:
-        """Remove files that nobody will ask for: never those of a batch that is committed."""
+        """Remove staged files, unless their batch is committed."""
         if self.manifest(write_id, batch) is None:
             disk, folder = self._world.disk, self.batch_folder(write_id, batch)
             for name in names:
@@ -245,7 +245,7 @@ class Staging:
                 disk.remove_folder(f"{self.root}/{write_id}")
 
     def tidy(self) -> None:
-        """Remove the batches that are in the log, and what was left behind long ago."""
+        """Remove batches that are in the log, and those that were abandoned a week ago."""
         for write_id, batches in self._writes():
             done = self.done(write_id)
             gone = [batch for batch in batches if batch <= done.batch or self._is_left(write_id, batch)]
@@ -257,7 +257,7 @@ class Staging:
                 remove_tree(self._world.disk, f"{self.root}/{write_id}")
 
     def _is_left(self, write_id: str, batch: int) -> bool:
-        """Whether nobody has come to commit it for a week."""
+        """Whether the batch was staged a week ago and never committed."""
         names = staged_names(self._world, self.batch_folder(write_id, batch))
         if MANIFEST in names or not names:
             return False
@@ -265,7 +265,7 @@ class Staging:
         return all(_begun_ms(name) < now_ms - _LEFT_MS for name in names)
 
     def _writes(self) -> Iterator[tuple[str, list[int]]]:
-        """Writes with the batches that they have here; those that have none are left alone."""
+        """Each write that has staged batches, with their numbers."""
         for write_id in staged_names(self._world, self.root):
             names = staged_names(self._world, f"{self.root}/{write_id}")
             batches = sorted(int(name) for name in names if name.isdigit())

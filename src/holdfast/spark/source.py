@@ -1,4 +1,4 @@
-"""The data source "holdfast": what Spark asks first, and who answers then."""
+"""The data source `holdfast`: what Spark asks first, and which class answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from holdfast.spark.errors import in_one_sentence
-from holdfast.spark.source.folder import DataFolder
-from holdfast.spark.source.options import check_options, flag, required_path
+from holdfast.spark.options import check_options, flag, in_one_sentence, required_path
+from holdfast.spark.ranges import DataFolder
+
+# The data source "holdfast": what Spark asks first, and who answers then.
 
 
 class HoldfastSource(DataSource):
@@ -25,45 +26,45 @@ class HoldfastSource(DataSource):
 
     @in_one_sentence
     def schema(self) -> StructType:
-        from holdfast.spark.source.schema import message_schema
+        from holdfast.spark.readers import message_schema
 
         DataFolder(required_path(self.options))  # so that a wrong path is an error of load(), not of the first action
         if self._table is None:
             check_options(self.options)
             return message_schema(headers=flag(self.options, "includeHeaders", default=False))
-        from holdfast.spark.tables.tables import table_schema
+        from holdfast.spark.tables import table_schema
 
         return table_schema(self._table)
 
     @in_one_sentence
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._table is None:
-            from holdfast.spark.source.stream import BatchReader
+            from holdfast.spark.readers import BatchReader
 
             return BatchReader(self.options, schema)
-        from holdfast.spark.tables.tables import table_reader
+        from holdfast.spark.tables import table_reader
 
         return table_reader(self._table, self.options, schema)
 
     @in_one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         if self._table is not None:
-            from holdfast.spark.tables.tables import NoStream
+            from holdfast.spark.tables import NoStream
 
             return NoStream(self._table)
-        from holdfast.spark.source.stream import StreamReader
+        from holdfast.spark.readers import StreamReader
 
         return StreamReader(self.options, schema)
 
     @in_one_sentence
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001  Spark's signature
-        from holdfast.spark.sink.writing import batch_writer
+        from holdfast.spark.sink import batch_writer
 
         return batch_writer(self.options, schema, overwrite)
 
     @in_one_sentence
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001
-        from holdfast.spark.sink.writing import stream_writer
+        from holdfast.spark.sink import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
 

@@ -1,19 +1,22 @@
-"""The options of the source, checked: a wrong one is refused by its name, never ignored."""
+"""The options of the source and the sink, checked by name; and errors as Spark's users see them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Any, Final, Literal, TypeAlias
+from functools import wraps
+from typing import Any, Final, Literal, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
 from holdfast.api.times import instant_ns, parse_duration, parse_instant
 from holdfast.broker.streams.queries import LEAST_TTL_MS, MOST_TTL_MS, TTL_MS
 from holdfast.delivery.where import Expression
-from holdfast.errors import InvalidRequest
+from holdfast.env.process import set_variable
+from holdfast.errors import HoldfastError, InvalidRequest
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -45,8 +48,16 @@ class Subscription(msgspec.Struct, frozen=True):
         return self.partitions is None or partition in self.partitions[topic]
 
 
-class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader is told; times are in ns since 1970."""
+class ReadPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do with messages that are damaged, gone, or redriven for one group only."""
+
+    skip_corrupt: bool = False
+    fail_on_data_loss: bool = True
+    include_redriven: bool = False
+
+
+class ReadOptions(ReadPolicy, frozen=True, kw_only=True):
+    """The options of a reader. Times are in ns since 1970."""
 
     path: str
     subscription: Subscription
@@ -56,9 +67,6 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     ending_ns: int | None = None
     min_partitions: int = 0
     include_headers: bool = False
-    include_redriven: bool = False
-    fail_on_data_loss: bool = True
-    skip_corrupt: bool = False
     max_offsets: int | None = _DEFAULT_OFFSETS
     max_bytes: int | None = _DEFAULT_BYTES
     group: str | None = None
@@ -66,13 +74,13 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_options(given: Mapping[str, str]) -> None:
-    """What can be said of the options before it is known how they are used; the rest comes with the reader."""
+    """Check the options before it is known whether a batch or a stream uses them. The reader checks the rest."""
     refuse_unknown(given, BATCH | STREAM)
     _Options(given, 0).common(starting="earliest")
 
 
-def batch_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
-    """The options of a batch read; it begins at the earliest message."""
+def batch_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+    """The options of a batch read, which begins at the earliest message by default."""
     options = _Options(given, now_ms)
     options.check_names(BATCH, other=STREAM, kind="stream", here="batch")
     return options.common(
@@ -83,8 +91,8 @@ def batch_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
     )
 
 
-def stream_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
-    """The options of a stream; it begins behind the latest message."""
+def stream_read_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
+    """The options of a stream, which begins after the latest message by default."""
     options = _Options(given, now_ms)
     options.check_names(STREAM, other=BATCH, kind="batch", here="stream")
     return options.common(
@@ -92,13 +100,13 @@ def stream_options(given: Mapping[str, str], now_ms: int) -> ReadOptions:
         starting_ns=options.instant("startingTimestamp", "startingOffsets"),
         max_offsets=options.limit("maxOffsetsPerTrigger", _DEFAULT_OFFSETS),
         max_bytes=options.limit("maxBytesPerTrigger", _DEFAULT_BYTES),
-        group=options.text("groupId"),
+        group=given.get("groupId") or None,
         pin_ms=options.pin_ms("pinTimeout"),
     )
 
 
 class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reader of a table is told; without a subscription it looks at all topics."""
+    """The options of a table's reader. Without a subscription it reads all topics."""
 
     path: str
     subscription: Subscription
@@ -108,7 +116,7 @@ class TableOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def table_options(given: Mapping[str, str], now_ms: int, *, timed: bool) -> TableOptions:
-    """The options of a table other than the messages; only some tables take times."""
+    """The options of a table other than the messages. Only some tables (`timed`) take times."""
     known = frozenset({*_WHERE, *(("startingTimestamp", "endingTimestamp") if timed else ())} - {"assign"})
     for name in sorted((BATCH | STREAM) - known):
         if name in given:
@@ -134,7 +142,7 @@ def required_path(given: Mapping[str, str]) -> str:
 
 
 def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
-    """Refuse an option that nobody looks at, with the one that was meant; Spark hands names over in lower case."""
+    """Raise InvalidRequest for an unknown option, and suggest a known one. Spark passes names in lower case."""
     names = {name.lower(): name for name in known}
     for option in given:
         if option.lower().startswith("kafka."):
@@ -148,7 +156,7 @@ def refuse_unknown(given: Mapping[str, str], known: frozenset[str]) -> None:
 
 
 def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """An option that is true or false."""
+    """The value of an option that is true or false."""
     text = (given.get(name) or str(default)).strip().lower()
     if text not in ("true", "false"):
         raise InvalidRequest(f'option "{name}" is {given.get(name)!r}: say true or false')
@@ -156,13 +164,20 @@ def flag(given: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def whole_number(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
-    """An option that is a count."""
+    """The value of an option that is a count."""
     text = (given.get(name) or "").strip()
     if not text:
         return default
     if not (text.isascii() and text.isdigit()) or int(text) < least:
         raise InvalidRequest(f'option "{name}" is {text!r}: give a whole number, {least} or more')
     return int(text)
+
+
+def moment_ns(text: str, now_ms: int, what: str, name: str) -> int:
+    """The time in ns since 1970 of ISO 8601, `-10m` from now, or milliseconds, as Spark's Kafka source takes them."""
+    if text.isascii() and text.isdigit() and len(text) >= 10:
+        return int(text) * 1_000_000
+    return instant_ns(parse_instant(text, now_ms, what), name)
 
 
 class _Options:
@@ -191,11 +206,8 @@ class _Options:
             **more,
         )
 
-    def text(self, name: str) -> str | None:
-        return self._given.get(name) or None
-
     def limit(self, name: str, default: int) -> int | None:
-        """A number of messages or bytes; "none" for no limit."""
+        """The value of a limit of messages or bytes; None if it is "none"."""
         text = self._given.get(name)
         if text is None:
             return default
@@ -217,20 +229,19 @@ class _Options:
         return found
 
     def instant(self, name: str, instead_of: str) -> int | None:
-        """A moment: ISO 8601, `-10m` from now, or milliseconds since 1970, as Spark's Kafka source takes them."""
+        """The time of an option; None if it is not given. Raises InvalidRequest if offsets are given, too."""
         text = (self._given.get(name) or "").strip()
         if not text:
             return None
         if self._given.get(instead_of) is not None:
             raise InvalidRequest(f'options "{name}" and "{instead_of}" are both given: choose one of them')
-        if text.isascii() and text.isdigit() and len(text) >= 10:
-            return int(text) * 1_000_000
-        return instant_ns(parse_instant(text, self._now_ms, f'option "{name}"'), name)
+        return moment_ns(text, self._now_ms, f'option "{name}"', name)
 
     def places(self, name: str, default: Literal["earliest", "latest"]) -> Places:
         text = (self._given.get(name) or default).strip()
-        if text.lower() in ("earliest", "latest"):
-            return "earliest" if text.lower() == "earliest" else "latest"
+        for word in ("earliest", "latest"):
+            if text.lower() == word:
+                return word
         found: dict[str, dict[int, int]] | None = _json_of(text, dict[str, dict[int, int]])
         if found is None or any(offset < EARLIEST for places in found.values() for offset in places.values()):
             raise InvalidRequest(
@@ -265,8 +276,39 @@ class _Options:
 
 
 def _json_of(text: str, kind: Any) -> Any:
-    """The JSON in the text, or None where it is none of this kind."""
+    """The value of a JSON text, or None if it is not of this type."""
     try:
         return msgspec.convert(json.loads(text), kind, strict=False)
     except (ValueError, RecursionError):
         return None
+
+
+# Errors as Spark's users see them: one sentence, not a stack of two languages.
+
+
+Given = ParamSpec("Given")
+Answer = TypeVar("Answer")
+
+# Spark's Python workers send the traceback along unless this is set. A worker that fails ends, so it affects no other.
+_WITHOUT_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+
+
+def in_one_sentence(function: Callable[Given, Answer]) -> Callable[Given, Answer]:
+    """Make errors of ours reach the user of Spark as one sentence, without a traceback."""
+
+    @wraps(function)
+    def wrapped(*args: Given.args, **kwargs: Given.kwargs) -> Answer:
+        with plainly():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Do the same for the errors of a block, which may be in a generator."""
+    try:
+        yield
+    except HoldfastError as error:
+        set_variable(_WITHOUT_TRACEBACK, "1")
+        raise error from None

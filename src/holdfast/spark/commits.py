@@ -2,11 +2,13 @@
 
 1. own the folder; finish what earlier commits left; stop here if this batch is in the log already
 2. note where the logs end, durably with the list of staged files: from now on the batch is committed
-3. append the files' frames, each with who wrote it and which of the lane's rows it begins with
+3. append the files' frames, each with its writer and the number of its first row in the lane
 4. sync; note the batch as done; remove its files
 
-Who stops between 2 and 4 leaves a manifest. The next commit goes on from it: what the logs hold behind the noted
-ends says how far each lane had come.
+A commit that stops between 2 and 4 leaves a manifest. The next commit goes on from it: what the logs hold after the
+noted ends tells how many rows of each lane were written.
+
+A lane is the way of rows into one partition: plain, as frames, or general, as drafts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
-from typing import Final, Protocol
+from itertools import chain
+from typing import Any, Final
 
 import msgspec
 
@@ -30,89 +33,54 @@ from holdfast.env import World
 from holdfast.errors import Busy, CorruptData, HoldfastError, InvalidRequest, Unavailable, UnknownTopic
 from holdfast.model import Producer, Record
 from holdfast.settings import BrokerSettings
-from holdfast.spark.sink.staging import Done, Lane, LaneStart, Manifest, StagedFile, Staging
+from holdfast.spark.staging import CommitManifest, Done, LaneStart, SinkLane, StagedFile, Staging
 from holdfast.storage.log import Log
 from holdfast.storage.opening import translated
-
-# A lane's way into its partition, which knows how far it had come: rows that are there already are passed over.
-
 
 _APPEND_BYTES: Final = 8 << 20
 _PUBLISH_ROWS: Final = 1_000
 
 
-class Track(Protocol):
-    """One lane's way into its partition."""
-
-    def take(self, frame: Frame, stored: memoryview) -> None: ...
-
-    def make_way(self) -> None:
-        """Rows of another lane come, and must not pass those that were taken before."""
-
-    def put_down(self) -> None:
-        """Write what was taken."""
-
-
-class Writer:
-    """Who the log is told that it was, and how far that one had come."""
-
-    def __init__(self, world: World, manifest: Manifest, resumed: bool) -> None:  # noqa: FBT001
-        self._world = world
-        self._resumed = resumed
-        self._id = producer_id(manifest.write_id)
-        self._epoch = manifest.batch + 1
-
-    def plain(self, partition: Partition, start: LaneStart) -> Track:
-        done = 0
-        if self._resumed:
-            for frame in _from(partition.log, start.log_end):
-                header = frame.header
-                if header.producer_id == self._id and header.producer_epoch == self._epoch:
-                    done = header.first_sequence + header.count
-        return _PlainTrack(self._world, partition, Producer(self._id, self._epoch), done)
-
-    def general(self, partition: Partition, start: LaneStart) -> Track:
-        prefix = b"%d.%d." % (self._id, self._epoch)
-        done = 0
-        if self._resumed:
-            done = _marked(_records(partition.log, start.log_end), prefix)
-            store = partition.delayed
-            if store is not None:
-                done = max(done, _marked(_records(store.intake, start.intake_end), prefix))
-                if store.intake.start > start.intake_end:  # some were put away meanwhile
-                    done = max(done, _marked((waiting.record for waiting in store.waiting()), prefix))
-        return _GeneralTrack(partition, prefix, done)
-
-
 def producer_id(write_id: str) -> int:
-    """The write's number in the log's frames, where producers have theirs."""
+    """The number of the write in the log's frames, as producers have one."""
     return int.from_bytes(blake2b(write_id.encode(), digest_size=8).digest(), "big") >> 1 | 1
 
 
-class NoTrack:
-    """For rows whose topic is gone."""
+class Track:
+    """Writes the rows of one lane into its partition. The first `done` rows are in the log already, and are skipped."""
 
-    def take(self, frame: Frame, stored: memoryview) -> None:
-        """They are gone, too."""
-
-    def make_way(self) -> None:
-        """Nothing is in the way."""
-
-    def put_down(self) -> None:
-        """There is nothing."""
-
-
-class _PlainTrack:
-    """Frames that go into the log as they are; those that are there already are passed over."""
-
-    def __init__(self, world: World, partition: Partition, producer: Producer, done: int) -> None:
-        self._world = world
+    def __init__(self, partition: Partition, done: int) -> None:
         self._partition = partition
-        self._producer = producer
         self._done = done
         self._seen = 0
-        self._pending: list[BulkFrame] = []
+        self._pending: list[Any] = []
         self._pending_bytes = 0
+
+    def take(self, frame: Frame, stored: memoryview) -> None:
+        """Take the rows of one frame, and write when there are enough."""
+        raise NotImplementedError
+
+    def make_way(self) -> None:
+        """Write what was taken, before rows of another lane of the same partition are: they must not overtake it."""
+        self.put_down()
+
+    def put_down(self) -> None:
+        """Write what was taken."""
+        if self._pending:
+            self._write(self._pending)
+            self._pending, self._pending_bytes = [], 0
+
+    def _write(self, pending: list[Any]) -> None:
+        raise NotImplementedError
+
+
+class _PlainTrack(Track):
+    """Frames that go into the log as they are."""
+
+    def __init__(self, partition: Partition, done: int, producer: Producer, world: World) -> None:
+        super().__init__(partition, done)
+        self._producer = producer
+        self._world = world
 
     def take(self, frame: Frame, stored: memoryview) -> None:
         first, self._seen = self._seen, self._seen + frame.count
@@ -128,27 +96,17 @@ class _PlainTrack:
         self._pending.append(BulkFrame.of(frame, stored))
         self._pending_bytes += len(stored)
 
-    def make_way(self) -> None:
-        self.put_down()
-
-    def put_down(self) -> None:
-        if self._pending:
-            now_ns = self._world.clock.now_ns()
-            append_frames(self._partition, self._pending, self._producer.after(self._done), now_ns)
-            self._done += sum(frame.header.count for frame in self._pending)
-            self._pending, self._pending_bytes = [], 0
+    def _write(self, pending: list[BulkFrame]) -> None:
+        append_frames(self._partition, pending, self._producer.after(self._done), self._world.clock.now_ns())
+        self._done += sum(frame.header.count for frame in pending)
 
 
-class _GeneralTrack:
-    """Rows that become drafts, each marked with its number; the first `done` are there already, or were duplicates."""
+class _GeneralTrack(Track):
+    """Rows that become drafts, each marked with its number. Some of the first `done` may have been duplicates."""
 
-    def __init__(self, partition: Partition, prefix: bytes, done: int) -> None:
-        self._partition = partition
+    def __init__(self, partition: Partition, done: int, prefix: bytes) -> None:
+        super().__init__(partition, done)
         self._prefix = prefix
-        self._done = done
-        self._seen = 0
-        self._pending: list[Draft] = []
-        self._pending_bytes = 0
 
     def take(self, frame: Frame, stored: memoryview) -> None:
         for record in frame.records():
@@ -171,14 +129,42 @@ class _GeneralTrack:
                 self.put_down()
 
     def make_way(self) -> None:
-        if not all(draft.due_at_ms for draft in self._pending):  # what is due later follows in any case
+        if not all(draft.due_at_ms for draft in self._pending):  # delayed rows come later in any case
             self.put_down()
 
-    def put_down(self) -> None:
-        if self._pending:
-            # Their sizes were looked at when they were staged; each has a mark more since.
-            self._partition.wait(self._partition.publish(self._pending, durability="fsync", any_size=True))
-            self._pending, self._pending_bytes = [], 0
+    def _write(self, pending: list[Draft]) -> None:
+        # Their sizes were checked when they were staged, without the mark.
+        self._partition.wait(self._partition.publish(pending, durability="fsync", any_size=True))
+
+
+def _track(world: World, manifest: CommitManifest, start: LaneStart, partition: Partition, *, resumed: bool) -> Track:
+    """The track of a lane, with the number of rows that an interrupted commit has written."""
+    writer = Producer(producer_id(manifest.write_id), manifest.batch + 1)
+    if not start.lane.general:
+        return _PlainTrack(partition, _rows_by(writer, partition, start) if resumed else 0, writer, world)
+    prefix = b"%d.%d." % (writer.id, writer.epoch)
+    return _GeneralTrack(partition, _rows_marked(prefix, partition, start) if resumed else 0, prefix)
+
+
+def _rows_by(writer: Producer, partition: Partition, start: LaneStart) -> int:
+    done = 0
+    for frame in _from(partition.log, start.log_end):
+        header = frame.header
+        if (header.producer_id, header.producer_epoch) == (writer.id, writer.epoch):
+            done = header.first_sequence + header.count
+    return done
+
+
+def _rows_marked(prefix: bytes, partition: Partition, start: LaneStart) -> int:
+    """The number of rows that were handled: each piece was on disk before the next, so all before the last mark."""
+    found: Iterable[Record] = _records(partition.log, start.log_end)
+    store = partition.delayed
+    if store is not None:
+        found = chain(found, _records(store.intake, start.intake_end))
+        if store.intake.start > start.intake_end:  # some were moved on meanwhile
+            found = chain(found, (waiting.record for waiting in store.waiting()))
+    marks = [written for record in found if (written := mark(record, WRITTEN)) and written.startswith(prefix)]
+    return max((int(written.removeprefix(prefix)) + 1 for written in marks), default=0)
 
 
 def _from(log: Log, offset: int) -> Iterator[Frame]:
@@ -191,26 +177,16 @@ def _records(log: Log, offset: int) -> Iterator[Record]:
             yield from frame.records()
 
 
-def _marked(records: Iterable[Record], prefix: bytes) -> int:
-    """How many rows of this batch were handled: each piece was on disk before the next, so all before the last."""
-    done = 0
-    for record in records:
-        written = mark(record, WRITTEN)
-        if written is not None and written.startswith(prefix):
-            done = max(done, int(written.removeprefix(prefix)) + 1)
-    return done
-
-
 logger = logging.getLogger(__name__)
 
 _LOOK_AGAIN_S: Final = 0.05
 _MOST_ROWS: Final = 2**32 - 1  # the log numbers them with 32 bits
 
 
-class Write(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be committed. `kept`: the write goes on after this batch, so that its end must be remembered.
+class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch to commit. `kept`: the write goes on after this batch, so that it must be remembered.
 
-    `streaming`: it is a query's, of whose batches none but the last can come again.
+    `streaming`: it belongs to a query, which repeats only its last batch.
     """
 
     write_id: str
@@ -229,9 +205,9 @@ def owning(
     wait_ms: int,
     is_shared: Callable[[str], bool] | None = None,
 ) -> Iterator[BrokerEngine | None]:
-    """The folder, owned; waits for a while where somebody else has it, as other writes may be at their commits.
+    """Own the folder for the block. Waits up to `wait_ms` while another process owns it, then raises Busy.
 
-    None where whoever has it lets others in.
+    Yields None if the owner shares the folder.
     """
     deadline_ns = world.clock.monotonic_ns() + wait_ms * 1_000_000
     engine: BrokerEngine | None = None
@@ -255,8 +231,8 @@ def owning(
         engine.close()
 
 
-def commit(engine: BrokerEngine, write: Write) -> bool:
-    """Bring the rows into the log, or learn that they are there: then the answer is False."""
+def commit(engine: BrokerEngine, write: CommitRequest) -> bool:
+    """Write the rows of a batch into the log. Returns False if they are there already."""
     staging = Staging(engine.world, engine.folder)
     finish_pending(engine, write.write_id)
     done = staging.done(write.write_id)
@@ -272,13 +248,13 @@ def commit(engine: BrokerEngine, write: Write) -> bool:
             _carry_out(engine, staging, manifest, resumed=False)
     try:
         staging.tidy()
-    except (HoldfastError, OSError) as error:  # the rows are in the log; whoever commits next tidies up
+    except (HoldfastError, OSError) as error:  # the rows are in the log, and the next commit tidies up
         logger.warning("staged rows not removed", extra={"folder": staging.root, "error": str(error)})
     return fresh
 
 
-def _check_again(write: Write, done: Done) -> None:
-    """Refuse what has the number of a batch that was written, and is another one."""
+def _check_again(write: CommitRequest, done: Done) -> None:
+    """Raise InvalidRequest if another batch with the same number was written."""
     if write.streaming and write.batch < done.batch:
         raise InvalidRequest(
             f"batch {write.batch} of query {write.write_id} came again, and those up to {done.batch} are written: "
@@ -295,8 +271,8 @@ def _check_again(write: Write, done: Done) -> None:
 
 
 @contextmanager
-def _telling_that_it_counts(write: Write) -> Iterator[None]:
-    """Whoever has no number to try again with must know that the rows will come."""
+def _telling_that_it_counts(write: CommitRequest) -> Iterator[None]:
+    """Add to errors that the rows are committed, for a write that cannot be repeated under its number."""
     try:
         yield
     except HoldfastError as error:
@@ -307,7 +283,7 @@ def _telling_that_it_counts(write: Write) -> Iterator[None]:
 
 
 def finish_pending(engine: BrokerEngine, write_id: str | None = None) -> int:
-    """Finish the commits that were cut short; answers how many. One that cannot be stops none but its own write."""
+    """Finish interrupted commits. Returns their number. One that cannot be finished stops only its own write."""
     staging = Staging(engine.world, engine.folder)
     finished = 0
     with translated(staging.root):
@@ -324,9 +300,9 @@ def finish_pending(engine: BrokerEngine, write_id: str | None = None) -> int:
     return finished
 
 
-def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
-    """The batch as it will be written down, after a look at all that could keep it from being carried out."""
-    rows: dict[Lane, int] = {}
+def _manifest(engine: BrokerEngine, write: CommitRequest) -> CommitManifest:
+    """The manifest of a batch, after checking all that could keep it from being written."""
+    rows: dict[SinkLane, int] = {}
     for staged in write.files:
         for lane, count in staged.lanes:
             rows[lane.bare] = rows.get(lane.bare, 0) + count
@@ -337,10 +313,10 @@ def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
             raise InvalidRequest(f"{count} rows for one partition of {lane.topic} are too many; write them in parts")
         with _topic(engine, lane.topic) as topic:
             partition = topic.partition(lane.partition)
-            partition.sync()  # what lies below the noted ends must never be lost: they would say too little
+            partition.sync()  # nothing below the noted ends may be lost: a later commit counts from there
             intake = 0 if partition.delayed is None else partition.delayed.intake.written_end
             starts.append(LaneStart(lane, topic.id, partition.log.written_end, intake))
-    return Manifest(
+    return CommitManifest(
         write_id=write.write_id,
         batch=write.batch,
         kept=write.kept,
@@ -350,8 +326,8 @@ def _manifest(engine: BrokerEngine, write: Write) -> Manifest:
     )
 
 
-def _check_topics(engine: BrokerEngine, write: Write) -> None:
-    """The topics are those that the tasks found, or are made now."""
+def _check_topics(engine: BrokerEngine, write: CommitRequest) -> None:
+    """Check that the topics are those that the tasks found, and make missing ones."""
     wanted = write.new_partitions
     for name, topic_id in sorted({(lane.topic, lane.topic_id) for staged in write.files for lane, _ in staged.lanes}):
         if not topic_id and wanted is not None:
@@ -378,10 +354,10 @@ def _topic(engine: BrokerEngine, name: str, topic_id: int = 0) -> Iterator[Topic
         yield topic
 
 
-def _carry_out(engine: BrokerEngine, staging: Staging, manifest: Manifest, *, resumed: bool) -> None:
-    writer = Writer(engine.world, manifest, resumed)
+def _carry_out(engine: BrokerEngine, staging: Staging, manifest: CommitManifest, *, resumed: bool) -> None:
+    """Write the rows of a committed batch that are not in the log yet, and note the batch as done."""
     with ExitStack() as topics:
-        tracks: dict[Lane, Track] = {}
+        tracks: dict[SinkLane, Track] = {}
         partitions: list[Partition] = []
         for start in manifest.lanes:
             lane = start.lane
@@ -390,23 +366,24 @@ def _carry_out(engine: BrokerEngine, staging: Staging, manifest: Manifest, *, re
             except UnknownTopic:
                 if not resumed:
                     raise
-                told = {"write": manifest.write_id, "batch": manifest.batch, "topic": lane.topic}
-                logger.warning("rows on their way to a topic went with it when it was deleted", extra=told)
-                tracks[lane] = NoTrack()
+                facts = {"write": manifest.write_id, "batch": manifest.batch, "topic": lane.topic}
+                logger.warning("rows on their way to a topic went with it when it was deleted", extra=facts)
                 continue
             partition = topic.partition(lane.partition)
             partitions.append(partition)
-            tracks[lane] = writer.general(partition, start) if lane.general else writer.plain(partition, start)
+            tracks[lane] = _track(engine.world, manifest, start, partition, resumed=resumed)
         last: dict[tuple[str, int], Track] = {}
         for staged in manifest.files:
             for lane, frame, stored in staging.frames(manifest, staged):
-                track = tracks[lane.bare]
+                track = tracks.get(lane.bare)
+                if track is None:
+                    continue
                 before = last.setdefault((lane.topic, lane.partition), track)
                 if before is not track:
                     before.make_way()
                     last[lane.topic, lane.partition] = track
                 track.take(frame, stored)
-            for track in tracks.values():  # before the file is let go
+            for track in tracks.values():  # before the file is closed
                 track.put_down()
         for partition in partitions:
             partition.sync()

@@ -1,10 +1,10 @@
-"""What a DataFrame must look like to be written, and its rows as columns that frames are made of."""
+"""Rows of a DataFrame on their way into frames: which columns they may have, and which lane each row takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -39,13 +39,17 @@ from holdfast.codec.encode import Body, Packing
 from holdfast.env import World
 from holdfast.errors import InvalidRequest, MessageTooLarge, UnknownTopic
 from holdfast.settings import BrokerSettings, TopicSettings
-from holdfast.spark.sink.staging import Lane
+from holdfast.spark.staging import SinkLane
+
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+FlagArray: TypeAlias = npt.NDArray[np.uint8]
 
 _TEXT: Final = (BinaryType, StringType)
 _WHOLE: Final = (IntegerType, LongType, ShortType, ByteType)
 _DURATION: Final = (DoubleType, FloatType, DecimalType, *_WHOLE, DayTimeIntervalType)
 
-# Each column with the types that it may have, and how an error names them.
+# Each column with the types that it may have, and their names in errors.
 _COLUMNS: Final[dict[str, tuple[tuple[type[DataType], ...], str]]] = {
     "value": (_TEXT, "binary or string"),
     "key": (_TEXT, "binary or string"),
@@ -66,7 +70,7 @@ _MOST_MS: Final = 100 * 365 * 24 * 3_600_000
 
 
 def check_columns(schema: StructType, *, has_topic: bool) -> None:
-    """Refuse a DataFrame that cannot be written, before any task runs."""
+    """Raise InvalidRequest if a DataFrame cannot be written, before any task runs."""
     for field in schema.fields:
         if field.name not in _COLUMNS:
             raise InvalidRequest(
@@ -102,48 +106,47 @@ def _are_pairs(kind: DataType) -> bool:
 
 
 class Incoming:
-    """Rows for one topic, checked; what they say of where they are to go, and the messages that they are."""
+    """Rows for one topic: when they are due and expire, and the messages that they become."""
 
     def __init__(self, batch: pa.RecordBatch, topic: str, settings: TopicSettings, now_ms: int) -> None:
         self._batch = batch
         self._topic = topic
         self._settings = settings
-        self._names = frozenset(batch.schema.names)
         self.count: int = batch.num_rows
         self.due_at_ms = self._due_at_ms(now_ms)
         self.expires_at_ms = self._expires_at_ms(now_ms)
 
     def column(self, name: str) -> Any:
-        """The column, or None where there is none or nothing in it."""
-        if name not in self._names:
-            return None
-        array = self._batch.column(name)
-        return None if array.null_count == len(array) else array
+        """The column; None if it does not exist or has only nulls."""
+        return _column(self._batch, name)
 
-    def is_general(self) -> npt.NDArray[np.bool_] | None:
-        """Which rows are more than a message for the log: due later, with a dedup id, or traced. None: no row.
+    def is_general(self) -> BoolArray | None:
+        """Which rows cannot go into the log as they are: delayed, with a dedup id, or traced. None if no row.
 
-        Where one has a dedup id all of them are, or they would pass each other.
+        If one row has a dedup id, none can: rows must not overtake each other.
         """
         if self._settings.trace_sample or self.column("dedup_id") is not None:
             return np.ones(self.count, np.bool_)
         found = None if self.due_at_ms is None else self.due_at_ms != 0
         return found if found is not None and found.any() else None
 
-    def rows(self, order: npt.NDArray[np.int64] | None) -> Rows:
-        """The messages, in the given order."""
+    def rows(self, order: IntArray | None) -> Rows:
+        """The messages, in the given order. Raises InvalidRequest or MessageTooLarge if one cannot be written."""
+        batch, due_at_ms, expires_at_ms = self._batch, self.due_at_ms, self.expires_at_ms
+        if order is not None:
+            batch = batch.take(pa.array(order))
+            due_at_ms = None if due_at_ms is None else due_at_ms[order]
+            expires_at_ms = None if expires_at_ms is None else expires_at_ms[order]
         flags = np.zeros(self.count, np.uint8)
-        keys, keyed = self._keys(flags, order)
-        values = self._values(flags, keyed, order)
-        headers = self._headers(flags, order)
+        keys, keyed = _keys(batch, flags)
         rows = Rows(
-            values=values,
+            values=self._values(batch, flags, keyed),
             keys=keys,
             keyed=keyed,
-            headers=headers,
-            priorities=_placed(self._priorities(), order),
-            expires_at_ms=_placed(self.expires_at_ms, order),
-            due_at_ms=_placed(self.due_at_ms, order),
+            headers=self._headers(batch, flags),
+            priorities=_priorities(batch),
+            expires_at_ms=expires_at_ms,
+            due_at_ms=due_at_ms,
             flags=flags if flags.any() else None,
         )
         longest = int(rows.sizes().max(initial=0))
@@ -154,49 +157,28 @@ class Incoming:
             )
         return rows
 
-    def _taken(self, name: str, order: npt.NDArray[np.int64] | None) -> Any:
-        array = self.column(name)
-        return array if array is None or order is None else array.take(pa.array(order))
-
-    def _keys(
-        self, flags: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None
-    ) -> tuple[Bytes | None, npt.NDArray[np.bool_] | None]:
-        keys = self._taken("key", order)
-        if keys is None:
-            return None, None
-        keyed = pc.is_valid(keys).to_numpy(zero_copy_only=False) if keys.null_count else None
-        if not pa.types.is_binary(keys.type) and not pa.types.is_large_binary(keys.type):
-            flags |= np.uint8(TEXT_KEY) if keyed is None else keyed.astype(np.uint8) * np.uint8(TEXT_KEY)
-        return Bytes.of(without_nulls(binary(keys))), keyed
-
-    def _values(
-        self,
-        flags: npt.NDArray[np.uint8],
-        keyed: npt.NDArray[np.bool_] | None,
-        order: npt.NDArray[np.int64] | None,
-    ) -> Bytes:
-        values = self._batch.column("value")
-        values = values if order is None else values.take(pa.array(order))
+    def _values(self, batch: pa.RecordBatch, flags: FlagArray, keyed: BoolArray | None) -> Bytes:
+        values = batch.column("value")
         if values.null_count:
             if self._settings.cleanup == "delete":
                 raise InvalidRequest(
                     f"{values.null_count} rows for topic {self._topic} have no value; only a topic with "
                     'cleanup="compact" takes such rows, as tombstones. Leave them out, or give them an empty value'
                 )
-            gone = pc.is_null(values).to_numpy(zero_copy_only=False)
-            if "key" not in self._names or (keyed is not None and not keyed[gone].all()) or self.column("key") is None:
+            gone = _numpy(pc.is_null(values))
+            if _column(batch, "key") is None or (keyed is not None and not keyed[gone].all()):
                 raise InvalidRequest(
                     f"a row for topic {self._topic} has neither value nor key: a tombstone needs a key"
                 )
             flags |= gone.astype(np.uint8) * np.uint8(TOMBSTONE)
         return Bytes.of(without_nulls(binary(values)))
 
-    def _headers(self, flags: npt.NDArray[np.uint8], order: npt.NDArray[np.int64] | None) -> Headers | None:
-        headers = self._taken("headers", order)
+    def _headers(self, batch: pa.RecordBatch, flags: FlagArray) -> Headers | None:
+        headers = _column(batch, "headers")
         found = None
         if headers is not None:
             headers = _as_list(headers)
-            lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+            lengths = _numpy(pc.fill_null(pc.list_value_length(headers), 0))
             names, values = headers.flatten().flatten()
             if names.null_count or values.null_count or pc.any(pc.equal(pc.binary_length(names), 0)).as_py():
                 raise InvalidRequest(f"a header of a row for topic {self._topic} has no name, or no value")
@@ -204,46 +186,25 @@ class Incoming:
                 raise InvalidRequest(
                     f"a row for topic {self._topic} has a header whose name begins with {PREFIX}: those are our own"
                 )
-            if not pa.types.is_binary(values.type) and not pa.types.is_large_binary(values.type):
+            if _is_text(values):
                 flags |= (lengths > 0).astype(np.uint8) * np.uint8(TEXT_HEADERS)
             ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             found = Headers(ends, Bytes.of(binary(names)), Bytes.of(binary(values)))
-        marks = {mark: self._ids(name, order) for mark, name in _MARKS.items() if self.column(name) is not None}
+        marks = {mark: ids for mark, name in _MARKS.items() if (ids := _ids(batch, name)) is not None}
         return _with_marks(found, marks, self.count) if marks else found
 
-    def _ids(self, name: str, order: npt.NDArray[np.int64] | None) -> list[bytes | None]:
-        ids: list[bytes | None] = binary(self._taken(name, order)).to_pylist()
-        lengths = {len(each) for each in ids if each is not None}
-        if lengths and not 0 < min(lengths) <= max(lengths) <= _MOST_ID_BYTES:
-            raise InvalidRequest(
-                f"a {name} is empty or has more than {_MOST_ID_BYTES} bytes; leave it null, or shorten it"
-            )
-        return ids
-
-    def _priorities(self) -> npt.NDArray[np.uint8] | None:
-        found = self.column("priority")
-        if found is None:
-            return None
-        numbers: npt.NDArray[np.int64] = pc.fill_null(found, 0).to_numpy(zero_copy_only=False)
-        if numbers.min() < 0 or numbers.max() > 9:
-            raise InvalidRequest(
-                f"priority {numbers.min() if numbers.min() < 0 else numbers.max()} cannot be used: "
-                "give a whole number from 0 to 9, 9 is most urgent"
-            )
-        return numbers.astype(np.uint8)
-
-    def _due_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
+    def _due_at_ms(self, now_ms: int) -> IntArray | None:
         due = _moments(self.column("due_at"))
         if due is None:
             delays = _durations(self.column("delay"), "delay")
             due = None if delays is None else np.where(delays > 0, now_ms + delays, 0)
         return None if due is None else np.where(due > now_ms, due, 0)
 
-    def _expires_at_ms(self, now_ms: int) -> npt.NDArray[np.int64] | None:
+    def _expires_at_ms(self, now_ms: int) -> IntArray | None:
         default = self._settings.ttl_ms or 0
         moments = _moments(self.column("expires_at"))
         if moments is not None:
-            given = pc.is_valid(self.column("expires_at")).to_numpy(zero_copy_only=False)
+            given = _numpy(pc.is_valid(self.column("expires_at")))
             return np.where(given, np.maximum(moments, 1), self._after(now_ms, default))
         ttl = _durations(self.column("ttl"), "ttl")
         if ttl is None:
@@ -251,7 +212,7 @@ class Incoming:
                 return None
             ttl = np.full(self.count, default, np.int64)
         else:
-            given = pc.is_valid(self.column("ttl")).to_numpy(zero_copy_only=False)
+            given = _numpy(pc.is_valid(self.column("ttl")))
             if (ttl[given] < 1).any():
                 raise InvalidRequest(
                     "a ttl is 0: a row that expires at once cannot be written; leave it null to keep it"
@@ -259,8 +220,8 @@ class Incoming:
             ttl = np.where(given, ttl, default)
         return self._after(now_ms, ttl)
 
-    def _after(self, now_ms: int, ttl: Any) -> npt.NDArray[np.int64]:
-        """When a time to live ends. It begins when the message can be taken, not while it is delayed."""
+    def _after(self, now_ms: int, ttl: Any) -> IntArray:
+        """The end of a time to live, which begins when the message becomes ready."""
         start: Any = now_ms if self.due_at_ms is None else np.where(self.due_at_ms > 0, self.due_at_ms, now_ms)
         return np.where(np.asarray(ttl) > 0, start + ttl, 0).astype(np.int64)
 
@@ -268,34 +229,81 @@ class Incoming:
 _MARKS: Final = {DEDUP_ID: "dedup_id", CORRELATION_ID: "correlation_id"}
 
 
-def _placed(column: Any, order: npt.NDArray[np.int64] | None) -> Any:
-    return column if column is None or order is None else column[order]
+def _column(batch: pa.RecordBatch, name: str) -> Any:
+    """The column; None if it does not exist or has only nulls."""
+    if name not in batch.schema.names:
+        return None
+    array = batch.column(name)
+    return None if array.null_count == len(array) else array
 
 
-def _moments(array: Any) -> npt.NDArray[np.int64] | None:
-    """Milliseconds since 1970, rounded up; 0 for none."""
+def _numpy(array: Any) -> Any:
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _is_text(array: Any) -> bool:
+    return not pa.types.is_binary(array.type) and not pa.types.is_large_binary(array.type)
+
+
+def _keys(batch: pa.RecordBatch, flags: FlagArray) -> tuple[Bytes | None, BoolArray | None]:
+    """The keys, and which rows have one if not all do."""
+    keys = _column(batch, "key")
+    if keys is None:
+        return None, None
+    keyed = _numpy(pc.is_valid(keys)) if keys.null_count else None
+    if _is_text(keys):
+        flags |= np.uint8(TEXT_KEY) if keyed is None else keyed.astype(np.uint8) * np.uint8(TEXT_KEY)
+    return Bytes.of(without_nulls(binary(keys))), keyed
+
+
+def _ids(batch: pa.RecordBatch, name: str) -> list[bytes | None] | None:
+    column = _column(batch, name)
+    if column is None:
+        return None
+    ids: list[bytes | None] = binary(column).to_pylist()
+    lengths = {len(each) for each in ids if each is not None}
+    if lengths and not 0 < min(lengths) <= max(lengths) <= _MOST_ID_BYTES:
+        raise InvalidRequest(f"a {name} is empty or has more than {_MOST_ID_BYTES} bytes; leave it null, or shorten it")
+    return ids
+
+
+def _priorities(batch: pa.RecordBatch) -> FlagArray | None:
+    found = _column(batch, "priority")
+    if found is None:
+        return None
+    numbers: IntArray = _numpy(pc.fill_null(found, 0))
+    low, high = numbers.min(), numbers.max()
+    if low < 0 or high > 9:
+        raise InvalidRequest(
+            f"priority {low if low < 0 else high} cannot be used: give a whole number from 0 to 9, 9 is most urgent"
+        )
+    return numbers.astype(np.uint8)
+
+
+def _moments(array: Any) -> IntArray | None:
+    """Milliseconds since 1970, rounded up; 0 for null."""
     if array is None:
         return None
-    micros = pc.fill_null(array.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    micros = _numpy(pc.fill_null(array.cast(pa.int64()), 0))
     return -(-micros // 1000)  # type: ignore[no-any-return]
 
 
-def _durations(array: Any, name: str) -> npt.NDArray[np.int64] | None:
-    """Milliseconds, rounded up; 0 for none."""
+def _durations(array: Any, name: str) -> IntArray | None:
+    """Milliseconds, rounded up; 0 for null."""
     if array is None:
         return None
     found: npt.NDArray[np.float64]
     if pa.types.is_duration(array.type):
-        found = pc.fill_null(array.cast(pa.duration("us")).cast(pa.int64()), 0).to_numpy(zero_copy_only=False) / 1000
+        found = _numpy(pc.fill_null(array.cast(pa.duration("us")).cast(pa.int64()), 0)) / 1000
     else:
-        found = pc.fill_null(array.cast(pa.float64()), 0.0).to_numpy(zero_copy_only=False) * 1000
+        found = _numpy(pc.fill_null(array.cast(pa.float64()), 0.0)) * 1000
     if not (found >= 0).all() or (found > _MOST_MS).any():
         raise InvalidRequest(f"a {name} cannot be used: give seconds from 0 to {_MOST_MS // 1000}, or null")
     return np.ceil(found).astype(np.int64)
 
 
 def _with_marks(headers: Headers | None, marks: dict[str, list[bytes | None]], count: int) -> Headers:
-    """The headers with ours behind each row's own; row by row, as they are rare."""
+    """The headers with our own after those of each row. It goes row by row, as they are rare."""
     names: list[bytes] = []
     values: list[bytes] = []
     ends = np.zeros(count + 1, np.int32)
@@ -325,13 +333,8 @@ def _item(column: Bytes, at: int) -> bytes:
     return bytes(column.data[column.ends[at] : column.ends[at + 1]])
 
 
-# Which lane a row takes: its topic and partition, and whether it goes straight into the log or the general way.
-#
-# Within a task the rows of one lane keep their order.
-
-
 class Target(msgspec.Struct, frozen=True):
-    """A topic that is written to; id 0 while it is still to be made."""
+    """A topic to write to. Its id is 0 if the commit is to make it."""
 
     name: str
     id: int
@@ -340,7 +343,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Targets:
-    """The topics of a data folder, looked up once each. With `new_partitions` those that are missing will be made."""
+    """The topics of a data folder, each looked up once. With `new_partitions` the commit makes missing ones."""
 
     def __init__(self, world: World, root: str, settings: BrokerSettings, new_partitions: int | None) -> None:
         self._world = world
@@ -351,7 +354,7 @@ class Targets:
         self._known: dict[str, Target] = {}
 
     def find(self, name: str) -> Target:
-        """The topic; UnknownTopic where there is none and none is to be made."""
+        """The topic by this name. Raises UnknownTopic if it does not exist and is not to be made."""
         if name not in self._known:
             self._known[name] = self._look(check_topic_name(name))
         return self._known[name]
@@ -372,8 +375,11 @@ class Targets:
         return Target(name, 0, self._new_partitions, settings)
 
 
-class Router:
-    """Turns record batches into bodies, each for its lane. `turn` says where rows without a key begin."""
+class RowRouter:
+    """Turns record batches into bodies of frames, each for its lane. Rows of one lane keep their order.
+
+    `turn` is the partition at which rows without a key begin.
+    """
 
     def __init__(self, world: World, targets: Targets, topic: str | None, turn: int) -> None:
         self._world = world
@@ -382,8 +388,8 @@ class Router:
         self._turn = turn
         self._packings: dict[str, Packing] = {}
 
-    def bodies(self, batch: pa.RecordBatch) -> Iterator[tuple[Lane, Body]]:
-        """All rows of the batch."""
+    def bodies(self, batch: pa.RecordBatch) -> Iterator[tuple[SinkLane, Body]]:
+        """The bodies of all rows of the batch."""
         for name, rows in self._by_topic(batch):
             yield from self._of_topic(self._targets.find(name), rows)
 
@@ -400,7 +406,7 @@ class Router:
         for number, name in enumerate(topics.dictionary.to_pylist()):
             yield name, batch.filter(pc.equal(topics.indices, number))
 
-    def _of_topic(self, target: Target, batch: pa.RecordBatch) -> Iterator[tuple[Lane, Body]]:
+    def _of_topic(self, target: Target, batch: pa.RecordBatch) -> Iterator[tuple[SinkLane, Body]]:
         now_ns = self._world.clock.now_ns()
         incoming = Incoming(batch, target.name, target.settings, now_ns // 1_000_000)
         lanes, general = self._partitions(incoming, target) * 2, incoming.is_general()
@@ -412,19 +418,13 @@ class Router:
         cuts = [0, *(np.flatnonzero(np.diff(placed)) + 1).tolist(), incoming.count]
         for start, stop in pairwise(cuts):
             number = int(placed[start])
-            lane = Lane(target.name, target.id, number >> 1, bool(number & 1))
-            for body in encode_rows(
-                rows,
-                start,
-                stop,
-                now_ns,
-                cap_bytes=target.settings.frame_bytes,
-                packing=self._packing(target),
-            ):
+            lane = SinkLane(target.name, target.id, number >> 1, bool(number & 1))
+            packing = self._packing(target)
+            for body in encode_rows(rows, start, stop, now_ns, cap_bytes=target.settings.frame_bytes, packing=packing):
                 yield lane, body
 
-    def _partitions(self, incoming: Incoming, target: Target) -> npt.NDArray[np.int64]:
-        """The partition of each row: the one that it names, else that of its key, else one in turn."""
+    def _partitions(self, incoming: Incoming, target: Target) -> IntArray:
+        """The partition of each row: the one that it names, or that of its key, or one in turn."""
         count = target.partitions
         wanted = incoming.column("partition")
         if count == 1 and wanted is None:
@@ -434,15 +434,15 @@ class Router:
         if free.any():
             found[free] = self._in_turn(int(free.sum()), count)
         if wanted is not None:
-            given = pc.is_valid(wanted).to_numpy(zero_copy_only=False)
-            numbers = pc.fill_null(wanted, 0).to_numpy(zero_copy_only=False)
+            given = _numpy(pc.is_valid(wanted))
+            numbers = _numpy(pc.fill_null(wanted, 0))
             for end in (int(numbers.min()), int(numbers.max())):
                 check_partition(end, target.name, count)
             found = np.where(given, numbers, found).astype(np.int64)
         return found
 
-    def _in_turn(self, rows: int, partitions: int) -> npt.NDArray[np.int64]:
-        """Rows without a key, in runs as long as can be: each partition gets its share of every batch."""
+    def _in_turn(self, rows: int, partitions: int) -> IntArray:
+        """Partitions for rows without a key, in long runs: each gets its share of every batch."""
         first, self._turn = self._turn, self._turn + 1
         return (np.arange(rows, dtype=np.int64) * partitions // rows + first) % partitions
 
@@ -459,8 +459,8 @@ class Router:
         return self._packings[target.name]
 
 
-def _by_key(keys: Any, rows: int, partitions: int) -> npt.NDArray[np.int64]:
-    """The partition of each key, as the library chooses it; -1 where there is none."""
+def _by_key(keys: Any, rows: int, partitions: int) -> IntArray:
+    """The partition of each key, as the library chooses it; -1 without a key."""
     if keys is None:
         return np.full(rows, -1, np.int64)
     if not keys.null_count:
@@ -470,5 +470,5 @@ def _by_key(keys: Any, rows: int, partitions: int) -> npt.NDArray[np.int64]:
             return (hashes % np.uint32(partitions)).astype(np.int64)
     coded = binary(keys).dictionary_encode()
     of_key = np.array([*partitions_for(coded.dictionary.to_pylist(), partitions), -1], np.int64)
-    which: npt.NDArray[np.int32] = pc.fill_null(coded.indices, len(of_key) - 1).to_numpy(zero_copy_only=False)
+    which: IntArray = _numpy(pc.fill_null(coded.indices, len(of_key) - 1))
     return of_key[which]

@@ -1,0 +1,327 @@
+"""Batches of a pipeline: what is read for one, what is expected of its rows, and how they are written.
+
+A condition that is null for a row is not met by it.
+
+The ledger of a pipeline also holds how far it has read its source, in the same file that makes a batch count. So rows
+are never written without being noted, nor noted without being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from holdfast.errors import BadSettings, ExpectationFailed, InvalidRequest
+from holdfast.spark.pipelines import f
+from holdfast.spark.pipelines.checkpoint import LedgerBatch, RowTotals, Tally, checkpoint_id, ledger_of
+from holdfast.spark.pipelines.lake import BATCH, additions, commit, finish_pending, read_table, rows_in_files, stage
+from holdfast.spark.pipelines.spec import (
+    Context,
+    Expectation,
+    OnFail,
+    PipelineKind,
+    PipelineOptions,
+    Plan,
+    Positive,
+    Read,
+    Summary,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+# A column with the reasons why a row cannot be used at all, whatever is expected of it. A kind may fill it.
+REASONS: Final = "_reasons"
+_FAILED: Final = "_failed"
+OURS: Final = (REASONS, _FAILED)
+
+
+def names_that(expectations: Iterable[Expectation], *actions: OnFail) -> list[str]:
+    """The names of the expectations with one of these actions."""
+    return [each.name for each in expectations if each.on_fail in actions]
+
+
+def unmet_sql(expectations: Sequence[Expectation]) -> str:
+    """SQL for the names of the expectations that a row does not meet, as an array."""
+    parts = [f"IF(coalesce(({each.check}), false), NULL, '{each.name}')" for each in expectations]
+    return f"array_compact(array({', '.join(parts)}))" if parts else "cast(array() as array<string>)"
+
+
+def check_columns(rows: DataFrame, expectations: Iterable[Expectation], where: str) -> None:
+    """Raise BadSettings if a condition cannot be used on these rows, before any of them is read."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    for each in expectations:
+        try:
+            kind = dict(rows.limit(0).selectExpr(f"({each.check}) AS met").dtypes)["met"]
+        except (AnalysisException, ParseException) as error:
+            words = str(error).partition("\n")[0].partition(" SQLSTATE")[0]
+            raise BadSettings(f"{where}: the check of {each.name!r}, {each.check}, cannot be used: {words}") from None
+        if kind != "boolean":
+            raise BadSettings(f"{where}: the check of {each.name!r}, {each.check}, is {kind}: it must be true or false")
+
+
+class Sorted:
+    """Rows sorted by expectations: `good` go on, `bad` are quarantined, and `counts` tells how many of each.
+
+    If the rows are used for more than one output (`kept`), they are counted by a query of their own. Otherwise they are
+    counted while `good` is written, and the counts are there after that.
+    If a row does not meet `first`, nothing else is expected of it.
+    """
+
+    def __init__(
+        self, rows: DataFrame, expectations: Sequence[Expectation], *, kept: bool, first: Expectation | None = None
+    ) -> None:
+        from pyspark.sql import Observation
+
+        unmet = f.expr(unmet_sql(expectations))
+        if first is not None:
+            unmet = f.when(f.expr(first.check), unmet).otherwise(f.expr(unmet_sql([first])))
+            expectations = [first, *expectations]
+        self._expectations = expectations
+        aside, reasons = _any_of(names_that(expectations, "quarantine")), f.col(_FAILED)
+        if REASONS in rows.columns:  # a row that cannot be used at all is not checked any further
+            unmet = f.when(f.size(REASONS) == 0, unmet).otherwise(f.expr(unmet_sql(())))
+            aside, reasons = aside | (f.size(REASONS) > 0), f.concat(REASONS, _FAILED)
+        marked = rows.withColumn(_FAILED, unmet)
+        dropped = ~aside & _any_of(names_that(expectations, "drop"))
+        counts = [f.count(f.lit(1)).alias("rows"), _count_of(dropped, "dropped"), _count_of(aside, "quarantined")]
+        for number, each in enumerate(expectations):
+            counts.append(_count_of(f.array_contains(_FAILED, each.name), f"failed_{number}"))
+        self._sums = marked.agg(*counts)
+        self._observed = None if kept else Observation()
+        counted = marked if self._observed is None else marked.observe(self._observed, *counts)
+        self.good = counted.where(~aside & ~dropped).drop(_FAILED, REASONS)
+        self.bad = marked.where(aside).withColumn(REASONS, reasons).drop(_FAILED)
+
+    def counts(self, where: str) -> RowTotals:
+        """The counts. Raises ExpectationFailed if a row does not meet an expectation with `on_fail: fail`."""
+        found = self._sums.collect()[0].asDict() if self._observed is None else self._observed.get
+        failed = {each.name: found[f"failed_{number}"] or 0 for number, each in enumerate(self._expectations)}
+        check_failures(failed, self._expectations, where)
+        rows, dropped, quarantined = found["rows"], found["dropped"] or 0, found["quarantined"] or 0
+        return RowTotals(
+            rows_in=rows,
+            rows_out=rows - dropped - quarantined,
+            dropped=dropped,
+            quarantined=quarantined,
+            expectations=failed,
+        )
+
+
+def check_failures(failed: Mapping[str, int], expectations: Iterable[Expectation], where: str) -> None:
+    """Raise ExpectationFailed if rows do not meet an expectation with `on_fail: fail`."""
+    for each in expectations:
+        count = failed.get(each.name, 0)
+        if each.on_fail == "fail" and count:
+            rows = "1 row does" if count == 1 else f"{count} rows do"
+            raise ExpectationFailed(
+                f"{where}: {rows} not meet {each.name!r} ({each.check}); nothing of this batch was written. "
+                "Mend the rows at their source, or let them be put aside with on_fail: quarantine"
+            )
+
+
+def _count_of(condition: Column, name: str) -> Column:
+    return f.sum(condition.cast("long")).alias(name)
+
+
+def _any_of(names: list[str]) -> Column:
+    if not names:
+        return f.lit(False)
+    return f.arrays_overlap(f.col(_FAILED), f.array(*map(f.lit, names)))
+
+
+PIPELINE: Final = "_pipeline"
+Change = Callable[["DataFrame"], "DataFrame"]
+
+
+def _unchanged(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def write_batch(
+    context: Context,
+    number: int,
+    rows: DataFrame,
+    *,
+    partition_by: Sequence[str],
+    first: Expectation | None = None,
+    good: Change = _unchanged,
+    bad: Change = _unchanged,
+    **facts: Any,
+) -> LedgerBatch:
+    """Write rows as one batch: those that meet the expectations to the table, and others to its quarantine.
+
+    If a row does not meet `first`, nothing else is expected of it. `good` and `bad` turn the rows of either sort into
+    those that are written; rows that `good` leaves out count as duplicates.
+    `facts` are other fields of the ledger's entry, such as how far the source was read.
+    """
+    expectations = context.options.expect
+    two_outputs = REASONS in rows.columns or bool(names_that(expectations, "quarantine"))
+    kept = rows.persist() if two_outputs else rows
+    number_column = f.lit(number).cast("long")
+    try:
+        found = Sorted(kept, expectations, kept=two_outputs, first=first)
+        staged = stage(context, good(found.good).withColumn(BATCH, number_column), "rows", partition_by)
+        counts = found.counts(context.name)
+        moves = additions(context, staged, context.table, number)
+        if counts.quarantined:
+            aside = bad(found.bad).withColumn(PIPELINE, f.lit(context.name)).withColumn(BATCH, number_column)
+            moves += additions(context, stage(context, aside, "quarantine", ()), context.quarantine, number)
+    finally:
+        if two_outputs:
+            kept.unpersist()
+    rows_out = rows_in_files(context.disk, staged)
+    facts |= counts.counts() | {"rows_out": rows_out, "duplicates": counts.rows_out - rows_out}
+    return commit(context, LedgerBatch(batch=number, adds=tuple(moves), **facts))
+
+
+# From one table to the next: a batch consists of batches that the source has finished and this pipeline has not read.
+
+
+_TRIES: Final = 5
+# The kinds that only add rows to their tables. Only such tables can be read from where the last batch ended.
+ADDED_TO: Final = ("land", "refine", "python")
+_GONE: Final = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
+
+Answer = TypeVar("Answer")
+
+
+def retried(action: Callable[[], Answer], tries: int, *words: str) -> Answer:
+    """Call `action` until it does not fail with one of these words in its error, `tries` times at most."""
+    for _ in range(tries - 1):
+        try:
+            return action()
+        except Exception as error:
+            if not any(word in str(error) for word in words):
+                raise
+    return action()
+
+
+def reading_files(action: Callable[[], Answer]) -> Answer:
+    """Call `action`, again if files of a table were merged between listing and reading them."""
+    return retried(action, _TRIES, *_GONE)
+
+
+class StepOptions(PipelineOptions, frozen=True, kw_only=True):
+    """Options of the kinds that read another pipeline's table."""
+
+    max_rows_per_batch: Positive = 5_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """What one batch is made of: the rows of some batches of the source. `previous` is the batch before."""
+
+    batch: int
+    through: int
+    source_id: str | None
+    rows: DataFrame
+    previous: LedgerBatch | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How far the source was read, for the ledger."""
+        return {"through": self.through, "source_id": self.source_id}
+
+
+Write = Callable[["Context", Slice], LedgerBatch]
+
+
+def step_kind(*, sources: Sequence[str], write: Write, note: Callable[[Context], str], **facts: Any) -> PipelineKind:
+    """A kind that reads a table of these kinds batch by batch, and writes each with `write`. `note` is for its plan."""
+
+    def plan(context: Context) -> Plan:
+        _check_source(context, sources)
+        return plan_steps(context, note(context))
+
+    def run(context: Context) -> Summary:
+        _check_source(context, sources)
+        return run_steps(context, write)
+
+    return PipelineKind(plan=plan, run=run, **facts)
+
+
+def _check_source(context: Context, kinds: Sequence[str]) -> None:
+    source = context.project.spec(context.options.source)
+    if source.kind not in kinds:
+        raise BadSettings(
+            f"{context.name}: its source {source.name} is of the kind {source.kind}: it must be {' or '.join(kinds)}"
+        )
+
+
+def run_steps(context: Context, write: Write) -> Summary:
+    """Read the source batch by batch until there is no more; with `follow`, until the run is stopped."""
+    finish_pending(context)
+    tally = Tally(context)
+    while not context.stopping.is_set():
+        if not reading_files(lambda: _one_batch(context, write, tally)):
+            if not context.follow:
+                break
+            context.stopping.wait(context.every_ms / 1000)
+    tally.lag = sum(batch.rows_out for batch in _waiting(context, ledger_of(context).last()))
+    return tally.summary()
+
+
+def plan_steps(context: Context, *notes: str) -> Plan:
+    """What `run_steps` would read."""
+    last = ledger_of(context).last()
+    _checked_source_id(context, last)
+    waiting = _waiting(context, last)
+    read = Read(
+        what=f"table {context.options.source}",
+        start=f"batch {_position(last) + 1}",
+        end=f"batch {waiting[-1].batch}" if waiting else "nothing new",
+        rows=sum(batch.rows_out for batch in waiting),
+        bytes=sum(batch.bytes for batch in waiting),
+    )
+    return context.plan([read], notes=notes)
+
+
+def _one_batch(context: Context, write: Write, tally: Tally) -> bool:
+    """Write the next batch. Returns False if the source has nothing new."""
+    previous = ledger_of(context).last()
+    source_id = _checked_source_id(context, previous)
+    waiting = _waiting(context, previous)
+    if not waiting:
+        return False
+    number = 0 if previous is None else previous.batch + 1
+    through = _limit(waiting, context.options.max_rows_per_batch)
+    rows = read_table(context, context.options.source, after=_position(previous), through=through)
+    if rows is None:  # the source quarantined every row
+        state = previous.state if previous else {}
+        batch = commit(context, LedgerBatch(batch=number, through=through, source_id=source_id, state=state))
+    else:
+        batch = write(context, Slice(batch=number, through=through, source_id=source_id, rows=rows, previous=previous))
+    tally.add(batch, sum(each.rows_out for each in waiting if each.batch > through))
+    return True
+
+
+def _checked_source_id(context: Context, previous: LedgerBatch | None) -> str | None:
+    """The id of the source's checkpoint. Raises InvalidRequest if it changed: the source then counts from 0 again."""
+    source_id = checkpoint_id(context.world, context.project, context.options.source)
+    if previous is not None and previous.source_id != source_id:
+        raise InvalidRequest(
+            f"{context.name}: its source {context.options.source} was begun anew since this table was written: "
+            f"begin this one anew, too, `holdfast pipeline run {context.name} --full-refresh`"
+        )
+    return source_id
+
+
+def _position(last: LedgerBatch | None) -> int:
+    return -1 if last is None or last.through is None else last.through
+
+
+def _waiting(context: Context, last: LedgerBatch | None) -> list[LedgerBatch]:
+    """The batches of the source that are not in the table yet."""
+    return ledger_of(context, context.options.source).after(_position(last))
+
+
+def _limit(waiting: list[LedgerBatch], most_rows: int) -> int:
+    """The last batch of the source to read: as many as have `most_rows` rows together, but at least one."""
+    totals = accumulate(batch.rows_out for batch in waiting)
+    fitting = [batch.batch for batch, rows in zip(waiting, totals, strict=True) if rows <= most_rows]
+    return fitting[-1] if fitting else waiting[0].batch

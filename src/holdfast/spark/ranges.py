@@ -1,0 +1,521 @@
+"""What is read: the topics of a data folder, ranges of offsets shared out among tasks, and how far a stream may go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.layout import TOPICS, partition_folder, topic_folder
+from holdfast.broker.folder.policy import settings_for
+from holdfast.broker.streams.queries import NOT_READ
+from holdfast.delivery.where import Expression
+from holdfast.env import World, real_world
+from holdfast.errors import InvalidRequest, NotAQueue, OffsetOutOfRange, TailLost, UnknownTopic
+from holdfast.model import LogPosition
+from holdfast.spark.options import EARLIEST, LATEST, Places, ReadOptions, Subscription
+from holdfast.storage import LogReader
+from holdfast.storage.files import join
+from holdfast.storage.opening import is_log, translated
+
+logger = logging.getLogger(__name__)
+
+
+class DataFolder:
+    """A data folder for a process that does not own it: topics, partitions, and a reader for each log.
+
+    It takes no lock. Readers are kept, and see new messages when they are used again.
+    """
+
+    def __init__(self, path: str, world: World | None = None) -> None:
+        self.path = path.rstrip("/") or "/"
+        self.world = world or real_world()
+        self._catalog = Catalog(self.world, self.path)
+        self._readers: dict[tuple[str, int], LogReader] = {}
+        disk = self.world.disk
+        with translated(self.path):
+            if not disk.exists(self.path):
+                raise NotAQueue(f'there is no folder {self.path}: option "path" names the data folder to read')
+            if not disk.exists(join(self.path, TOPICS)):
+                raise NotAQueue(
+                    f'{self.path} holds no topics: option "path" names the folder that open_broker was given'
+                )
+
+    def topics(self, subscription: Subscription) -> list[str]:
+        """The topics of the subscription. Raises UnknownTopic if one that is named does not exist."""
+        names = self._catalog.names()
+        if subscription.pattern is not None:
+            pattern = Expression(subscription.pattern)
+            return [name for name in names if pattern.matches(name)]
+        for name in subscription.names:
+            if name not in names and name not in self._catalog:
+                there = f"there are {', '.join(names[:10])}" if names else "there is none yet"
+                raise UnknownTopic(f"there is no topic {name} in {self.path}; {there}")
+        return list(subscription.names)
+
+    def topic_id(self, topic: str) -> int:
+        """The id of the topic, which differs from that of an earlier topic of the same name."""
+        return self._catalog.facts(topic).id
+
+    def partition_count(self, topic: str) -> int:
+        """The number of its partitions."""
+        return self._catalog.facts(topic).partitions
+
+    def partitions(self, subscription: Subscription) -> Iterator[tuple[str, int]]:
+        """Topic and number of each partition of the subscription."""
+        for topic in self.topics(subscription):
+            count = self.partition_count(topic)
+            wanted = subscription.partitions
+            for number in wanted[topic] if wanted is not None else range(count):
+                if not 0 <= number < count:
+                    raise UnknownTopic(f"topic {topic} in {self.path} has no partition {number}: it has {count}")
+                yield topic, number
+
+    def reader(self, topic: str, partition: int) -> LogReader | None:
+        """The reader of a partition's log; None if nothing was ever written to it."""
+        known = self._readers.get((topic, partition))
+        if known is not None:
+            return known
+        folder = join(partition_folder(self.path, topic, partition), "log")
+        if not is_log(self.world, folder):
+            return None
+        settings = settings_for(self.world, topic_folder(self.path, topic), None, {})
+        reader = self._readers[topic, partition] = LogReader(folder, settings, self.world)
+        return reader
+
+
+# A task reads at least about this many bytes, a segment, if there are more.
+_TASK_BYTES: Final = 64 << 20
+
+
+def batch_ranges(folder: DataFolder, options: ReadOptions) -> list[Range]:
+    """The range of each partition that a batch read reads."""
+    places = list(folder.partitions(options.subscription))
+    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        check_places(name, given, places)
+    ranges = []
+    for topic, number in places:
+        reader = folder.reader(topic, number)
+        if reader is None:
+            check_unwritten(options, topic, number)
+            continue
+        end = reader.end
+        start = starting_offset(reader, options, topic, number, end)
+        stop = _ending_offset(reader, options, topic, number, end)
+        if start < reader.start:
+            if options.fail_on_data_loss:
+                raise lost(Range(topic, number, start, max(stop, start + 1)), reader.start)
+            logger.warning("%d messages of %s/%d are gone, passed over", reader.start - start, topic, number)
+            start = reader.start
+        if start < stop:
+            ranges.append(Range(topic, number, start, stop))
+    return ranges
+
+
+def check_places(name: str, given: Places, places: Sequence[tuple[str, int]]) -> None:
+    """Raise UnknownTopic unless offsets are given for exactly the partitions that are read, as Kafka's source does."""
+    if isinstance(given, str):
+        return
+    named = {(topic, number) for topic, offsets in given.items() for number in offsets}
+    unknown, missing = sorted(named - set(places)), sorted(set(places) - named)
+    if unknown:
+        raise UnknownTopic(f'option "{name}" names {_shown(unknown)}, not among what is read: {_shown(places)}')
+    if missing:
+        raise UnknownTopic(
+            f'option "{name}" does not say where {_shown(missing)} is to be read; -2 is earliest, -1 latest'
+        )
+
+
+def check_unwritten(options: ReadOptions, topic: str, number: int) -> None:
+    """Raise OffsetOutOfRange if an offset above 0 is given for a partition that was never written to."""
+    for name, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        if not isinstance(given, str) and given[topic][number] > 0:
+            raise _beyond(name, given[topic][number], topic, number, 0, 0)
+
+
+def starting_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
+    """The first offset to read in a partition."""
+    if options.starting_ns is not None:
+        return min(max(reader.find_time(options.starting_ns), reader.lasting_start), end)
+    return _offset_of("startingOffsets", options.starting, reader, topic, number, end)
+
+
+def _ending_offset(reader: LogReader, options: ReadOptions, topic: str, number: int, end: int) -> int:
+    if options.ending_ns is not None:
+        return min(reader.find_time(options.ending_ns), end)
+    return _offset_of("endingOffsets", options.ending, reader, topic, number, end)
+
+
+def _offset_of(name: str, given: Places, reader: LogReader, topic: str, number: int, end: int) -> int:
+    if isinstance(given, str):
+        return reader.lasting_start if given == "earliest" else end
+    offset = given[topic][number]
+    if offset == EARLIEST:
+        return reader.lasting_start
+    if offset == LATEST:
+        return end
+    if offset > end:
+        raise _beyond(name, offset, topic, number, reader.start, end)
+    return offset
+
+
+def _beyond(name: str, offset: int, topic: str, number: int, start: int, end: int) -> OffsetOutOfRange:
+    what = f'option "{name}" says {offset} for {topic}/{number}, which ends at {end}'
+    return OffsetOutOfRange(what, offset=offset, start=start, end=end)
+
+
+def splits(folder: DataFolder, ranges: Sequence[Range], min_partitions: int) -> list[Range]:
+    """The ranges divided among tasks: by segments, and further if more tasks are wanted."""
+    found = [part for wanted in ranges for part in _by_segments(folder, wanted)]
+    messages = sum(part.stop - part.start for part in found)
+    if len(found) >= min_partitions or not messages:
+        return found
+    # In proportion to their messages; no piece is empty.
+    pieces = [max(1, round(min_partitions * (part.stop - part.start) / messages)) for part in found]
+    return [piece for part, count in zip(found, pieces, strict=True) for piece in _cut(part, count)]
+
+
+def _by_segments(folder: DataFolder, wanted: Range) -> Iterator[Range]:
+    """The range in whole segments, several small ones together."""
+    reader = folder.reader(wanted.topic, wanted.partition)
+    start, size = wanted.start, 0
+    for first, weight in [] if reader is None else reader.stretches(wanted.start, wanted.stop):
+        if size and size + weight > _TASK_BYTES:
+            yield Range(wanted.topic, wanted.partition, start, first)
+            start, size = first, 0
+        size += weight
+    if start < wanted.stop:
+        yield Range(wanted.topic, wanted.partition, start, wanted.stop)
+
+
+def _cut(wanted: Range, count: int) -> Iterator[Range]:
+    total = wanted.stop - wanted.start
+    cuts = [wanted.start + total * i // count for i in range(count + 1)]
+    for start, stop in pairwise(cuts):
+        if start < stop:
+            yield Range(wanted.topic, wanted.partition, start, stop)
+
+
+def _shown(places: Sequence[tuple[str, int]]) -> str:
+    some = ", ".join(f"{topic}/{number}" for topic, number in places[:10])
+    return some + (f" and {len(places) - 10} more" if len(places) > 10 else "") if places else "nothing"
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The messages [start, stop) of one partition."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"offsets {self.start} to {self.stop - 1} of {self.topic}/{self.partition}"
+
+
+def lost(wanted: Range, start: int) -> OffsetOutOfRange:
+    """The error for messages that retention removed before they were read."""
+    until = min(start, wanted.stop)
+    return OffsetOutOfRange(
+        f"{until - wanted.start} messages of {wanted.topic}/{wanted.partition} are gone: retention removed those "
+        f"before offset {start}, and reading was to begin at {wanted.start}. To go on without them, set the option "
+        '"failOnDataLoss" to false',
+        offset=wanted.start,
+        start=start,
+        end=wanted.stop,
+    )
+
+
+# The positions of a stream, as Spark keeps them in its checkpoint:
+#
+#     {"version": 1, "topics": {"orders": {"id": 4711, "partitions": {"0": {"epoch": 1, "offset": 23}}}}}
+#
+# The id tells the topic from a later one of the same name. The epoch tells whether the offset still has the same
+# message: after a power cut it may have another one.
+
+
+_VERSION: Final = 1
+
+
+class TopicPositions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The position in each partition of a topic."""
+
+    id: int
+    partitions: dict[int, LogPosition] = {}
+
+
+class Positions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The positions of a stream, by topic."""
+
+    topics: dict[str, TopicPositions] = {}
+
+    def at(self, topic: str, partition: int) -> LogPosition | None:
+        """The position in a partition; None if it did not exist then, and is read from its beginning."""
+        known = self.topics.get(topic)
+        return None if known is None else known.partitions.get(partition)
+
+    def places(self) -> Iterator[tuple[str, int, LogPosition]]:
+        for topic, known in self.topics.items():
+            for partition, position in known.partitions.items():
+                yield topic, partition, position
+
+    def offsets(self) -> dict[str, tuple[int, dict[int, int]]]:
+        """By topic: its id, and the offset in each partition."""
+        return {
+            topic: (known.id, {number: position.offset for number, position in known.partitions.items()})
+            for topic, known in self.topics.items()
+        }
+
+
+def to_json(positions: Positions) -> dict[str, Any]:
+    """The document for Spark's checkpoint, always in the same order: Spark compares it as text."""
+    topics = {
+        topic: {
+            "id": known.id,
+            "partitions": {
+                str(number): {"epoch": position.epoch, "offset": position.offset}
+                for number, position in sorted(known.partitions.items())
+            },
+        }
+        for topic, known in sorted(positions.topics.items())
+    }
+    return {"version": _VERSION, "topics": topics}
+
+
+def from_json(document: Mapping[str, Any]) -> Positions:
+    """The positions in a checkpoint. Raises InvalidRequest if it is not ours, or of a newer release."""
+    if document.get("version") != _VERSION:
+        raise InvalidRequest(
+            f"the checkpoint's offsets {str(dict(document))[:200]} were not written by this source, or by a newer "
+            "release: give the query a checkpoint of its own, or upgrade"
+        )
+    try:
+        return msgspec.convert({"topics": document.get("topics", {})}, Positions, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the checkpoint's offsets cannot be used: {error}") from None
+
+
+class StreamPlanner:
+    """Decides what the next batch of a stream reads, from positions and files alone.
+
+    The only thing it remembers is where a run with AvailableNow ends.
+    """
+
+    def __init__(self, folder: DataFolder, options: ReadOptions) -> None:
+        self.folder = folder
+        self._options = options
+        self._last: Positions | None = None  # with AvailableNow: what was there at the beginning
+        self._told: set[tuple[str, int, int]] = set()
+
+    def initial(self) -> Positions:
+        """The positions of a new query."""
+        places = list(self.folder.partitions(self._options.subscription))
+        check_places("startingOffsets", self._options.starting, places)
+        found: dict[str, dict[int, LogPosition]] = {}
+        for topic, number in places:
+            reader = self.folder.reader(topic, number)
+            offsets = found.setdefault(topic, {})
+            if reader is None:
+                check_unwritten(self._options, topic, number)
+            else:
+                offset = starting_offset(reader, self._options, topic, number, reader.end)
+                offsets[number] = reader.position(offset)
+        return self._positions(found)
+
+    def freeze(self) -> None:
+        """Read no further than the messages that are there now."""
+        self._last = self.end()
+
+    def end(self) -> Positions:
+        """The end of every partition."""
+        found: dict[str, dict[int, LogPosition]] = {
+            topic: {} for topic in self.folder.topics(self._options.subscription)
+        }
+        for topic, number, reader in self._logs():
+            found[topic][number] = reader.position(reader.end)
+        return self._positions(found)
+
+    def latest(self, start: Positions, most: int | None) -> Positions:
+        """The positions after the next batch: at most `most` messages, in proportion to what each partition has.
+
+        A topic that is new to the query only gets its position, and is read from the next batch on. Otherwise nothing
+        would tell whether messages at its head were dropped before or after.
+        """
+        self._check_topics(start)
+        waiting = {(wanted.topic, wanted.partition): wanted for wanted in self._waiting(start)}
+        total = sum(wanted.stop - wanted.start for wanted in waiting.values())
+        bytes_left = self._options.max_bytes
+        weights = (
+            {} if bytes_left is None else {place: self._weigh(wanted, bytes_left) for place, wanted in waiting.items()}
+        )
+        weight = sum(weights.values())
+        found = {topic: dict(known.partitions) for topic, known in start.topics.items()} | self._new_topics(start)
+        for place, wanted in waiting.items():
+            stop = wanted.stop
+            if most is not None and total > most:
+                # At least one, or a small partition beside a large one would never be read.
+                stop = min(stop, wanted.start + max(1, (wanted.stop - wanted.start) * most // total))
+            reader = self._reader(*place)
+            if bytes_left is not None and weight > bytes_left:
+                stop = min(stop, reader.reach(wanted.start, max(1, weights[place] * bytes_left // weight)))
+            known = start.at(*place)
+            if stop != (0 if known is None else known.offset):  # also if it skips messages that are gone
+                found[place[0]][place[1]] = reader.position(stop)
+        return self._positions(found, start)
+
+    def ranges(self, start: Positions, end: Positions) -> list[Range]:
+        """The ranges between two positions, which a checkpoint may have planned long ago."""
+        self._check_topics(start)
+        self._check_topics(end)
+        found = []
+        for topic, number, position in end.places():
+            reader = self.folder.reader(topic, number)
+            if reader is None:
+                raise InvalidRequest(
+                    f"the checkpoint knows {topic}/{number} up to offset {position.offset}, and that partition is not "
+                    f"in {self.folder.path}: the checkpoint is of another folder, or the partition's files are gone"
+                )
+            if topic not in start.topics:
+                continue  # it was only noted
+            stop = self._held(reader, topic, number, position)
+            if stop > reader.end:
+                stop = self._cut_short(reader, topic, number, stop)
+            first = self._first(reader, topic, number, start.at(topic, number), stop)
+            if first < stop:
+                found.append(Range(topic, number, first, stop))
+        return found
+
+    def _cut_short(self, reader: LogReader, topic: str, number: int, stop: int) -> int:
+        """The end of a log that lost messages of a planned batch when the machine went down. Raises, or warns."""
+        end = reader.end
+        if self._options.fail_on_data_loss:
+            raise OffsetOutOfRange(
+                f"{topic}/{number} ends at {end}, and the checkpoint has planned to read up to {stop}: messages that "
+                "were not synced may be lost. Open the folder once, so that it is recovered, and start the query "
+                'again; or set the option "failOnDataLoss" to false',
+                offset=stop,
+                start=reader.start,
+                end=end,
+            )
+        self._tell(topic, number, end, stop)
+        return end
+
+    def unread(self, positions: Positions) -> dict[str, tuple[int, dict[int, int]]]:
+        """What retention must keep: each topic that is read, from its position on."""
+        known, found = positions.offsets(), {}
+        for topic in self.folder.topics(self._options.subscription):
+            topic_id, offsets = known.get(topic, (self.folder.topic_id(topic), {}))
+            others = range(0 if self._options.subscription.partitions is None else self.folder.partition_count(topic))
+            unread = {n: NOT_READ for n in others if not self._options.subscription.wants(topic, n)}
+            found[topic] = (topic_id, offsets | unread)
+        return found
+
+    def _new_topics(self, start: Positions) -> dict[str, dict[int, LogPosition]]:
+        """The topics that the query does not know yet, each from its beginning."""
+        found: dict[str, dict[int, LogPosition]] = {}
+        for topic, number in self.folder.partitions(self._options.subscription):
+            if topic in start.topics or (self._last is not None and topic not in self._last.topics):
+                continue
+            offsets, reader = found.setdefault(topic, {}), self.folder.reader(topic, number)
+            if reader is not None:
+                offsets[number] = reader.position(reader.lasting_start)
+        return found
+
+    def _waiting(self, start: Positions) -> Iterator[Range]:
+        """The range of each partition that could be read."""
+        for topic, number, reader in self._logs():
+            if topic not in start.topics:
+                continue
+            end = self._stop(topic, number, reader)
+            first = self._first(reader, topic, number, start.at(topic, number), end)
+            if first <= end:
+                yield Range(topic, number, first, end)
+
+    def _stop(self, topic: str, number: int, reader: LogReader) -> int:
+        if self._last is None:
+            return reader.end
+        last = self._last.at(topic, number)
+        return 0 if last is None else min(last.offset, reader.end)
+
+    def _first(self, reader: LogReader, topic: str, number: int, position: LogPosition | None, stop: int) -> int:
+        """The first offset to read. Raises OffsetOutOfRange or warns if messages there are gone.
+
+        A partition without a position was empty when the topic was noted: it is read from 0 on.
+        """
+        wanted = 0 if position is None else self._held(reader, topic, number, position)
+        start = reader.start
+        if wanted < start and wanted < stop:
+            if self._options.fail_on_data_loss:
+                raise lost(Range(topic, number, wanted, stop), start)
+            self._tell(topic, number, wanted, min(start, stop))
+        return max(wanted, start)
+
+    def _held(self, reader: LogReader, topic: str, number: int, position: LogPosition) -> int:
+        """The offset of a position, or the end of its epoch if that lost its tail. Raises TailLost or warns then."""
+        try:
+            reader.check_position(position)
+        except TailLost as gone:
+            if self._options.fail_on_data_loss:
+                raise TailLost(
+                    f"{position.offset - gone.epoch_end} messages of {topic}/{number} that this query has read, "
+                    f"offsets {gone.epoch_end} to {position.offset - 1}, were lost in a power cut or truncated, and "
+                    'others may stand there now. To go on with those, set the option "failOnDataLoss" to false',
+                    epoch=gone.epoch,
+                    offset=gone.offset,
+                    epoch_end=gone.epoch_end,
+                ) from None
+            self._tell(topic, number, gone.epoch_end, position.offset)
+            return gone.epoch_end
+        return position.offset
+
+    def _tell(self, topic: str, number: int, first: int, stop: int) -> None:
+        if (topic, number, stop) not in self._told:  # once, though Spark plans again and again
+            self._told.add((topic, number, stop))
+            logger.warning(
+                "%d messages of %s/%d are gone, offsets %d to %d: the stream goes on behind them",
+                stop - first, topic, number, first, stop - 1,
+            )  # fmt: skip
+
+    def _check_topics(self, positions: Positions) -> None:
+        """Raise InvalidRequest if the checkpoint is of other topics, or of an earlier topic of the same name."""
+        topics = self.folder.topics(self._options.subscription)
+        for topic, known in positions.topics.items():
+            if topic not in topics:
+                reads = ", ".join(topics[:10]) or "none"
+                raise InvalidRequest(
+                    f"the checkpoint is of topic {topic}, and this query reads {reads}: give it a checkpoint of its "
+                    "own, or read what the checkpoint is of"
+                )
+            if known.id != self.folder.topic_id(topic):
+                raise InvalidRequest(
+                    f"topic {topic} was deleted and made anew since the checkpoint was written: give the query a new "
+                    "checkpoint to read the new topic"
+                )
+
+    def _logs(self) -> Iterator[tuple[str, int, LogReader]]:
+        for topic, number in self.folder.partitions(self._options.subscription):
+            reader = self.folder.reader(topic, number)
+            if reader is not None:
+                yield topic, number, reader
+
+    def _reader(self, topic: str, number: int) -> LogReader:
+        reader = self.folder.reader(topic, number)
+        assert reader is not None  # it was asked for its end
+        return reader
+
+    def _weigh(self, wanted: Range, most: int) -> int:
+        """About how many bytes the range has; not counted beyond `most`."""
+        reader = self._reader(wanted.topic, wanted.partition)
+        return most + 1 if reader.reach(wanted.start, most) < wanted.stop else reader.weigh(wanted.start, wanted.stop)
+
+    def _positions(self, found: dict[str, dict[int, LogPosition]], known: Positions | None = None) -> Positions:
+        """The positions of these topics, with the ids of the checkpoint for those that it knows."""
+        topics = {}
+        for topic, partitions in found.items():
+            before = None if known is None else known.topics.get(topic)
+            topics[topic] = TopicPositions(self.folder.topic_id(topic) if before is None else before.id, partitions)
+        return Positions(topics)

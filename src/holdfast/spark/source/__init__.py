@@ -1,1 +1,0 @@
-"""Reading: the data source, batches and streams of messages."""

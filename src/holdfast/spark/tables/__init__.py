@@ -1,1 +1,0 @@
-"""What a data folder can tell besides its messages, as tables."""
