@@ -54,7 +54,7 @@ NAMES: Final = {
     "AbstractAsyncContextManager": "AbstractContextManager",
     "StopAsyncIteration": "StopIteration",
     "TaskWaiter": "ThreadWaiter",
-    "TaskWays": "ThreadWays",
+    "TaskNetwork": "ThreadNetwork",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
     "__aiter__": "__iter__",

@@ -27,7 +27,7 @@ from holdfast.broker.folder.layout import (
 from holdfast.cli.options import WAIT
 from holdfast.cli.places import connected, queue_of
 from holdfast.client.address import Address, is_address
-from holdfast.client.sharing import socket_of
+from holdfast.client.shared_folder import socket_of
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment
@@ -289,7 +289,7 @@ def owner_at(folder: str) -> holdfast.Broker | None:
     path = _path(folder)
     if not answers_at(socket_of(path)):
         return None
-    from holdfast.client.client import Client
+    from holdfast.remote.client import Client
     from holdfast.remote.sync.broker import RemoteBrokerPort
 
     client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
@@ -322,7 +322,7 @@ def remote_view(broker: Any, topic: str, group: str | None, *, make: bool) -> ho
 def asked(face: Any, kind: type[_Answer], *path: str | int, method: str = "GET", **query: Any) -> _Answer:
     """The answer of a route that no face has a method for."""
     from holdfast.client.http import Ask, path_of
-    from holdfast.client.ways import run
+    from holdfast.client.network import run
 
     caller = port_of(face).client.caller
     answer: _Answer = run(caller.call(Ask(method=method, path=path_of(*path, **query), answers=kind)))

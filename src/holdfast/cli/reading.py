@@ -355,7 +355,7 @@ class ToldReading:
 
     def _page(self, number: int, offset: int, limit: int, wait: float = 0) -> Any:
         from holdfast.client.http import Ask, path_of
-        from holdfast.client.ways import run
+        from holdfast.client.network import run
         from holdfast.protocol.topics import ReadMessages
 
         while True:

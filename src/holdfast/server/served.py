@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.api.arguments import Wanted, check_state, error_text, gives_back, wanted_of
+from holdfast.api.arguments import ReceiveRequest, check_state, error_text, gives_back, wanted_of
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Home
 from holdfast.api.times import duration_ms, lease_of
@@ -320,7 +320,7 @@ class ServedGroup:
         )
 
 
-def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Wanted:
+def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> ReceiveRequest:
     """Not all at once: the first of many tell how large they are, and others have their turn behind them."""
     wanted = wanted_of(count, wait_s, lease_s, owner, detached=True)
     return msgspec.structs.replace(wanted, count=MOST_AT_ONCE) if wanted.count > MOST_AT_ONCE else wanted

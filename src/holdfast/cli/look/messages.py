@@ -18,8 +18,8 @@ from rich.text import Text
 
 import holdfast
 from holdfast.api.bodies import Bodies
-from holdfast.api.contents import Contents, MessageFields, Place, record_of
-from holdfast.api.listed import DeadLetter, Listed, PhaseName, until_ms_of
+from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
+from holdfast.api.listing import DeadLetter, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
@@ -33,7 +33,7 @@ from holdfast.cli.text import as_json, iso_time, preview, safe, short_time
 from holdfast.delivery.group import Failure
 from holdfast.env import real_world
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.local.lookup import Found, look_up
+from holdfast.local.listing import Found, look_up
 from holdfast.model import Record
 
 AnyMessage: TypeAlias = MessageFields[Any]
@@ -63,7 +63,7 @@ class Column(NamedTuple):
 
 def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
     """From the records of a partition's log to messages, without owning the folder."""
-    home, bodies = Place(topic, partition), Bodies(None)
+    home, bodies = PartitionHome(topic, partition), Bodies(None)
     return lambda record: Contents(home, bodies, record)
 
 

@@ -12,8 +12,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import holdfast
-from holdfast.api.letters import DeadGroup
-from holdfast.api.sync.dead import DeadLetters
+from holdfast.api.listing import DeadGroup
+from holdfast.api.sync.group import DeadLetters
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.cli.look.messages import (
     DEAD,
@@ -31,7 +31,7 @@ from holdfast.cli.output import NOT_DONE, OK, Section, command, confirmed, print
 from holdfast.cli.text import safe
 from holdfast.env import real_world
 from holdfast.errors import Busy, InvalidRequest
-from holdfast.local.letters import LettersBeside
+from holdfast.local.dead_letters import LettersBeside
 from holdfast.storage.checks.finding import count_of
 
 app = Section("Dead letters: look at them, put them back, drop them.")

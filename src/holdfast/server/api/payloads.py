@@ -8,7 +8,7 @@ from typing import Any
 from holdfast.api.contents import record_of
 from holdfast.broker.topic_locks import reading
 from holdfast.errors import NotFound
-from holdfast.local.lookup import find_message
+from holdfast.local.listing import find_message
 from holdfast.model import Record
 from holdfast.protocol.media import RAW
 from holdfast.protocol.messages import Number, Receipt, Wire

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.api.traces import Question, check_search
+from holdfast.api.arguments import Question, check_search
 from holdfast.broker.folder.layout import topic_of_id
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.errors import InvalidRequest
-from holdfast.local.traces import search_in, stats_in, steps_in
-from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery
+from holdfast.local.broker import search_in, stats_in, steps_in
+from holdfast.protocol.admin import StatsQuery, Steps, TracesQuery
 from holdfast.server.calls import Call
 from holdfast.server.routing import Routes
 from holdfast.server.scans import Full, Scan

@@ -1,8 +1,14 @@
-"""Publishing through a server: messages as they are sent, partitions chosen as an embedded broker does."""
+"""Publishing through a server: partitions chosen as an embedded broker does, in calls that may be repeated.
+
+Each publish that is numbered goes by a producer identity, one request at a time. If the answer is lost, the same
+messages go again with the same numbers, and the server knows them: whatever was stored is not stored a second time,
+also when the server was killed in between.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,18 +21,117 @@ from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
-from holdfast.client.lanes import Lanes
-from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, UnknownTopic
+from holdfast.errors import Fenced, Forbidden, HoldfastError, InvalidRequest, OutOfSequence, UnknownTopic
 from holdfast.model import CodecName, Durability
 from holdfast.protocol import messages as wire
+from holdfast.protocol.messages import Batch
+from holdfast.protocol.topics import BeginProducer, ProducerBegun, Written
 from holdfast.settings import TopicSettings
+
+_NUMBERS: Final = 2**32
+
+
+class ProducerIdentity:
+    """One identity, and the number of its next message for each partition."""
+
+    def __init__(self, begun: ProducerBegun) -> None:
+        self.id = begun.id
+        self.epoch = begun.epoch
+        self.sequences: dict[tuple[str, int], int] = {}
+        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # but for the sequence
+
+
+class ProducerIdentities:
+    """One identity for each request at a time. Safe to use from any thread, or any task."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._free: deque[ProducerIdentity] = deque()
+
+    def disown(self) -> None:
+        """In a child after a fork: the identities are the parent's."""
+        self._free = deque()
+
+    async def append(
+        self,
+        topic: str,
+        number: int,
+        batch: Batch,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> Written:
+        """Store the messages in the partition, once."""
+        count, body = len(batch.messages) or len(batch.bodies), packed(batch)
+        identity = await self._identity()
+        for attempt in (1, 2):
+            try:
+                written = await self._append(identity, topic, number, body, durability, codec)
+            except (OutOfSequence, Fenced):
+                # Nothing of this was stored: had it been, the server would know it. It has forgotten the identity,
+                # or lost what came before by it in a power cut. The identity is given up.
+                if attempt == 2:
+                    raise
+                identity = await self._begin()
+                continue
+            except InvalidRequest as error:
+                if not getattr(error, "repeated", False):
+                    self._free.append(identity)  # refused, and not stored: the numbers are free
+                raise
+            place = topic, number
+            identity.sequences[place] = (identity.sequences.get(place, 0) + count) % _NUMBERS
+            self._free.append(identity)
+            return written
+        raise AssertionError
+
+    async def _append(
+        self,
+        identity: ProducerIdentity,
+        topic: str,
+        number: int,
+        body: bytes,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> Written:
+        way = topic, number, durability, codec
+        path = identity.paths.get(way)
+        if path is None:
+            path = identity.paths[way] = path_of(
+                "topics",
+                topic,
+                "partitions",
+                number,
+                "append",
+                producer=identity.id,
+                epoch=identity.epoch,
+                durability=durability,
+                codec=codec,
+            )
+        path = f"{path}&sequence={identity.sequences.get((topic, number), 0)}"
+        written: Written = await self._caller.call(Ask(method="POST", path=path, body=body, answers=Written))
+        return written
+
+    async def _identity(self) -> ProducerIdentity:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return await self._begin()
+
+    async def _begin(self) -> ProducerIdentity:
+        begun: ProducerBegun = await self._caller.call(
+            Ask(method="POST", path=path_of("producers"), body=packed(BeginProducer()), answers=ProducerBegun)
+        )
+        return ProducerIdentity(begun)
+
+
+# Publishing through a server: messages as they are sent, partitions chosen as an embedded broker does.
+
 
 _USUAL: Final = TopicSettings()
 _COMPACTED: Final = TopicSettings(cleanup="compact")
 _LOOK_AGAIN_NS: Final = 5_000_000_000  # a topic may have got more partitions meanwhile
 
 
-class Known:
+class KnownTopic:
     """What a client knows of a topic: which one it is, how many partitions it has, and whose turn it is."""
 
     def __init__(self) -> None:
@@ -36,14 +141,14 @@ class Known:
         self.turns = RoundRobin()
 
 
-class Publishing:
+class RemotePublisher:
     """Publishes to the topics of one server. Safe to use from any thread, or any task."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self._lanes = Lanes(caller)
+        self._identities = ProducerIdentities(caller)
         self._clock = caller.world.clock
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownTopic] = {}
         self.disown()
 
     def disown(self) -> None:
@@ -51,7 +156,7 @@ class Publishing:
         random = self.caller.world.ids.random_u32
         self._name = f"client-{random():08x}{random():08x}"
         self._numbers = itertools.count()
-        self._lanes.disown()
+        self._identities.disown()
 
     def new_id(self) -> str:
         """A dedup id that nobody else gives."""
@@ -82,7 +187,7 @@ class Publishing:
             return await self.publish_loose(topic, messages, partition, durability, codec)
         for again in (False, True):
             try:
-                return await self._publish_in_lanes(topic, known, messages, drafts, partition, durability, codec)
+                return await self._publish_numbered(topic, known, messages, drafts, partition, durability, codec)
             except UnknownTopic:
                 self._known.pop(topic, None)
                 if again or partition is not None:
@@ -96,14 +201,14 @@ class Publishing:
         """Look at the topic again before the next message."""
         self._known.pop(topic, None)
 
-    def known(self, topic: str) -> Known | None:
+    def known(self, topic: str) -> KnownTopic | None:
         """What the topic was lately; None where it is time to look."""
         known = self._known.get(topic)
         if known is None or self._clock.monotonic_ns() - known.looked_ns > _LOOK_AGAIN_NS:
             return None
         return known
 
-    async def look(self, topic: str, caller: Caller | None = None) -> Known:
+    async def look(self, topic: str, caller: Caller | None = None) -> KnownTopic:
         """What the topic is; asked for again now and then, by the caller that is given."""
         known = self.known(topic)
         if known is None:
@@ -116,7 +221,7 @@ class Publishing:
                 pass
             else:
                 topic_id, count = info.id, len(info.partitions)
-            known = self._known.setdefault(topic, Known())
+            known = self._known.setdefault(topic, KnownTopic())
             known.id, known.count, known.looked_ns = topic_id, count, now_ns
         return known
 
@@ -133,10 +238,10 @@ class Publishing:
             drafts.append(draft)
         return messages, drafts
 
-    async def _publish_in_lanes(
+    async def _publish_numbered(
         self,
         topic: str,
-        known: Known,
+        known: KnownTopic,
         messages: Sequence[wire.NewMessage],
         drafts: Sequence[Draft],
         partition: int | None,
@@ -148,7 +253,7 @@ class Publishing:
         for number, indexes in _calls(routed):
             batch = messages if len(indexes) == len(messages) else [messages[i] for i in indexes]
             with _noting(found, messages):
-                written = await self._lanes.append(topic, number, wire.batch_of(batch), durability, codec)
+                written = await self._identities.append(topic, number, wire.batch_of(batch), durability, codec)
             offsets: Sequence[int | None] = written.offsets or [None] * len(indexes)
             for i, offset in zip(indexes, offsets, strict=True):
                 found[i] = Stored(topic, offset, None, False, written.durability, number)
@@ -239,7 +344,7 @@ def _calls(routed: Mapping[int, list[int]]) -> Iterator[tuple[int, list[int]]]:
             yield number, indexes[start : start + wire.MOST_MESSAGES]
 
 
-def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
+def _routed(topic: str, known: KnownTopic, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
     """Which message goes where: by key, in turn, or as the caller says."""
     count = known.count or 1
     if partition is not None:
