@@ -18,9 +18,8 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from holdfast.api.aio.broker_port import AsyncBrokerPort
-from holdfast.api.aio.group_port import AsyncGroupPort
-from holdfast.api.arguments import ACK, MessageOutcome, Wanted, error_text
+from holdfast.api.aio.ports import AsyncBrokerPort, AsyncGroupPort
+from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, error_text
 from holdfast.api.contents import Contents
 from holdfast.api.times import duration_ms
 from holdfast.errors import HoldfastError, InvalidRequest, NotAQueue
@@ -69,7 +68,7 @@ class TextFace:
             raise InvalidRequest("GET waits for a number of seconds, such as 1.5") from None
         queue = await self.queue(name)
         # Detached: nothing here holds it but its lease, so that any connection may settle it, by its receipt.
-        taken = await queue.take(Wanted(1, wait_ms / 1000, holder=client.name, detached=True))
+        taken = await queue.take(ReceiveRequest(1, wait_ms / 1000, holder=client.name, detached=True))
         if not taken:
             return "EMPTY"
         if client.reader.at_eof() or client.writer.is_closing():  # it hung up: nobody should wait for its lease

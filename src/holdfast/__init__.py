@@ -34,11 +34,10 @@ from holdfast.settings import BrokerSettings, ConsumerSettings, ProducerSettings
 
 if TYPE_CHECKING:
     from holdfast import aio
-    from holdfast.api.consumer_values import StreamMessage
+    from holdfast.api.consumers import StreamMessage
     from holdfast.api.drafts import NewMessage, Stored
-    from holdfast.api.letters import DeadGroup
-    from holdfast.api.listed import DeadLetter
-    from holdfast.api.lock_values import Document, Lock, LockInfo
+    from holdfast.api.listing import DeadGroup, DeadLetter
+    from holdfast.api.locks import Document, Lock, LockInfo
     from holdfast.api.sync.broker import Broker
     from holdfast.api.sync.consumer import Consumer
     from holdfast.api.sync.group import Group
@@ -125,13 +124,13 @@ _LATER = {
     "Broker": "holdfast.api.sync.broker",
     "Compacted": "holdfast.broker.group",
     "Consumer": "holdfast.api.sync.consumer",
-    "DeadGroup": "holdfast.api.letters",
-    "DeadLetter": "holdfast.api.listed",
-    "Document": "holdfast.api.lock_values",
+    "DeadGroup": "holdfast.api.listing",
+    "DeadLetter": "holdfast.api.listing",
+    "Document": "holdfast.api.locks",
     "Group": "holdfast.api.sync.group",
     "GroupInfo": "holdfast.api.topics",
-    "Lock": "holdfast.api.lock_values",
-    "LockInfo": "holdfast.api.lock_values",
+    "Lock": "holdfast.api.locks",
+    "LockInfo": "holdfast.api.locks",
     "Message": "holdfast.api.sync.message",
     "NewMessage": "holdfast.api.drafts",
     "Observer": "holdfast.broker.metrics",
@@ -142,7 +141,7 @@ _LATER = {
     "Retained": "holdfast.model",
     "Retry": "holdfast.worker",
     "Stored": "holdfast.api.drafts",
-    "StreamMessage": "holdfast.api.consumer_values",
+    "StreamMessage": "holdfast.api.consumers",
     "TopicInfo": "holdfast.api.topics",
     "TraceStep": "holdfast.broker.tracing.steps",
     "Worker": "holdfast.worker",

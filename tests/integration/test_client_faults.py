@@ -19,7 +19,7 @@ import pytest
 import holdfast
 from holdfast import Unavailable, aio
 from holdfast.client.address import Address
-from holdfast.client.reconnecting import MOST_PAUSE_MS, SOON_PAUSE_MS, SOON_S, Reconnecting
+from holdfast.client.calling import MOST_PAUSE_MS, SOON_PAUSE_MS, SOON_S, Reconnecting
 from holdfast.env import ManualClock, RealDisk, SeededIds, World
 from tests.integration.http_gear import Serving, serving
 from tests.integration.proxies import Proxy, proxied

@@ -18,7 +18,7 @@ import pytest
 
 import holdfast
 from holdfast import HoldfastError, Unavailable
-from holdfast.client.successors import Successor
+from holdfast.client.shared_folder import Successor
 from tests.integration.http_gear import serving
 from tests.integration.proxies import proxied
 

@@ -21,7 +21,7 @@ import pytest
 import holdfast
 from holdfast import InvalidRequest, Unauthenticated, aio
 from holdfast.broker.folder.layout import OWNER_SOCKET
-from holdfast.client.sharing import socket_of
+from holdfast.client.shared_folder import socket_of
 from holdfast.env.sockets import connect_unix, listen_unix
 from holdfast.settings import BrokerSettings
 from holdfast.storage.opening import TRUST

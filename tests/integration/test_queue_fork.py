@@ -17,7 +17,7 @@ import pytest
 
 import holdfast
 from holdfast import aio
-from holdfast.client import forked
+from holdfast.client import shared_folder
 from holdfast.remote.sync.group import RemoteGroupPort
 from holdfast.storage import Log
 from tests.integration.http_gear import serving
@@ -322,7 +322,7 @@ def test_a_take_that_came_to_no_answer_is_asked_for_again_by_the_parent_alone(tm
 
 
 def test_threads_of_a_child_may_all_be_the_first_to_use_a_queue(queue, monkeypatch):
-    port_of, client_of = forked._port_of, forked._client_of
+    port_of, client_of = shared_folder._port_of, shared_folder._client_of
     made, four = [], threading.Barrier(4)
 
     def together(*arguments: Any) -> Any:
@@ -339,6 +339,6 @@ def test_threads_of_a_child_may_all_be_the_first_to_use_a_queue(queue, monkeypat
             offsets = set(threads.map(lambda body: queue.put(body).offset, [b"x"] * 32))
         return len(offsets), len(made)
 
-    monkeypatch.setattr(forked, "_port_of", together)
-    monkeypatch.setattr(forked, "_client_of", counted)
+    monkeypatch.setattr(shared_folder, "_port_of", together)
+    monkeypatch.setattr(shared_folder, "_client_of", counted)
     assert in_a_child(from_threads) == "(32, 1)"

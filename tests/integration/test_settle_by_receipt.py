@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import aio
-from holdfast.api.arguments import ACK, MessageOutcome, Wanted
+from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest
 from holdfast.api.ports import port_of
 from holdfast.errors import InvalidRequest, LeaseLost
 from tests.integration.http_gear import serving
@@ -32,7 +32,7 @@ def opened(place: str) -> Any:
 
 def taken(port: Any, count: int = 1) -> list[str]:
     """The receipts of messages that nothing but their leases holds."""
-    return [port.receipt(each) for each in port.take(Wanted(count, 5.0, detached=True))]
+    return [port.receipt(each) for each in port.take(ReceiveRequest(count, 5.0, detached=True))]
 
 
 def counts(queue: holdfast.Queue[bytes]) -> tuple[int, int, int, int]:
@@ -87,7 +87,7 @@ def test_a_task_settles_by_receipt_as_a_thread_does(place: str):
         async with opening as broker, broker.queue("jobs", min_free_bytes=0) as queue:
             await queue.put_many([b"x"] * 250)
             port: Any = port_of(queue)
-            receipts = [port.receipt(each) for each in await port.take(Wanted(250, 5.0, detached=True))]
+            receipts = [port.receipt(each) for each in await port.take(ReceiveRequest(250, 5.0, detached=True))]
             await port.settle(receipts, ACK, None)
             stats = await queue.stats()
             assert (len(receipts), stats.ready, stats.leased) == (250, 0, 0)

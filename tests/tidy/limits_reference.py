@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from holdfast.api import arguments, consumer_arguments, drafts, times
+from holdfast.api import arguments, consumers, drafts, times
 from holdfast.broker import locks
 from holdfast.broker.folder import layout
 from holdfast.delivery import group, where
@@ -85,7 +85,7 @@ def _calls() -> list[Limit]:
     return [
         Limit("messages of one take, in your process", f"{arguments.MOST_AT_ONCE:,}"),
         Limit("messages of one take, over HTTP", f"{_most(messages.Count):,}"),
-        Limit("messages of one poll, in your process", f"{consumer_arguments._MOST_AT_ONCE:,}"),
+        Limit("messages of one poll, in your process", f"{consumers._MOST_AT_ONCE:,}"),
         _setting("messages of one call over HTTP, in any form", ServerSettings, "max_batch_messages", "server"),
         Limit(
             "values of one message, or of another body; a list, a map or a name counts three times",

@@ -123,7 +123,7 @@ INTERNAL = frozenset({"await_all", "call_when_done", "disown", "end", "open", "r
 
 def test_every_method_and_argument_of_a_queue_is_in_the_reference():
     holdfast = importlib.import_module("holdfast")
-    dead, letters = importlib.import_module("holdfast.api.sync.dead"), importlib.import_module("holdfast.api.letters")
+    dead, letters = importlib.import_module("holdfast.api.sync.group"), importlib.import_module("holdfast.api.listing")
     written = markdown.code(reference("queue.md"))
     faults = []
     for kind in (holdfast.Queue, holdfast.Message, holdfast.Stored, dead.DeadLetters, holdfast.DeadLetter):

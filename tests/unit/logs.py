@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.codec.encode import Body, Place, gap_body, header_for
+from holdfast.codec.encode import Body, FramePlace, gap_body, header_for
 from holdfast.codec.frame import FrameHeader, frame_bytes
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -135,7 +135,7 @@ class Logged:
             "synced_offset": header.synced_offset,
         }
         remaining = changes.pop("batch_remaining", header.batch_remaining)
-        forged = header_for(body, Place(**(place | changes)), batch_remaining=remaining)
+        forged = header_for(body, FramePlace(**(place | changes)), batch_remaining=remaining)
         content = b"".join([forged, *body.parts])
         assert len(content) == header.end - header.position
         self.write(name, header.position, content)

@@ -7,18 +7,18 @@ import asyncio
 import pytest
 
 from holdfast.client.address import parse_address
-from holdfast.client.calling import Caller, Cut, Unsent
+from holdfast.client.calling import AnswerLost, Caller, Unsent
 from holdfast.client.http import Answer, Ask
-from holdfast.client.ways import TaskWays, ThreadWays, run
+from holdfast.client.network import TaskNetwork, ThreadNetwork, run
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Unavailable
 
 
-@pytest.mark.parametrize("kind", [Cut, Unsent])
+@pytest.mark.parametrize("kind", [AnswerLost, Unsent])
 def test_a_last_try_that_our_own_time_cuts_short_tells_less_than_the_one_before(kind: type[Exception]):
     world = World(clock=ManualClock(), disk=SimulatedDisk(), ids=SeededIds(1))
-    caller = Caller(world, ThreadWays(world.clock), parse_address("http://127.0.0.1:1"), timeout_s=5)
+    caller = Caller(world, ThreadNetwork(world.clock), parse_address("http://127.0.0.1:1"), timeout_s=5)
     tries = 0
 
     async def attempt(left_s: float) -> Answer:
@@ -49,7 +49,7 @@ def test_a_connection_can_be_closed_whose_other_end_hung_up_before_it_had_read_a
     async def hung_up_on() -> None:
         async with await asyncio.start_server(answer_first, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            wire = await TaskWays(ManualClock()).connect(parse_address(f"http://127.0.0.1:{port}"), 60, None)
+            wire = await TaskNetwork(ManualClock()).connect(parse_address(f"http://127.0.0.1:{port}"), 60, None)
             await wire.send(b"x" * 50_000_000, 60)  # more than the system takes at once: the rest waits here
             assert [await wire.receive(60), await wire.receive(60)] == [b"no", b""]
             wire.close()

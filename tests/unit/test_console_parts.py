@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 import holdfast
-from holdfast.api.letters import DeadGroup, fingerprint
+from holdfast.api.listing import DeadGroup, fingerprint
 from holdfast.delivery.where import compile_where
 from holdfast.server.console import formatting, messages
 from holdfast.server.console.dead import both, where_of

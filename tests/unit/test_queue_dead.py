@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast import DiskFull, InvalidRequest, NewMessage
 from holdfast.broker import dead_letters
-from holdfast.local.lookup import find_message
+from holdfast.local.listing import find_message
 from holdfast.local.opening import queue_here
 from tests.unit.queues import Place, bodies
 

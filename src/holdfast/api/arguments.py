@@ -1,12 +1,12 @@
-"""What users ask of a group, checked: errors name the argument, and nothing has been done by then."""
+"""Arguments of calls, checked: errors name the argument, and nothing has been done by then."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
 from collections.abc import Iterable
-from datetime import datetime
-from typing import Any, Final, Literal, get_args
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -16,13 +16,47 @@ from holdfast.broker.locks import MOST_DOCUMENT_BYTES
 from holdfast.errors import InvalidRequest, MessageTooLarge
 from holdfast.model import Durability
 
+# What users ask of traces, with their times and limits.
+
+
+When: TypeAlias = datetime | timedelta
+
+_MOST_STEPS: Final = 1_000_000
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A search as it was asked."""
+
+    topic: str | None = None
+    group: str | None = None
+    event: str | None = None
+    holder: str | None = None
+    error: str | None = None
+    since: When | None = None
+    until: When | None = None
+
+
+def check_search(limit: object, last: object) -> None:
+    """Refuse a number of steps that cannot be asked for."""
+    if type(limit) is not int or not 1 <= limit <= _MOST_STEPS:
+        raise InvalidRequest(f"limit={limit!r} cannot be used: give a whole number from 1 to {_MOST_STEPS}")
+    switch(last, "last")
+
+
+def moment_ns(value: When, name: str, now_ns: int) -> int:
+    """A moment; a length of time is so long ago."""
+    if isinstance(value, timedelta):
+        return now_ns - duration_ms(value, name) * 1_000_000
+    return instant_ns(value, name)
+
+
 MOST_AT_ONCE: Final = 100_000
 
 # Not the handler's fault: these give the message back as if it had not been touched.
 INTERRUPTIONS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
+class ReceiveRequest(msgspec.Struct, frozen=True, gc=False):
     """What a consumer asks for. Without a lease the group's own is meant, without a holder this process."""
 
     count: int
@@ -33,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
     detached: bool = False
 
 
-ONE: Final = Wanted(1)  # the next message, for as long as it takes
+ONE: Final = ReceiveRequest(1)  # the next message, for as long as it takes
 
 
 class MessageOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -56,14 +90,14 @@ def wanted_of(
     *,
     renew: object = False,
     detached: object = False,
-) -> Wanted:
+) -> ReceiveRequest:
     """The arguments of `receive` and `receive_many`."""
     check_count(count)
     timeout_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
     lease_ms = None if lease is None else lease_of(lease)
     if holder is not None and (not isinstance(holder, str) or len(holder) > 200 or not _is_clean(holder)):
         raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
-    return Wanted(count, timeout_s, lease_ms, holder, switch(renew, "renew"), switch(detached, "detached"))
+    return ReceiveRequest(count, timeout_s, lease_ms, holder, switch(renew, "renew"), switch(detached, "detached"))
 
 
 def check_count(count: object) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from datetime import datetime
 from io import BytesIO
 from operator import attrgetter
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Final, Generic, Protocol, TypeVar
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.chunks import Chunks
 from holdfast.api.times import to_datetime
 from holdfast.broker.messages import (
     BYTES_HEADERS,
@@ -22,8 +22,47 @@ from holdfast.broker.messages import (
     original_of,
     users_headers,
 )
+from holdfast.errors import InvalidRequest
 from holdfast.large import CHUNK_BYTES, LargeValue
 from holdfast.model import Record
+
+# A body in pieces: for a thread that writes it elsewhere, or for a task that sends it while others go on.
+
+
+_MOST_BYTES: Final = 64 << 20
+
+
+class InPieces(Protocol):
+    """A value that is not held in memory: in a file, or behind a server."""
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        """Its bytes, so many at a time."""
+
+
+class Chunks:
+    """Pieces of a value, all of the same size but the last; ChecksumMismatch instead of that where it is spoiled."""
+
+    def __init__(self, value: bytes | InPieces, size: int) -> None:
+        if type(size) is not int or not 1 <= size <= _MOST_BYTES:
+            raise InvalidRequest(f"size={size!r} cannot be used: give a number of bytes from 1 to {_MOST_BYTES}")
+        self._value = value
+        self._size = size
+
+    def __iter__(self) -> Iterator[bytes]:
+        value, size = self._value, self._size
+        if not isinstance(value, bytes):
+            return value.chunks(size)
+        return (value[at : at + size] for at in range(0, len(value), size))
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        chunks = iter(self)
+        if isinstance(self._value, bytes):
+            for chunk in chunks:
+                yield chunk
+        else:  # each may have to be waited for: it comes from the disk, or from a server
+            while (part := await asyncio.to_thread(next, chunks, None)) is not None:
+                yield part
+
 
 Body = TypeVar("Body")
 
@@ -69,7 +108,7 @@ class Home(Protocol):
         """The message's id."""
 
 
-class Place:
+class PartitionHome:
     """A partition as the home of messages that nobody has in hand."""
 
     def __init__(self, topic: str, number: int) -> None:

@@ -28,7 +28,7 @@ from holdfast.broker.folder.layout import (
 from holdfast.cli.options import WAIT, AsJson, Group, QueueFolder, Topic, Wait
 from holdfast.cli.places import connected, queue_of
 from holdfast.client.address import Address, is_address
-from holdfast.client.sharing import socket_of
+from holdfast.client.shared_folder import socket_of
 from holdfast.config.settings_file import read_settings
 from holdfast.env import real_world
 from holdfast.env.process import environment
@@ -91,7 +91,7 @@ def _owner_at(folder: str) -> holdfast.Broker | None:
     path = absolute(folder.rstrip("/") or "/")
     if not answers_at(socket_of(path)):
         return None
-    from holdfast.client.client import Client
+    from holdfast.remote.client import Client
     from holdfast.remote.sync.broker import RemoteBrokerPort
 
     client = Client(real_world(), Address(text=folder, socket=socket_of(path)), for_tasks=False)
@@ -111,7 +111,7 @@ def asked(broker: holdfast.Broker, kind: type[_Answer], *path: str | int, **quer
     if client is None:
         raise InvalidRequest(f"no server and no other process has {broker.folder}, so there is nobody to ask")
     from holdfast.client.http import Ask, path_of
-    from holdfast.client.ways import run
+    from holdfast.client.network import run
 
     wait_s = query.get("wait") or 0.0
     answer: _Answer = run(

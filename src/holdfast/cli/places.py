@@ -17,9 +17,9 @@ import msgspec
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from holdfast.client import trust
+from holdfast.client import tls as trust
 from holdfast.client.address import Address, is_address, parse_address, refuse_almost
-from holdfast.client.strangers import distrust, has_hung_up, strictness
+from holdfast.client.tls import distrust, has_hung_up, strictness
 from holdfast.env.process import environment, set_variable
 from holdfast.env.sockets import connect_tcp, connect_unix
 from holdfast.errors import BadSettings, InvalidRequest, Unauthenticated, Unavailable

@@ -146,7 +146,7 @@ def _is_there(package: str) -> bool:
 
 def _run(folder: str, effective: Effective, settings: ServerSettings, say: Say, *, shares: bool) -> int:
     try:
-        from holdfast.client.sharing import share
+        from holdfast.client.shared_folder import share
         from holdfast.server.logs import start_logging
         from holdfast.server.process import serve
         from holdfast.server.server import event_loop

@@ -8,14 +8,13 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.api.aio.broker import AsyncBroker
-from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api.aio.opening import AsyncOpening, opened_aside
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.ports import port_of
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.opening import QueueOpening, given, refuse_local, refuse_remote, shared
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.aside import opened_aside
 from holdfast.local.opening import close_engine, open_broker_port, open_queue_port
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ if TYPE_CHECKING:
 
     from holdfast.api.drafts import Seconds
     from holdfast.broker.metrics import Observer
-    from holdfast.client.client import Client
     from holdfast.env import World
     from holdfast.model import Durability
+    from holdfast.remote.client import Client
     from holdfast.settings import BrokerSettings, QueueSettings
 
 _Opened: TypeAlias = "Callable[[], tuple[Any, Client | None]]"  # a port where a folder is ours, or else a client

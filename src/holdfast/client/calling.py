@@ -10,9 +10,8 @@ import msgspec
 
 from holdfast.client.address import Address
 from holdfast.client.http import BROKEN, Answer, AnswerReader, Ask, common_headers, request_bytes
-from holdfast.client.reconnecting import Reconnecting
-from holdfast.client.strangers import tls_refusal, told
-from holdfast.client.ways import Ways, Wire
+from holdfast.client.network import Network, Transport
+from holdfast.client.tls import tls_refusal, told
 from holdfast.env import World
 from holdfast.errors import Closed, HoldfastError, Unavailable
 from holdfast.protocol.errors import ErrorAnswer, error_of
@@ -20,6 +19,68 @@ from holdfast.protocol.media import JSON, MSGPACK, decode, encode
 
 if TYPE_CHECKING:
     import ssl
+
+
+# One state machine for the way to a server, shared by every call of a client.
+#
+#     open ── a connection breaks, or none can be made ──► broken ── the pause is over ──► trying
+#       ▲                                                    ▲                               │
+#       └──────────── a connection is made ◄─────────────────┼───────────────────────────────┤
+#                                                            └────── none can be made ◄──────┘
+#
+# While it is broken nobody tries but when the pause is over, however many wait; each pause is longer than the one
+# before, up to a limit, and nobody's is quite as long as another's. The limit is low at first: a server that starts
+# again is back within seconds, and its clients should be as soon. One that stays away is asked less often.
+
+
+FIRST_PAUSE_MS: Final = 25
+SOON_PAUSE_MS: Final = 250  # while the server may only be starting again
+SOON_S: Final = 5
+MOST_PAUSE_MS: Final = 1_000
+
+_NS: Final = 1_000_000
+
+
+class Reconnecting:
+    """Whether the server can be reached, and when to try again."""
+
+    def __init__(self, world: World) -> None:
+        self._clock = world.clock
+        self._random = world.ids.random_u32
+        self.failures = 0  # one after the other
+        self._next_ns = 0
+        self._since_ns = 0  # of the first of them
+
+    @property
+    def is_open(self) -> bool:
+        return self.failures == 0
+
+    def pause_s(self) -> float:
+        """How long to wait before a connection is tried; 0 where nothing is wrong."""
+        if self.failures == 0:
+            return 0.0
+        return max(self._next_ns - self._clock.monotonic_ns(), 0) / 1e9
+
+    def failed(self) -> None:
+        """No connection could be made."""
+        now_ns = self._clock.monotonic_ns()
+        if self.failures and now_ns < self._next_ns:
+            return  # somebody else has found that out just now
+        if not self.failures:
+            self._since_ns = now_ns
+        self.failures += 1
+        self._next_ns = now_ns + round(self.backoff_ms(self.failures - 1) * _NS)
+
+    def opened(self) -> None:
+        """A connection was made."""
+        self.failures = 0
+
+    def backoff_ms(self, attempt: int) -> float:
+        """The pause before another attempt: twice as long each time, and a half of it by chance."""
+        is_back_soon = self.failures and self._clock.monotonic_ns() - self._since_ns < SOON_S * 1_000 * _NS
+        longest = min(FIRST_PAUSE_MS << min(attempt, 16), SOON_PAUSE_MS if is_back_soon else MOST_PAUSE_MS)
+        return longest * (0.5 + self._random() / 2**33)
+
 
 _IDLE_NS: Final = 500_000_000  # a connection that rested for so long is looked at before it is used
 _MOST_IDLE: Final = 64
@@ -30,14 +91,14 @@ class Unsent(Exception):
     """The server got nothing, or nothing that it could take for a call."""
 
 
-class Cut(Exception):
+class AnswerLost(Exception):
     """The request went out, in part or whole, and no whole answer came back."""
 
 
-class Connection:
+class PooledConnection:
     """A connection, and the reader of its answers."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Transport) -> None:
         self.wire = wire
         self.reader = AnswerReader()
         self.used_ns = 0
@@ -50,7 +111,7 @@ class Caller:
     def __init__(
         self,
         world: World,
-        ways: Ways,
+        ways: Network,
         address: Address,
         *,
         token: str | None = None,
@@ -67,7 +128,7 @@ class Caller:
         self._tls = tls
         self._mono_ns = world.clock.monotonic_ns
         self.common = common_headers(address.authority, token, {})
-        self._idle: deque[Connection] = deque()
+        self._idle: deque[PooledConnection] = deque()
 
     def check_open(self) -> None:
         if self.closed:
@@ -111,7 +172,7 @@ class Caller:
             except Unsent as failure:
                 problem = self._after(problem, failure)
                 unreachable_ns = unreachable_ns or self._mono_ns()
-            except Cut as failure:
+            except AnswerLost as failure:
                 unreachable_ns = None
                 if not ask.again:
                     raise self._unknown(ask, failure) from None
@@ -145,7 +206,7 @@ class Caller:
                 answer = await self.answer_of(connection, timeout_s)
             except (OSError, TimeoutError, EOFError, BROKEN) as error:
                 refusal = tls_refusal(self.address, error)  # of our certificate: TLS 1.3 says so behind the greeting
-                raise refusal or Cut(told(self.address, error, fresh=connection.fresh)) from error
+                raise refusal or AnswerLost(told(self.address, error, fresh=connection.fresh)) from error
             done = True
         finally:
             if not done:  # half an answer may still come: whoever used it next would take that for its own
@@ -153,7 +214,7 @@ class Caller:
         self.give_back(connection, answer)
         return answer
 
-    def give_back(self, connection: Connection, answer: Answer) -> None:
+    def give_back(self, connection: PooledConnection, answer: Answer) -> None:
         """The answer is whole: the next call may use the connection, if the server agrees."""
         if answer.keep and not self.closed and len(self._idle) < _MOST_IDLE:
             connection.used_ns = self._mono_ns()
@@ -162,7 +223,7 @@ class Caller:
         else:
             connection.wire.close()
 
-    async def answer_of(self, connection: Connection, timeout_s: float) -> Answer:
+    async def answer_of(self, connection: PooledConnection, timeout_s: float) -> Answer:
         wire, feed = connection.wire, connection.reader.feed
         until_ns = 0
         while True:
@@ -177,7 +238,7 @@ class Caller:
             if timeout_s <= 0:
                 raise TimeoutError("the answer did not come to its end in time")
 
-    async def connection(self, timeout_s: float, *, careful: bool) -> Connection:
+    async def connection(self, timeout_s: float, *, careful: bool) -> PooledConnection:
         """One that rests, if it is good; or a new one."""
         while True:
             try:
@@ -201,7 +262,7 @@ class Caller:
                 await self.ways.aside(self.on_broken)
             raise Unsent(told(self.address, error, fresh=True)) from error
         self.state.opened()
-        return Connection(wire)
+        return PooledConnection(wire)
 
     def drop_idle(self) -> None:
         """Close what rests."""

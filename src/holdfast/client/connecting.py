@@ -9,12 +9,12 @@ from holdfast.api.drafts import Seconds
 from holdfast.api.sync.broker import Broker
 from holdfast.api.times import duration_ms
 from holdfast.client.address import parse_address
-from holdfast.client.client import Client
-from holdfast.client.trust import context_of
+from holdfast.client.tls import context_of
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest
 from holdfast.model import Durability
+from holdfast.remote.client import Client
 from holdfast.remote.sync.broker import RemoteBrokerPort
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.folder.policy import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
-from holdfast.client.shared import open_shared
+from holdfast.client.shared_folder import open_shared
 from holdfast.errors import InvalidRequest
 from holdfast.local.opening import open_broker_port, open_queue_port
 from holdfast.local.sync.broker import LocalBrokerPort
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from holdfast.api.drafts import Seconds
     from holdfast.broker.metrics import Observer
-    from holdfast.client.client import Client
     from holdfast.env import World
     from holdfast.model import Durability
+    from holdfast.remote.client import Client
     from holdfast.remote.group import RemoteGroup
     from holdfast.settings import BrokerSettings, QueueSettings
 

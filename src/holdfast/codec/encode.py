@@ -62,7 +62,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
         return (HEADER_BYTES + self.body_bytes + 7) & ~7
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class FramePlace(msgspec.Struct, frozen=True, gc=False):
     """What the log knows of the place where a frame goes."""
 
     log_id: int
@@ -100,7 +100,7 @@ def message_sizes(batch: Batch) -> list[int]:
 
 
 def header_for(
-    body: Body, place: Place, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
+    body: Body, place: FramePlace, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
 ) -> bytes:
     """The sealed header of a body at its place."""
     return seal_header(

@@ -1,30 +1,33 @@
-"""The topics of an engine, as far as no turn is waited for: the ports for tasks and threads stand on it.
-
-What ends with `_now` may take a while, and reads or writes files: `local/aio` calls it on a thread. The server calls
-some of these as well.
-"""
+"""The topics of an engine, their groups and traces, as far as no turn is waited for: the ports for tasks and threads stand on it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 import msgspec
 
+from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.bodies import Bodies, kind_of
-from holdfast.api.contents import Contents, Place
+from holdfast.api.contents import Contents, PartitionHome
 from holdfast.api.drafts import NewMessage
-from holdfast.api.topics import GroupInfo, TopicInfo, changes_to
+from holdfast.api.times import to_datetime
+from holdfast.api.topics import GroupInfo, PartitionInfo, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.folder.policy import differing_settings
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
+from holdfast.broker.partition import Partition
+from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of, lag_of
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import reading
+from holdfast.broker.tracing.log import Search, TraceStats
+from holdfast.broker.tracing.steps import TraceStep
 from holdfast.errors import (
+    CorruptData,
     DamagedRange,
     DiskFull,
     HoldfastError,
@@ -34,11 +37,157 @@ from holdfast.errors import (
     UnknownTopic,
 )
 from holdfast.local.publisher import Publisher
-from holdfast.local.topics import describe, groups_on, partition_info
 from holdfast.model import Retained, extra_bytes
-from holdfast.settings import BrokerSettings, QueueSettings
+from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
+
+# What an engine knows of its topics, and of the groups that read them.
+
+
+def describe(engine: BrokerEngine, topic: Topic) -> TopicInfo:
+    """All that is known of a topic."""
+    partitions = [partition_info(number, partition) for number, partition in enumerate(topic.partitions)]
+    return TopicInfo(
+        name=topic.name,
+        id=topic.id,
+        created_at=to_datetime(topic.created_ms * 1_000_000) if topic.created_ms else None,
+        partitions=partitions,
+        groups=sorted(topic.groups),
+        stream_groups=[group.name for group in engine.streams.on(topic)],
+        settings=differing_settings(topic.settings, TopicSettings()),
+    )
+
+
+def partition_info(number: int, partition: Partition) -> PartitionInfo:
+    """What one partition holds."""
+    segments = partition.log.segments()
+    return PartitionInfo(
+        number=number,
+        start=partition.log.start,
+        end=partition.log.end,
+        bytes=sum(segment.bytes for segment in segments),
+        segments=len(segments),
+        problem="" if partition.lost is None else str(partition.lost),
+    )
+
+
+def groups_on(engine: BrokerEngine, topic: Topic) -> list[GroupInfo]:
+    """The groups of a topic, in both modes, and the queries that read it."""
+    found = []
+    now_ns = engine.world.clock.now_ns()
+    for group in topic.groups.values():
+        stats = group.stats()
+        ages = [
+            lag_of(delivery.partition.log, (topic.name, delivery.number), delivery.group.floor, now_ns).seconds
+            for delivery in group.deliveries
+        ]
+        found.append(
+            GroupInfo(
+                name=group.name,
+                topic=topic.name,
+                mode="queue",
+                lag=stats.ready + stats.leased + stats.delayed,
+                members=group.members(),
+                lag_seconds=max(ages),
+            )
+        )
+    for stream in engine.streams.on(topic):
+        facts = stream.describe()
+        lags = [lag for lag in facts.lag if lag.topic == topic.name]
+        found.append(
+            GroupInfo(
+                name=stream.name,
+                topic=topic.name,
+                mode="stream",
+                lag=sum(lag.messages for lag in lags),
+                members=sum(topic.name in member.topics for member in facts.members),
+                lag_seconds=max((lag.seconds for lag in lags), default=0.0),
+            )
+        )
+    return [*found, *_spoiled_on(engine, topic), *_queries_on(engine, topic)]
+
+
+def _spoiled_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
+    """The groups that cannot be opened; in stream mode all of them, for nobody knows which topics they read."""
+    now_ns = engine.world.clock.now_ns()
+    modes: tuple[tuple[Literal["queue", "stream"], Mapping[str, CorruptData]], ...] = (
+        ("queue", topic.spoiled),
+        ("stream", engine.streams.spoiled),
+    )
+    for mode, spoiled in modes:
+        for name, error in sorted(spoiled.items()):
+            lags = [
+                lag_of(partition.log, (topic.name, number), partition.log.start, now_ns)
+                for number, partition in enumerate(topic.partitions)
+            ]
+            yield GroupInfo(
+                name=name,
+                topic=topic.name,
+                mode=mode,
+                lag=sum(lag.messages for lag in lags),
+                members=0,
+                lag_seconds=max(lag.seconds for lag in lags),
+                problem=str(error),
+            )
+
+
+def _queries_on(engine: BrokerEngine, topic: Topic) -> Iterator[GroupInfo]:
+    for query, lags in engine.queries.on(topic):
+        yield GroupInfo(
+            name=query.group,
+            topic=topic.name,
+            mode="query",
+            lag=sum(lag.messages for lag in lags),
+            members=1,
+            lag_seconds=max(lag.seconds for lag in lags),
+            renewed_seconds=(query.renewed_ms_ago or 0) / 1000,
+            timeout_seconds=query.ttl_ms / 1000,
+        )
+
+
+# Traces that an engine keeps, asked as users ask.
+
+
+def search_in(engine: BrokerEngine, question: Question, limit: int, *, last: bool) -> list[TraceStep]:
+    """The steps that fit."""
+    wanted = _wanted(engine, question)
+    engine.check_open()
+    return engine.traces.search(wanted, limit, last=last)
+
+
+def steps_in(
+    engine: BrokerEngine, question: Question, places: range, look: Callable[[int], None]
+) -> Iterator[TraceStep]:
+    """The steps that fit, in these places of their log; each is told to `look` before it is looked at."""
+    wanted = _wanted(engine, question)
+    engine.check_open()
+    return engine.traces.steps(wanted, places, look)
+
+
+def places_in(engine: BrokerEngine, question: Question) -> range:
+    """The places in which there may be steps that fit."""
+    wanted = _wanted(engine, question)
+    engine.check_open()
+    return engine.traces.extent(wanted)
+
+
+def stats_in(engine: BrokerEngine, question: Question) -> TraceStats:
+    """The steps that fit, in numbers."""
+    wanted = _wanted(engine, question)
+    engine.check_open()
+    return engine.traces.stats(wanted)
+
+
+def _wanted(engine: BrokerEngine, question: Question) -> Search:
+    wanted: dict[str, Any] = {
+        name: value for name, value in msgspec.structs.asdict(question).items() if value is not None
+    }
+    for name in ("since", "until"):
+        if name in wanted:
+            wanted[f"{name}_ns"] = moment_ns(wanted.pop(name), name, engine.world.clock.now_ns())
+    return Search(**wanted)
+
 
 _Group = TypeVar("_Group")
 
@@ -183,7 +332,7 @@ class LocalBroker:
         """Messages of a partition from an offset on; those before a damage first."""
         with reading(self.engine.using, name) as found_topic:
             log = found_topic.partition(number).log
-            home = Place(name, number)
+            home = PartitionHome(name, number)
             found: list[Contents[Any]] = []
             size = 0
             start = log.start if offset is None else offset

@@ -11,7 +11,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, Final
 
-from holdfast.api.arguments import MessageOutcome, Wanted
+from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
 from holdfast.api.times import instant_ns
@@ -107,7 +107,9 @@ class LocalGroup:
             self.check_open()  # that it was closed says more
             raise
 
-    def take_ready(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Delivery, list[Delivered]]] | None:
+    def take_ready(
+        self, wanted: ReceiveRequest, waiter: Waiter | None = None
+    ) -> list[tuple[Delivery, list[Delivered]]] | None:
         """What is ready now; None where there is more to look through, and others should have a turn first."""
         if self.closed:
             self.check_open()
@@ -126,7 +128,7 @@ class LocalGroup:
                     delivery.renew(delivered.receipt, lease_ms)
         return found
 
-    def deadline_ns(self, wanted: Wanted) -> int | None:
+    def deadline_ns(self, wanted: ReceiveRequest) -> int | None:
         """When the time is over that somebody waits."""
         if wanted.timeout_s is None:
             return None

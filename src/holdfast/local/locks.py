@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.lock_arguments import LockRequest
-from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.api.times import to_datetime
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.locks import Decided, FolderLocks, Standing, Ticket

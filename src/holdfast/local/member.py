@@ -11,8 +11,14 @@ from weakref import WeakMethod
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.consumer_arguments import Listener, MemberRequest, SeekTarget, chosen_partitions
-from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
+from holdfast.api.consumers import (
+    ConsumedPartition,
+    Listener,
+    MemberRequest,
+    SeekTarget,
+    StreamMessage,
+    chosen_partitions,
+)
 from holdfast.api.contents import record_of
 from holdfast.api.times import instant_ns
 from holdfast.broker.engine import BrokerEngine

@@ -3,29 +3,84 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import Drafter, NewMessage, Stored, stored_at
-from holdfast.broker.messages import batch_of
+from holdfast.api.drafts import AsyncStream, Drafter, NewMessage, Stored, Stream, check_size_hint, pieces_of, stored_at
+from holdfast.broker.messages import batch_of, head_bytes
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
-from holdfast.env import Clock
+from holdfast.env import Clock, World
 from holdfast.errors import HoldfastError, InvalidRequest, MessageTooLarge
 from holdfast.large import Value
 from holdfast.model import Appended, Batch, CodecName, Durability
 from holdfast.storage.log import Log
+from holdfast.storage.spool import Spool
+
+# Messages that come as a stream: spooled beside their log, and stored as one message when all of it is there.
+
+
+class SpooledUpload:
+    """One message on its way. What is wrong with it is said before the first byte is read, as far as it can be."""
+
+    def __init__(
+        self, world: World, publisher: Publisher, options: NewMessage, partition: object, size_hint: int | None
+    ) -> None:
+        publisher.topic.check_open()
+        check_size_hint(size_hint)
+        self._publisher = publisher
+        self._options = options
+        self._began_ns = world.clock.monotonic_ns()
+        draft = publisher.draft(options, b"")
+        self._number = publisher.route(draft, partition)
+        log = self._log = publisher.log(self._number)
+        self._spool = Spool(world, log.folder, log.settings, head_bytes=head_bytes(draft), size_hint=size_hint)
+
+    def run(self, stream: Stream, durability: Durability | None) -> Stored:
+        """Take all of the stream, and store it."""
+        with self._spool:
+            self._take(pieces_of(stream))
+            parts = self._store(durability)
+        self._publisher.wait(parts)
+        return self._publisher.stored(parts, self._began_ns)[0]
+
+    async def run_async(self, stream: AsyncStream, durability: Durability | None) -> Stored:
+        """The same for a task: threads wait for the disk, and for a stream that is none of tasks."""
+        with self._spool as spool:
+            if isinstance(stream, AsyncIterable):
+                async for piece in stream:
+                    if spool.add(piece):
+                        await asyncio.to_thread(spool.write_gathered)
+            else:
+                await asyncio.to_thread(self._take, pieces_of(stream))
+            in_memory = spool.in_memory  # then storing it waits for nothing
+            parts = self._store(durability) if in_memory else await asyncio.to_thread(self._store, durability)
+        await self._publisher.wait_async(parts)
+        return self._publisher.stored(parts, self._began_ns)[0]
+
+    def _take(self, pieces: Iterator[object]) -> None:
+        for piece in pieces:
+            if self._spool.add(piece):
+                self._spool.write_gathered()
+
+    def _store(self, durability: Durability | None) -> list[PartitionShare]:
+        # Once more: a delay, or a time to live, begins now.
+        draft = self._publisher.draft(self._options, self._spool.value())
+        if (durability or self._log.settings.durability) == "fsync":
+            self._spool.sync()  # before anybody waits for us
+        return self._publisher.write_one(self._number, draft, durability)
+
 
 _NO_OPTIONS: Final = (None,) * 8
 _NAMED_MOST: Final = 20
 
 
-class Part(msgspec.Struct, gc=False):
+class PartitionShare(msgspec.Struct, gc=False):
     """What one partition was given of a call: which of its messages, and what to wait for; or why it took none."""
 
     number: int
@@ -134,7 +189,7 @@ class Publisher:
         partition: object = None,
         *,
         verb: str = "put_many",
-    ) -> list[Part]:
+    ) -> list[PartitionShare]:
         """Write bodies or NewMessages: all that go to one partition, or none of them. Then `wait`, and ask `stored`."""
         self.topic.check_open()
         drafts = self.drafts(messages, codec, verb)
@@ -146,7 +201,7 @@ class Publisher:
                 self.topic.usable(number)  # refused as a whole, before others have stored their part
         if len(routed) > 1:
             self._check_sizes(drafts, routed)
-        parts: list[Part] = []
+        parts: list[PartitionShare] = []
         for number, indexes in routed.items():
             try:
                 parts.append(self._write(number, [drafts[i] for i in indexes], indexes, durability, codec))
@@ -156,7 +211,7 @@ class Publisher:
                 # The others are written, and are to be waited for all the same: they can be read soon.
                 done = {i for part in parts for i in part.indexes}
                 left = [i for i in range(len(drafts)) if i not in done]
-                return [*parts, Part(number, self.partitions[number], Publication([], "fsync"), left, error)]
+                return [*parts, PartitionShare(number, self.partitions[number], Publication([], "fsync"), left, error)]
         return parts
 
     def _check_sizes(self, drafts: Sequence[Draft], routed: Mapping[int, Sequence[int]]) -> None:
@@ -176,7 +231,7 @@ class Publisher:
                     "nothing was stored. Send fewer at a time"
                 )
 
-    def wait(self, parts: Sequence[Part]) -> None:
+    def wait(self, parts: Sequence[PartitionShare]) -> None:
         """Return when each part is as durable as asked, or has its error."""
         for part in parts:
             try:
@@ -185,14 +240,14 @@ class Publisher:
             except HoldfastError as error:
                 part.error = error
 
-    async def wait_async(self, parts: Sequence[Part]) -> None:
+    async def wait_async(self, parts: Sequence[PartitionShare]) -> None:
         """The same for a task."""
         if len(parts) == 1:
             await self._wait_async(parts[0])
         else:  # at once: were this cancelled, a part that nobody waits for would be synced by nobody
             await asyncio.gather(*map(self._wait_async, parts))
 
-    async def _wait_async(self, part: Part) -> None:
+    async def _wait_async(self, part: PartitionShare) -> None:
         try:
             if part.error is None:
                 await part.partition.wait_async(part.publication)
@@ -216,7 +271,7 @@ class Publisher:
         """The partition that a message goes to."""
         return next(iter(self._routed([draft], partition)))
 
-    def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[Part]:
+    def write_one(self, number: int, draft: Draft, durability: Durability | None) -> list[PartitionShare]:
         """Write a message to the partition that was chosen for it. Then `wait`, and ask `stored`."""
         return [self._write(number, [draft], range(1), durability, None)]
 
@@ -240,15 +295,15 @@ class Publisher:
 
     def _write(
         self, number: int, drafts: Sequence[Draft], indexes: Sequence[int], durability: Durability | None, codec: Any
-    ) -> Part:
+    ) -> PartitionShare:
         partition = self.partitions[number]
         publication = partition.publish(drafts, durability=durability, codec=codec)
         fresh = [draft for draft, place in zip(drafts, publication.places, strict=True) if not place.duplicate]
         self._published.add(len(fresh))
         self._published_bytes.add(sum(len(draft.value) for draft in fresh))
-        return Part(number, partition, publication, indexes)
+        return PartitionShare(number, partition, publication, indexes)
 
-    def stored(self, parts: Sequence[Part], began_ns: int) -> list[Stored]:
+    def stored(self, parts: Sequence[PartitionShare], began_ns: int) -> list[Stored]:
         """The answers, in the order of the messages; or the first error, with a note of what is stored all the same."""
         for part in parts:
             if part.error is not None:
@@ -263,7 +318,7 @@ class Publisher:
         return [found[i] for i in range(len(found))]
 
 
-def _with_note(error: HoldfastError, parts: Sequence[Part]) -> HoldfastError:
+def _with_note(error: HoldfastError, parts: Sequence[PartitionShare]) -> HoldfastError:
     """The error of one part, which says what has become of the others."""
     stored = sorted(i for part in parts if part.error is None for i in part.indexes)
     if stored:

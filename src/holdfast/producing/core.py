@@ -18,8 +18,7 @@ from holdfast.broker.routing import RoundRobin
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
 from holdfast.producing.accumulator import Accumulator
-from holdfast.producing.destination import Destination
-from holdfast.producing.parcels import Outbox, Parcel, Span
+from holdfast.producing.parcels import Destination, Outbox, Parcel, Span
 from holdfast.producing.port import ProducerPort
 from holdfast.producing.sender import Sender
 from holdfast.settings import ProducerSettings, load

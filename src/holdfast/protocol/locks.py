@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from holdfast.api.lock_values import LockInfo
+from holdfast.api.locks import LockInfo
 from holdfast.protocol.messages import Lease, Number, Owner, Told, Wait, Wire
 
 LeaseId = Annotated[str, Meta(min_length=1, max_length=300)]

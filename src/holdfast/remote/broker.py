@@ -9,13 +9,13 @@ from weakref import WeakSet
 
 import msgspec
 
+from holdfast.api.arguments import Question, moment_ns
 from holdfast.api.bodies import Bodies
 from holdfast.api.times import instant_ns, to_datetime
-from holdfast.api.traces import Question, moment_ns
 from holdfast.broker.streams.positions import Reset, To
-from holdfast.client.client import Client
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
+from holdfast.remote.client import Client
 from holdfast.settings import BrokerSettings
 
 MOST_READ: Final = 10_000  # messages, steps or groups that one call answers

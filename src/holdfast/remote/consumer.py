@@ -9,20 +9,18 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.consumer_arguments import MemberRequest
-from holdfast.api.consumer_values import ConsumedPartition, StreamHome, StreamMessage
+from holdfast.api.consumers import ConsumedPartition, MemberRequest, StreamHome, StreamMessage
 from holdfast.broker.folder.layout import parse_message_id
 from holdfast.broker.messages import DELAYED_ID
 from holdfast.client.calling import Caller
-from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
-from holdfast.client.payloads import Payload
-from holdfast.client.ways import run
+from holdfast.client.network import run
 from holdfast.errors import HoldfastError
 from holdfast.membership.assignment import TopicPartition
 from holdfast.protocol.groups import Beat
 from holdfast.protocol.messages import Said
-from holdfast.remote.records import record_told
+from holdfast.remote.client import Client
+from holdfast.remote.records import RemoteBody, record_told
 from holdfast.settings import ConsumerSettings, load
 
 logger = logging.getLogger(__name__)
@@ -92,6 +90,6 @@ def messages_told(
     return found
 
 
-def _payload(client: Client, told: Said) -> Payload:
+def _payload(client: Client, told: Said) -> RemoteBody:
     path = path_of("topics", told.topic, "partitions", told.partition, "payload", offset=told.offset)
-    return Payload(client.beside, path, told.size)
+    return RemoteBody(client.beside, path, told.size)

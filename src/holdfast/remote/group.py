@@ -7,22 +7,20 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.api.arguments import MessageOutcome, Wanted
+from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.bodies import Bodies
-from holdfast.api.listed import Listed, Where, warn_of_damage
+from holdfast.api.listing import Listed, Where, warn_of_damage
 from holdfast.broker.metrics import Observer
-from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
-from holdfast.client.payloads import Payload
-from holdfast.client.upkeep import Held
 from holdfast.delivery.where import compile_where
 from holdfast.errors import Closed, InvalidRequest, LeaseLost
 from holdfast.model import BodyKind, Durability, Record
 from holdfast.protocol import queues as wire
-from holdfast.protocol.dead import Letters
 from holdfast.protocol.messages import Ack, Delivery, Extend, Nack, Reject, Take
-from holdfast.remote.calls import ask_of
-from holdfast.remote.records import ToldPlace, listed_told, path_by_id, record_told
+from holdfast.protocol.queues import Letters
+from holdfast.remote.client import Client, ask_of
+from holdfast.remote.leases import HeldLease
+from holdfast.remote.records import RemoteBody, ToldPlace, listed_told, path_by_id, record_told
 from holdfast.settings import TopicSettings
 
 _Part = TypeVar("_Part")
@@ -44,7 +42,7 @@ class RemoteTaken(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     holder: str
     fence: int
-    held: Held
+    held: HeldLease
     state_version: int = 0
 
 
@@ -130,7 +128,7 @@ class RemoteGroup:
 
     # Receiving
 
-    def _take(self, wanted: Wanted) -> Take:
+    def _take(self, wanted: ReceiveRequest) -> Take:
         holder = self.client.holder if wanted.holder is None else wanted.holder
         if not holder.isprintable():
             raise InvalidRequest(f"holder={holder!r} cannot be used: give a short text")
@@ -150,18 +148,18 @@ class RemoteGroup:
 
     def _in_flight(self, told: Delivery, *, renew: bool, detached: bool) -> RemoteTaken:
         now_ns = self.client.world.clock.monotonic_ns()
-        held = Held(self.topic, self.group, told.receipt, told.lease_ms, now_ns)
+        held = HeldLease(self.topic, self.group, told.receipt, told.lease_ms, now_ns)
         held.detached = detached
         if renew:
             self.client.upkeep.renew(held)
         else:
             self.client.upkeep.begin()
-        payload = Payload(self.client.beside, self._body_path(held, told.id), told.size) if told.omitted else None
+        payload = RemoteBody(self.client.beside, self._body_path(held, told.id), told.size) if told.omitted else None
         version = 0 if told.state is None else told.state.version
         home = ToldPlace(told.topic, told.partition, told.id)
         return RemoteTaken(home, record_told(told, payload), told.attempt, told.holder, told.fence, held, version)
 
-    def _body_path(self, held: Held, message_id: str) -> Callable[[], str]:
+    def _body_path(self, held: HeldLease, message_id: str) -> Callable[[], str]:
         topic, group = self.topic, self.group
 
         def path() -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from holdfast.api.lock_values import Lock
-from holdfast.client.client import Client
+from holdfast.api.locks import Lock
 from holdfast.client.http import path_of
-from holdfast.client.ways import run
+from holdfast.client.network import run
 from holdfast.errors import HoldfastError, Unavailable
 from holdfast.protocol.locks import KeepLock
-from holdfast.remote.calls import ask_of
+from holdfast.remote.client import Client, ask_of
 
 _NS: Final = 1_000_000
 _SOON_NS: Final = 250 * _NS

@@ -12,15 +12,15 @@ from holdfast.broker.messages import TEXT_KEY, Draft, Place
 from holdfast.broker.producers import ProducerId
 from holdfast.broker.routing import check_partition
 from holdfast.client.calling import packed
-from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
-from holdfast.client.publishing import Known, Publishing, WireDrafter, is_loose
-from holdfast.client.ways import run
+from holdfast.client.network import run
 from holdfast.env import Clock
 from holdfast.model import Durability
 from holdfast.producing.parcels import Outbox, Parcel
 from holdfast.protocol import messages as wire
 from holdfast.protocol.topics import BeginProducer, NextSequence, ProducerBegun, Written
+from holdfast.remote.client import Client
+from holdfast.remote.publisher import KnownTopic, RemotePublisher, WireDrafter, is_loose
 from holdfast.settings import ProducerSettings, TopicSettings
 
 _USUAL: Final = TopicSettings()
@@ -33,7 +33,7 @@ class RemoteTopic:
     settings = _USUAL  # the server checks messages by those that it has
     closed = False
 
-    def __init__(self, name: str, known: Known) -> None:
+    def __init__(self, name: str, known: KnownTopic) -> None:
         self.name = name
         self.id = known.id
         self.count = known.count  # None: we may not ask
@@ -67,7 +67,7 @@ class RemoteProducerPort:
         self._client = client
         self.backing = client.caller
         self._caller = client.beside
-        self._publishing = Publishing(client.beside)  # gives dedup ids
+        self._publishing = RemotePublisher(client.beside)  # gives dedup ids
         self.clock = client.world.clock
         self.settings = ProducerSettings()
         self.check_open = client.caller.check_open

@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from holdfast.api.consumer_arguments import MemberRequest, SeekTarget, member_request
-from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
+from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, member_request
 from holdfast.api.contents import record_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.errors import BadSettings, Closed, Fenced, Forbidden, HoldfastError, InvalidRequest, Unauthenticated

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.api.arguments import Wanted, check_state, wanted_of
+from holdfast.api.arguments import ReceiveRequest, check_state, wanted_of
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents, Home
 from holdfast.broker.delivery import Delivery as PartitionDelivery
@@ -187,7 +187,7 @@ class ServedGroup:
         )
 
 
-def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> Wanted:
+def wanted_at_once(count: int, wait_s: float | None, lease_s: float | None, owner: str | None) -> ReceiveRequest:
     """Arguments for taking messages, at most `MOST_AT_ONCE`: then their size is known, and other calls get a turn."""
     wanted = wanted_of(count, wait_s, lease_s, owner, detached=True)
     return msgspec.structs.replace(wanted, count=MOST_AT_ONCE) if wanted.count > MOST_AT_ONCE else wanted

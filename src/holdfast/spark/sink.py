@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 from holdfast.api.times import parse_duration
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import TOPICS, check_name
-from holdfast.client.staged import commit_there, is_shared
+from holdfast.client.spark_commits import commit_there, is_shared
 from holdfast.config.settings_file import read_settings
 from holdfast.env import World, real_world
 from holdfast.env.process import environment

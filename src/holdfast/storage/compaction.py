@@ -25,7 +25,7 @@ from pyroaring import BitMap64
 
 from holdfast.codec.columns import HEADERS, KEYS, TOMBSTONE, Columns
 from holdfast.codec.compression import MOST_RAW_BYTES, Codec
-from holdfast.codec.encode import Body, Packing, Place, header_for, hole_body, same_body, without
+from holdfast.codec.encode import Body, FramePlace, Packing, header_for, hole_body, same_body, without
 from holdfast.codec.frame import HEADER_BYTES, Frame, FrameHeader, Kind
 from holdfast.env import File, World
 from holdfast.errors import CorruptData, DiskFull, HoldfastError, MessageTooLarge, Unavailable, UnknownFormat
@@ -278,7 +278,7 @@ class Output:
         at = self._position + self._parts_bytes
         if at > _MOST_U32:
             raise Unavailable("the new file would be larger than a segment may be; it stays as it was")
-        place = Place(self._log_id, placed.epoch, at, placed.offset, placed.synced_offset)
+        place = FramePlace(self._log_id, placed.epoch, at, placed.offset, placed.synced_offset)
         flags = 0 if at else self._rewritten or 0
         header = header_for(placed.body, place, batch_remaining=0, producer=placed.producer, flags=flags)
         if placed.body.frame_bytes >= _CHUNK:  # not copied into memory

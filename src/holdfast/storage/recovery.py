@@ -16,7 +16,7 @@ import logging
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from holdfast.codec.encode import Place, gap_body, header_for
+from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import frame_bytes
 from holdfast.env import World
 from holdfast.storage.epochs import Epochs
@@ -210,7 +210,7 @@ def _fill_lost_tail(
         return next_offset
     length = frame_bytes(0)
     body = gap_body(length, next_offset - first, active.index.max_time_ns)
-    place = Place(log_id, epoch, active.position, first, first)
+    place = FramePlace(log_id, epoch, active.position, first, first)
     active.make_room(length)
     active.store([header_for(body, place, batch_remaining=0), *body.parts], length)
     active.index.add(place.position, active.position, first, next_offset, body.max_time_ns)

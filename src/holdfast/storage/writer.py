@@ -17,7 +17,7 @@ from typing import Final
 
 from holdfast.checksum import crc32c
 from holdfast.codec.compression import Codec
-from holdfast.codec.encode import Body, Place, header_for
+from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, MAGIC, Kind
 from holdfast.env import File, OpenFolder, World
 from holdfast.errors import Closed, DiskFailed, DiskFull, HoldfastError, MessageTooLarge
@@ -165,7 +165,7 @@ class Writer:
             try:
                 for body in bodies:
                     remaining -= 1
-                    place = Place(self.log_id, self.epoch, position, offset, self.synced_end)
+                    place = FramePlace(self.log_id, self.epoch, position, offset, self.synced_end)
                     header = header_for(body, place, batch_remaining=remaining, producer=producer.after(offset - base))
                     self._store(segment, (header, *body.parts), body.frame_bytes)
                     position += body.frame_bytes
@@ -207,7 +207,7 @@ class Writer:
 
     def _take_apart(self, laid_out: LaidOut, body: Body, producer: Producer, *, hold: bool) -> tuple[int, int]:
         offset = self.end
-        place = Place(self.log_id, self.epoch, 0, offset, self.synced_end)
+        place = FramePlace(self.log_id, self.epoch, 0, offset, self.synced_end)
         laid_out.write(0, [header_for(body, place, batch_remaining=0, producer=producer)])
         index = SegmentIndex(offset, self._limits.index_bytes)
         index.add(0, body.frame_bytes, offset, offset + 1, body.max_time_ns)

@@ -6,18 +6,17 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
-from holdfast.api.aio.broker_port import AsyncBrokerPort
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
 from holdfast.api.aio.locks import AsyncDocuments, AsyncLocks
 from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api.aio.ports import AsyncBrokerPort
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.aio.queue import AsyncQueue
-from holdfast.api.arguments import check_id, switch
+from holdfast.api.arguments import Question, When, check_id, check_search, switch
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
-from holdfast.api.streams import AsyncStream, stream_options
+from holdfast.api.drafts import AsyncStream, HeadersLike, NewMessage, Seconds, Stored, Text, message_of, stream_options
 from holdfast.api.topics import (
     GroupInfo,
     TopicInfo,
@@ -28,7 +27,6 @@ from holdfast.api.topics import (
     check_start,
     to_of,
 )
-from holdfast.api.traces import Question, When, check_search
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats

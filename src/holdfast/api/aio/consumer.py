@@ -7,21 +7,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from datetime import datetime
 from typing import Any, Generic, Self
 
-from holdfast.api.aio.consumer_port import AsyncConsumerPort, tell
-from holdfast.api.consumer_arguments import (
+from holdfast.api.aio.ports import AsyncConsumerPort, tell
+from holdfast.api.consumers import (
+    AsyncUser,
+    ConsumedPartition,
     MemberRequest,
     SeekTarget,
+    StreamMessage,
     check_count,
     check_offsets,
     chosen_partitions,
     member_request,
     owned_partition,
 )
-from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds
 from holdfast.api.times import duration_ms, instant_ns
-from holdfast.api.users import AsyncUser
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition

@@ -9,7 +9,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from holdfast.api.aio.group_port import AsyncGroupPort
+from holdfast.api.aio.ports import AsyncGroupPort
 from holdfast.api.arguments import INTERRUPTIONS, error_text, gives_back, state_content
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Body, Home, MessageFields, Taken

@@ -14,8 +14,7 @@ from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.aio.waits import AsyncWaits
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.destination import Destination
-from holdfast.producing.parcels import Outbox, Parcel, Span
+from holdfast.producing.parcels import Destination, Outbox, Parcel, Span
 from holdfast.producing.port import ProducerPort
 from holdfast.producing.rounds import TaskRounds, ThreadRounds
 from holdfast.producing.sent import AsyncSent, AsyncSentMany

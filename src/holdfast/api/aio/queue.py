@@ -8,8 +8,17 @@ from typing import Any, Generic
 
 from holdfast.api.aio.group import AsyncGroup
 from holdfast.api.contents import Body
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
-from holdfast.api.streams import AsyncStream, check_size_hint, stream_options
+from holdfast.api.drafts import (
+    AsyncStream,
+    HeadersLike,
+    NewMessage,
+    Seconds,
+    Stored,
+    Text,
+    check_size_hint,
+    message_of,
+    stream_options,
+)
 from holdfast.model import CodecName, Durability
 
 _NO_OPTIONS = (None,) * 8

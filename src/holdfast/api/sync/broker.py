@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal, NoReturn
 
-from holdfast.api.arguments import check_id, switch
+from holdfast.api.arguments import Question, When, check_id, check_search, switch
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
-from holdfast.api.streams import Stream, stream_options
-from holdfast.api.sync.broker_port import BrokerPort
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Stream, Text, message_of, stream_options
 from holdfast.api.sync.consumer import Consumer
 from holdfast.api.sync.group import Group
 from holdfast.api.sync.locks import Documents, Locks
+from holdfast.api.sync.ports import BrokerPort
 from holdfast.api.sync.producer import Producer
 from holdfast.api.sync.queue import Queue
 from holdfast.api.topics import (
@@ -28,7 +27,6 @@ from holdfast.api.topics import (
     check_start,
     to_of,
 )
-from holdfast.api.traces import Question, When, check_search
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats

@@ -8,21 +8,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Generic, Self
 
-from holdfast.api.consumer_arguments import (
+from holdfast.api.consumers import (
+    ConsumedPartition,
     MemberRequest,
     SeekTarget,
+    StreamMessage,
+    User,
     check_count,
     check_offsets,
     chosen_partitions,
     member_request,
     owned_partition,
 )
-from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
 from holdfast.api.contents import Body, home_of
 from holdfast.api.drafts import Seconds
-from holdfast.api.sync.consumer_port import ConsumerPort, tell
+from holdfast.api.sync.ports import ConsumerPort, tell
 from holdfast.api.times import duration_ms, instant_ns
-from holdfast.api.users import User
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.errors import Closed, Fenced, InvalidRequest
 from holdfast.membership.assignment import TopicPartition

@@ -1,29 +1,30 @@
-# Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 """A group for threads: receive messages, settle them, look around. The queue is one, with put and get."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Generic, NoReturn, Self
+from typing import Any, Generic, NoReturn, Self
 
 from holdfast.api.arguments import (
     check_count,
     check_id,
+    check_rate,
     check_seek,
+    chosen_ids,
     error_text,
     messages_given,
+    switch,
     waiting,
     wanted_of,
 )
 from holdfast.api.contents import Body, Contents
 from holdfast.api.drafts import Seconds
-from holdfast.api.listed import Listed, PhaseName, Where, check_limit, check_phase
-from holdfast.api.sync.dead import DeadLetters
-from holdfast.api.sync.group_port import GroupPort
+from holdfast.api.listing import DeadGroup, DeadLetter, Listed, PhaseName, Redriven, Where, check_limit, check_phase
 from holdfast.api.sync.message import Message, settle, taken_of
+from holdfast.api.sync.ports import GroupPort
 from holdfast.api.times import duration_ms
-from holdfast.broker.folder.layout import DEFAULT_GROUP
+from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.tracing.steps import TraceStep
@@ -31,6 +32,69 @@ from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Retained
 from holdfast.settings import TopicSettings
+
+# The dead letters of a group, for threads: look at them, group them, put them back, drop them.
+
+
+# Generated from aio/dead.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+
+
+class DeadLetters(Generic[Body]):
+    """What `queue.dead` is."""
+
+    def __init__(self, port: GroupPort) -> None:
+        self._port = port
+
+    def list(self, *, where: Where = None, limit: int | None = None) -> Sequence[DeadLetter[Body]]:
+        """The dead letters that the condition chooses, oldest first."""
+        found: Any = self._port.messages("dead", where, limit)
+        return list(found)
+
+    def show(self, letter_id: str) -> DeadLetter[Body]:
+        """One of them; NotFound where there is none."""
+        if not isinstance(letter_id, str):
+            raise InvalidRequest(f"a dead letter's id is text, not {type(letter_id).__name__}")
+        return self._port.letter(letter_id)
+
+    def groups(self, *, where: Where = None) -> Sequence[DeadGroup]:
+        """The dead letters by reason and kind of error, the most frequent first."""
+        return self._port.letter_groups(where)
+
+    def redrive(
+        self,
+        ids: str | Iterable[str] | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        to: str | None = None,
+    ) -> Redriven:
+        """Put dead letters back into the queue, in their original order, each once; `rate` is messages a second.
+
+        With `to` they become new messages of that topic instead, for all who read it.
+        """
+        check_rate(rate)
+        check_limit(limit)
+        if to is not None:
+            check_topic_name(to)
+        chosen = chosen_ids(ids, where)
+        return self._port.redrive(chosen, where, limit, rate, to, dry_run=switch(dry_run, "dry_run"))
+
+    def purge(
+        self,
+        ids: str | Iterable[str] | None = None,
+        *,
+        where: Where = None,
+        limit: int | None = None,
+        dry_run: bool = False,
+    ) -> Redriven:
+        """Drop dead letters for good."""
+        check_limit(limit)
+        return self._port.purge_letters(chosen_ids(ids, where), where, limit, dry_run=switch(dry_run, "dry_run"))
+
+
+# Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 
 
 class Group(Generic[Body]):

@@ -7,16 +7,19 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from holdfast.api.drafts import Seconds
-from holdfast.api.lock_arguments import (
+from holdfast.api.locks import (
     LEASE_S,
+    Document,
+    KeptLock,
+    Lock,
+    LockInfo,
     LockRequest,
     check_version,
     document_content,
     lease_id_of,
     lock_request,
 )
-from holdfast.api.lock_values import Document, KeptLock, Lock, LockInfo
-from holdfast.api.sync.locks_port import LocksPort
+from holdfast.api.sync.ports import LocksPort
 from holdfast.api.times import lease_of
 from holdfast.broker.folder.layout import check_name
 from holdfast.errors import Closed, InvalidRequest, LeaseLost, Unavailable

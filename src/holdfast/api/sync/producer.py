@@ -13,8 +13,7 @@ from holdfast.api.times import duration_ms
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
 from holdfast.producing.core import Addressed, ProducerCore
-from holdfast.producing.destination import Destination
-from holdfast.producing.parcels import Outbox, Parcel, Span
+from holdfast.producing.parcels import Destination, Outbox, Parcel, Span
 from holdfast.producing.port import ProducerPort
 from holdfast.producing.rounds import ThreadRounds
 from holdfast.producing.sent import Sent, SentMany

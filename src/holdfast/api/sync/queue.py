@@ -8,8 +8,17 @@ from datetime import datetime
 from typing import Any, Generic
 
 from holdfast.api.contents import Body
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Stored, Text, message_of
-from holdfast.api.streams import Stream, check_size_hint, stream_options
+from holdfast.api.drafts import (
+    HeadersLike,
+    NewMessage,
+    Seconds,
+    Stored,
+    Stream,
+    Text,
+    check_size_hint,
+    message_of,
+    stream_options,
+)
 from holdfast.api.sync.group import Group
 from holdfast.model import CodecName, Durability
 

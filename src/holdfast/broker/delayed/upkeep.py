@@ -25,7 +25,7 @@ from holdfast.broker.delayed.manifest import DelaySettings, save_manifest
 from holdfast.broker.delayed.run import NEVER_MS, TRAILER_CHECKED, TRAILER_MAGIC, Run
 from holdfast.broker.delayed.state import State
 from holdfast.checksum import crc32c
-from holdfast.codec.encode import PLAIN, Body, Packing, Place, encode_batch, header_for
+from holdfast.codec.encode import PLAIN, Body, FramePlace, Packing, encode_batch, header_for
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.env.disk import File
@@ -210,7 +210,7 @@ class _RunWriter:
         self._write(_body(_as_batch(records), Kind.DATA, self._packing))
 
     def _write(self, body: Body) -> None:
-        place = Place(self._run_id, 0, self.position, self._offset, 0)
+        place = FramePlace(self._run_id, 0, self.position, self._offset, 0)
         write_fully(self.file, self.position, [header_for(body, place, batch_remaining=0), *body.parts])
         self.position += body.frame_bytes
         self._offset += body.count

@@ -16,8 +16,8 @@ from rich.text import Text
 
 import holdfast
 from holdfast.api.bodies import Bodies
-from holdfast.api.contents import Contents, MessageFields, Place, record_of
-from holdfast.api.listed import DeadLetter, Found, Listed, PhaseName, until_ms_of
+from holdfast.api.contents import Contents, MessageFields, PartitionHome, record_of
+from holdfast.api.listing import DeadLetter, Found, Listed, PhaseName, until_ms_of
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
@@ -61,7 +61,7 @@ class MessageColumn(NamedTuple):
 
 def reader_of(topic: str, partition: int = 0) -> Callable[[Record], AnyMessage]:
     """From the records of a partition's log to messages, without owning the folder."""
-    home, bodies = Place(topic, partition), Bodies(None)
+    home, bodies = PartitionHome(topic, partition), Bodies(None)
     return lambda record: Contents(home, bodies, record)
 
 

@@ -12,9 +12,9 @@ import msgspec
 from rich.console import Console
 
 import holdfast
-from holdfast.api.letters import DeadGroup
+from holdfast.api.listing import DeadGroup
 from holdfast.api.ports import port_of
-from holdfast.api.sync.dead import DeadLetters
+from holdfast.api.sync.group import DeadLetters
 from holdfast.api.times import parse_instant
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_name
 from holdfast.broker.group import Compacted
@@ -61,7 +61,7 @@ from holdfast.cli.places import argument, option
 from holdfast.cli.text import safe, show_table, size, table
 from holdfast.env import real_world
 from holdfast.errors import Busy, HoldfastError, InvalidRequest, OffsetOutOfRange
-from holdfast.local.letters import LettersBeside
+from holdfast.local.dead_letters import LettersBeside
 from holdfast.storage.checks.finding import count_of
 
 

@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any, TypeVar
 
+from holdfast.api.aio.opening import aside_while_wanted  # async only
 from holdfast.api.aio.producer import AsyncProducer
+from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies
-from holdfast.api.consumer_arguments import MemberRequest
+from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.streams import AsyncStream
+from holdfast.api.drafts import AsyncStream, NewMessage, Stored
 from holdfast.api.topics import GroupInfo, TopicInfo
-from holdfast.api.traces import Question
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
@@ -29,12 +29,10 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.local.aio.consumer import AsyncLocalConsumerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.aio.locks import AsyncLocalLocksPort
-from holdfast.local.aside import aside_while_wanted  # async only
-from holdfast.local.broker import LocalBroker
+from holdfast.local.broker import LocalBroker, search_in, stats_in
 from holdfast.local.producer import LocalProducerPort
+from holdfast.local.publisher import SpooledUpload
 from holdfast.local.topic_threads import TopicThread, TopicThreads
-from holdfast.local.traces import search_in, stats_in
-from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them
@@ -218,7 +216,7 @@ class AsyncLocalBrokerPort(LocalBroker):
         """Store all that the stream gives as one message."""
         await self._opened(topic)  # async only
         with self.engine.using(topic) as used:
-            upload = Upload(self.engine.world, self.publisher(used), options, partition, size_hint)
+            upload = SpooledUpload(self.engine.world, self.publisher(used), options, partition, size_hint)
             return await upload.run_async(stream, durability)
 
     async def read(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Self
 
-from holdfast.api.aio.consumer_port import tell
-from holdfast.api.consumer_arguments import MemberRequest, SeekTarget
-from holdfast.api.consumer_values import StreamMessage
+from holdfast.api.aio.opening import aside  # async only
+from holdfast.api.aio.ports import tell
+from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.broker.waiters import TaskWaiter
-from holdfast.local.aside import aside  # async only
 from holdfast.local.member import StreamMember, member_of
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability

@@ -10,12 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.api.arguments import MessageOutcome, Wanted
+from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.letters import DeadGroup, Redriven
-from holdfast.api.listed import DeadLetter, Found, Listed, Where
-from holdfast.api.streams import AsyncStream
+from holdfast.api.drafts import AsyncStream, NewMessage, Stored
+from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way  # noqa: F401  threads do
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
@@ -24,12 +22,11 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import TaskWaiter, Waiter
 from holdfast.delivery.commands import Receipt
 from holdfast.errors import LeaseLost
-from holdfast.local.dead import LocalLetters
+from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.group import LocalGroup
-from holdfast.local.listing import listed
-from holdfast.local.lookup import look_up, message_history
+from holdfast.local.listing import listed, look_up, message_history
+from holdfast.local.publisher import SpooledUpload
 from holdfast.local.receipts import CLAIMS_AT_ONCE, Claims, claims_of, lost_texts, parts_of
-from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 
 _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
@@ -38,19 +35,21 @@ _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a mess
 class AsyncLocalGroupPort(LocalGroup):
     """A group's port on an engine in this process."""
 
-    async def take(self, wanted: Wanted) -> list[Delivered]:
+    async def take(self, wanted: ReceiveRequest) -> list[Delivered]:
         """What is ready, up to so many; waits in line for the first one."""
         found = await self.take_waiting(wanted)
         return [each for _, taken in found for each in taken]
 
-    async def take_waiting(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
+    async def take_waiting(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """The same, by partition."""
         found = self.take_ready(wanted)
         if found is None:
             found = await self.take_to_end(wanted)
         return found or await self.stand_in_line(wanted)
 
-    async def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Delivery, list[Delivered]]]:
+    async def take_to_end(
+        self, wanted: ReceiveRequest, waiter: Waiter | None = None
+    ) -> list[tuple[Delivery, list[Delivered]]]:
         """What is ready now, where a first look has not come to its end: others have their turn in between."""
         found = None
         while found is None:
@@ -58,7 +57,7 @@ class AsyncLocalGroupPort(LocalGroup):
             found = self.take_ready(wanted, waiter)
         return found
 
-    async def stand_in_line(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
+    async def stand_in_line(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """Wait in line for a message."""
         if wanted.timeout_s == 0:
             return []
@@ -280,7 +279,7 @@ class AsyncLocalGroupPort(LocalGroup):
     ) -> Stored:
         """Store all that the stream gives as one message."""
         self.check_open()
-        upload = Upload(self.engine.world, self.publisher, options, None, size_hint)
+        upload = SpooledUpload(self.engine.world, self.publisher, options, None, size_hint)
         return await upload.run_async(stream, durability)
 
     async def sync(self) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.api.lock_arguments import LockRequest
-from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.api.aio.opening import aside  # async only
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.locks import Decided, FolderLocks
 from holdfast.broker.waiters import TaskWaiter
-from holdfast.local.aside import aside  # async only
 from holdfast.local.locks import (
     LocalKeptLock,
     Patience,

@@ -9,14 +9,13 @@ from os import PathLike
 from typing import Any
 
 from holdfast.api.aio.broker import AsyncBroker
-from holdfast.api.aio.opening import AsyncOpening
+from holdfast.api.aio.opening import AsyncOpening, opened_aside
 from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.bodies import Bodies
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import QueueGroup
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.aio.group import AsyncLocalGroupPort
-from holdfast.local.aside import opened_aside
 from holdfast.local.opening import close_engine, open_broker_port
 
 

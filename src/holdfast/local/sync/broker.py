@@ -8,26 +8,24 @@ from contextlib import ExitStack
 from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any
 
+from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies
-from holdfast.api.consumer_arguments import MemberRequest
+from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.streams import Stream
+from holdfast.api.drafts import NewMessage, Stored, Stream
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo
-from holdfast.api.traces import Question
 from holdfast.broker.engine import change_topic, grow_topic
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.positions import Reset, ResetEffect, To
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.local.broker import LocalBroker
+from holdfast.local.broker import LocalBroker, search_in, stats_in
 from holdfast.local.producer import LocalProducerPort
+from holdfast.local.publisher import SpooledUpload
 from holdfast.local.sync.consumer import LocalConsumerPort
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.local.sync.locks import LocalLocksPort
-from holdfast.local.traces import search_in, stats_in
-from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds
@@ -169,7 +167,7 @@ class LocalBrokerPort(LocalBroker):
     ) -> Stored:
         """Store all that the stream gives as one message."""
         with self.engine.using(topic) as used:
-            upload = Upload(self.engine.world, self.publisher(used), options, partition, size_hint)
+            upload = SpooledUpload(self.engine.world, self.publisher(used), options, partition, size_hint)
             return upload.run(stream, durability)
 
     def read(

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Self
 
-from holdfast.api.consumer_arguments import MemberRequest, SeekTarget
-from holdfast.api.consumer_values import StreamMessage
-from holdfast.api.sync.consumer_port import tell
+from holdfast.api.consumers import MemberRequest, SeekTarget, StreamMessage
+from holdfast.api.sync.ports import tell
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.streams.positions import PartitionLag
 from holdfast.broker.waiters import ThreadWaiter

@@ -9,12 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.api.arguments import MessageOutcome, Wanted
+from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.letters import DeadGroup, Redriven
-from holdfast.api.listed import DeadLetter, Found, Where
-from holdfast.api.streams import Stream
+from holdfast.api.drafts import NewMessage, Stored, Stream
+from holdfast.api.listing import DeadGroup, DeadLetter, Found, Redriven, Where
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
@@ -23,12 +21,12 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.delivery.commands import Receipt
 from holdfast.errors import LeaseLost
-from holdfast.local.dead import LocalLetters
+from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.group import LocalGroup
+from holdfast.local.listing import look_up, message_history
 from holdfast.local.listing import messages as _messages
-from holdfast.local.lookup import look_up, message_history
+from holdfast.local.publisher import SpooledUpload
 from holdfast.local.receipts import CLAIMS_AT_ONCE, Claims, claims_of, lost_texts, parts_of
-from holdfast.local.upload import Upload
 from holdfast.model import CodecName, Durability, Retained
 
 _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a message
@@ -37,19 +35,21 @@ _LISTED_AT_ONCE: Final = 64  # a way to a thread and back costs more than a mess
 class LocalGroupPort(LocalGroup):
     """A group's port on an engine in this process."""
 
-    def take(self, wanted: Wanted) -> list[Delivered]:
+    def take(self, wanted: ReceiveRequest) -> list[Delivered]:
         """What is ready, up to so many; waits in line for the first one."""
         found = self.take_waiting(wanted)
         return [each for _, taken in found for each in taken]
 
-    def take_waiting(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
+    def take_waiting(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """The same, by partition."""
         found = self.take_ready(wanted)
         if found is None:
             found = self.take_to_end(wanted)
         return found or self.stand_in_line(wanted)
 
-    def take_to_end(self, wanted: Wanted, waiter: Waiter | None = None) -> list[tuple[Delivery, list[Delivered]]]:
+    def take_to_end(
+        self, wanted: ReceiveRequest, waiter: Waiter | None = None
+    ) -> list[tuple[Delivery, list[Delivered]]]:
         """What is ready now, where a first look has not come to its end: others have their turn in between."""
         found = None
         while found is None:
@@ -57,7 +57,7 @@ class LocalGroupPort(LocalGroup):
             found = self.take_ready(wanted, waiter)
         return found
 
-    def stand_in_line(self, wanted: Wanted) -> list[tuple[Delivery, list[Delivered]]]:
+    def stand_in_line(self, wanted: ReceiveRequest) -> list[tuple[Delivery, list[Delivered]]]:
         """Wait in line for a message."""
         if wanted.timeout_s == 0:
             return []
@@ -272,7 +272,7 @@ class LocalGroupPort(LocalGroup):
     ) -> Stored:
         """Store all that the stream gives as one message."""
         self.check_open()
-        upload = Upload(self.engine.world, self.publisher, options, None, size_hint)
+        upload = SpooledUpload(self.engine.world, self.publisher, options, None, size_hint)
         return upload.run(stream, durability)
 
     def sync(self) -> None:

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from holdfast.api.lock_arguments import LockRequest
-from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.locks import Decided, FolderLocks
 from holdfast.broker.waiters import ThreadWaiter

@@ -8,22 +8,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.arguments import ACK, MessageOutcome, Wanted, check_durability
+from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, check_durability
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.letters import DeadGroup, Redriven, grouped
-from holdfast.api.listed import DeadLetter, Found, Listed, Where
-from holdfast.api.streams import AsyncStream
+from holdfast.api.drafts import AsyncStream, NewMessage, Stored
+from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
-from holdfast.protocol import dead, queues
 from holdfast.protocol import messages as wire
-from holdfast.remote.calls import AsyncCalls
+from holdfast.protocol import queues
+from holdfast.remote.client import AsyncCalls, Client
 from holdfast.remote.group import (
     MOST_WAIT_S,
     UNLIMITED_S,
@@ -53,7 +50,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
     async def _ask(self, method: str, verb: str, answers: Any, body: Any = None, **query: Any) -> Any:
         return await self._calls.call(self._request(method, verb, answers, body, **query))
 
-    async def take(self, wanted: Wanted) -> list[RemoteTaken]:
+    async def take(self, wanted: ReceiveRequest) -> list[RemoteTaken]:
         """What is ready, up to so many; the server lets us wait for the first one."""
         take = self._take(wanted)
         mono_ns = self.client.world.clock.monotonic_ns
@@ -287,7 +284,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
 
     async def letter(self, letter_id: str) -> DeadLetter[Any]:
         """One dead letter."""
-        told: dead.Letter = await self._ask("GET", f"dead/{letter_id}", dead.Letter, group=self.group)
+        told: queues.Letter = await self._ask("GET", f"dead/{letter_id}", queues.Letter, group=self.group)
         letter: DeadLetter[Any] = listed_told(self.client, self.bodies, self.topic, self.group, told)  # type: ignore[assignment]
         return letter
 
@@ -296,7 +293,9 @@ class AsyncRemoteGroupPort(RemoteGroup):
         if callable(where):
             found: Any = self.messages("dead", where, None)
             return grouped([letter async for letter in found])  # sync: return grouped(found)
-        answer: dead.DeadGroups = await self._ask("GET", "dead/groups", dead.DeadGroups, where=where, group=self.group)
+        answer: queues.DeadGroups = await self._ask(
+            "GET", "dead/groups", queues.DeadGroups, where=where, group=self.group
+        )
         return answer.groups
 
     async def redrive(
@@ -311,13 +310,13 @@ class AsyncRemoteGroupPort(RemoteGroup):
     ) -> Redriven:
         """Put dead letters back."""
         chosen = await self._chosen(ids, where, limit)
-        body = dead.Redrive(**chosen, rate=rate, to=to, dry_run=dry_run, group=self.group)
+        body = queues.Redrive(**chosen, rate=rate, to=to, dry_run=dry_run, group=self.group)
         return await self._act("dead/redrive", body, 0.0 if rate is None else UNLIMITED_S)
 
     async def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
         """Drop dead letters for good."""
         chosen = await self._chosen(ids, where, limit)
-        return await self._act("dead/purge", dead.Purge(**chosen, dry_run=dry_run, group=self.group), 0.0)
+        return await self._act("dead/purge", queues.Purge(**chosen, dry_run=dry_run, group=self.group), 0.0)
 
     async def _chosen(self, ids: list[str] | None, where: Where, limit: int | None) -> dict[str, Any]:
         """What to act on. A function is asked here, and its choice told by ids."""
@@ -328,7 +327,7 @@ class AsyncRemoteGroupPort(RemoteGroup):
         return {"where": where, "limit": limit}
 
     async def _act(self, verb: str, body: Any, wait_s: float) -> Redriven:
-        told: dead.RedriveTold = await self._ask("POST", verb, dead.RedriveTold, body, again=False, wait_s=wait_s)
+        told: queues.RedriveTold = await self._ask("POST", verb, queues.RedriveTold, body, again=False, wait_s=wait_s)
         return Redriven(matched=told.matched, done=told.done, ids=told.ids)
 
     async def qsize(self) -> int:

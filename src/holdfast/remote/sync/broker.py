@@ -6,20 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies, kind_of
-from holdfast.api.consumer_arguments import MemberRequest
+from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.streams import Stream
+from holdfast.api.drafts import NewMessage, Stored, Stream
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions, topic_settings
-from holdfast.api.traces import Question
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.client.client import Client
 from holdfast.client.http import path_of
 from holdfast.errors import (
     BadSettings,
@@ -35,10 +33,10 @@ from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
+from holdfast.protocol.admin import Steps
 from holdfast.protocol.queues import CreateQueue
-from holdfast.protocol.traces import Steps
 from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, resets_told
-from holdfast.remote.calls import Calls
+from holdfast.remote.client import Calls, Client
 from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.records import contents_told
 from holdfast.remote.sync.consumer import RemoteConsumerPort

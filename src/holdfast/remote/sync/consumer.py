@@ -13,21 +13,19 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from holdfast.api.consumer_arguments import MemberRequest, SeekTarget, chosen_partitions
-from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
+from holdfast.api.consumers import ConsumedPartition, MemberRequest, SeekTarget, StreamMessage, chosen_partitions
 from holdfast.api.contents import home_of
-from holdfast.api.sync.consumer_port import tell
+from holdfast.api.sync.ports import tell
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.folder.layout import check_topic_name
 from holdfast.broker.routing import check_partition
 from holdfast.broker.streams.positions import PartitionLag
-from holdfast.client.client import Client
 from holdfast.client.http import path_of
 from holdfast.errors import Closed, Fenced, HoldfastError
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.protocol import groups as wire
-from holdfast.remote.calls import Calls
+from holdfast.remote.client import Calls, Client
 from holdfast.remote.consumer import Heartbeats, member_settings, messages_told
 
 logger = logging.getLogger(__name__)

@@ -9,22 +9,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.api.arguments import ACK, MessageOutcome, Wanted, check_durability
+from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, check_durability
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.letters import DeadGroup, Redriven, grouped
-from holdfast.api.listed import DeadLetter, Found, Listed, Where
-from holdfast.api.streams import Stream
+from holdfast.api.drafts import NewMessage, Stored, Stream
+from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, LeaseLost, NotFound
 from holdfast.model import CodecName, Durability, Retained
-from holdfast.protocol import dead, queues
 from holdfast.protocol import messages as wire
-from holdfast.remote.calls import Calls
+from holdfast.protocol import queues
+from holdfast.remote.client import Calls, Client
 from holdfast.remote.group import (
     MOST_WAIT_S,
     UNLIMITED_S,
@@ -54,7 +51,7 @@ class RemoteGroupPort(RemoteGroup):
     def _ask(self, method: str, verb: str, answers: Any, body: Any = None, **query: Any) -> Any:
         return self._calls.call(self._request(method, verb, answers, body, **query))
 
-    def take(self, wanted: Wanted) -> list[RemoteTaken]:
+    def take(self, wanted: ReceiveRequest) -> list[RemoteTaken]:
         """What is ready, up to so many; the server lets us wait for the first one."""
         take = self._take(wanted)
         mono_ns = self.client.world.clock.monotonic_ns
@@ -285,7 +282,7 @@ class RemoteGroupPort(RemoteGroup):
 
     def letter(self, letter_id: str) -> DeadLetter[Any]:
         """One dead letter."""
-        told: dead.Letter = self._ask("GET", f"dead/{letter_id}", dead.Letter, group=self.group)
+        told: queues.Letter = self._ask("GET", f"dead/{letter_id}", queues.Letter, group=self.group)
         letter: DeadLetter[Any] = listed_told(self.client, self.bodies, self.topic, self.group, told)  # type: ignore[assignment]
         return letter
 
@@ -294,7 +291,7 @@ class RemoteGroupPort(RemoteGroup):
         if callable(where):
             found: Any = self.messages("dead", where, None)
             return grouped(found)
-        answer: dead.DeadGroups = self._ask("GET", "dead/groups", dead.DeadGroups, where=where, group=self.group)
+        answer: queues.DeadGroups = self._ask("GET", "dead/groups", queues.DeadGroups, where=where, group=self.group)
         return answer.groups
 
     def redrive(
@@ -309,13 +306,13 @@ class RemoteGroupPort(RemoteGroup):
     ) -> Redriven:
         """Put dead letters back."""
         chosen = self._chosen(ids, where, limit)
-        body = dead.Redrive(**chosen, rate=rate, to=to, dry_run=dry_run, group=self.group)
+        body = queues.Redrive(**chosen, rate=rate, to=to, dry_run=dry_run, group=self.group)
         return self._act("dead/redrive", body, 0.0 if rate is None else UNLIMITED_S)
 
     def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
         """Drop dead letters for good."""
         chosen = self._chosen(ids, where, limit)
-        return self._act("dead/purge", dead.Purge(**chosen, dry_run=dry_run, group=self.group), 0.0)
+        return self._act("dead/purge", queues.Purge(**chosen, dry_run=dry_run, group=self.group), 0.0)
 
     def _chosen(self, ids: list[str] | None, where: Where, limit: int | None) -> dict[str, Any]:
         """What to act on. A function is asked here, and its choice told by ids."""
@@ -326,7 +323,7 @@ class RemoteGroupPort(RemoteGroup):
         return {"where": where, "limit": limit}
 
     def _act(self, verb: str, body: Any, wait_s: float) -> Redriven:
-        told: dead.RedriveTold = self._ask("POST", verb, dead.RedriveTold, body, again=False, wait_s=wait_s)
+        told: queues.RedriveTold = self._ask("POST", verb, queues.RedriveTold, body, again=False, wait_s=wait_s)
         return Redriven(matched=told.matched, done=told.done, ids=told.ids)
 
     def qsize(self) -> int:

@@ -7,15 +7,13 @@ from typing import Final
 
 import msgspec
 
-from holdfast.api.lock_arguments import LockRequest
-from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest
 from holdfast.broker.folder.layout import parse_lease
-from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.errors import Conflict, LeaseLost, LockHeld, NotFound
 from holdfast.protocol import locks as wire
 from holdfast.protocol.media import JSON
-from holdfast.remote.calls import Calls
+from holdfast.remote.client import Calls, Client
 from holdfast.remote.locks import RemoteKeptLock
 
 _MOST_WAIT_S: Final = 20.0

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 import holdfast
+from holdfast.api.arguments import Question
 from holdfast.api.topics import check_changes
-from holdfast.api.traces import Question
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder, topic_of_id
 from holdfast.broker.folder.policy import kept_settings
@@ -22,11 +22,19 @@ from holdfast.broker.tracing.steps import TraceStep
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import Unavailable
-from holdfast.local.traces import places_in, steps_in
-from holdfast.protocol.admin import LimitQuery, Status, WaitersAt, WaitersTold
+from holdfast.local.broker import places_in, steps_in
+from holdfast.protocol.admin import (
+    LimitQuery,
+    StatsQuery,
+    Status,
+    Steps,
+    TraceQuery,
+    TracesQuery,
+    WaitersAt,
+    WaitersTold,
+)
 from holdfast.protocol.messages import Told, Wire
 from holdfast.protocol.topics import AlterTopic, SettingsTold, SettingTold, TopicSettingsQuery
-from holdfast.protocol.traces import StatsQuery, Steps, TraceQuery, TracesQuery
 from holdfast.server.audit import Act, Audit
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import Response

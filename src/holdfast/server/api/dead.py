@@ -12,29 +12,30 @@ import msgspec
 
 from holdfast.api.arguments import chosen_ids
 from holdfast.api.bodies import Bodies
-from holdfast.api.contents import Place
-from holdfast.api.letters import DeadKinds
-from holdfast.api.listed import DeadLetter, Listed, Waiting, note_of
+from holdfast.api.contents import PartitionHome
+from holdfast.api.listing import DeadKinds, DeadLetter, Listed, Waiting, note_of
 from holdfast.broker.folder.layout import check_topic_name, parse_message_id
 from holdfast.broker.partition import Partition
 from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import HoldfastError, InvalidRequest, NotFound
-from holdfast.local.dead import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
+from holdfast.local.dead_letters import ChosenLetter, LocalLetters, Redriving, at_once, choose, drop, in_order
 from holdfast.local.listing import Mark, listed, mark_of, parse_mark
-from holdfast.protocol.dead import (
+from holdfast.protocol.errors import ErrorAnswer, fault_of
+from holdfast.protocol.media import LINES, framed
+from holdfast.protocol.queues import (
+    Cancelled,
     DeadGroups,
     DeadGroupsQuery,
     DeadQuery,
     DelayedQuery,
+    InGroup,
     Letter,
     Letters,
+    ListedMessages,
     Purge,
     Redrive,
     RedriveTold,
 )
-from holdfast.protocol.errors import ErrorAnswer, fault_of
-from holdfast.protocol.media import LINES, framed
-from holdfast.protocol.queues import Cancelled, InGroup, ListedMessages
 from holdfast.server.api.queues import BodyAllowance, existing_group, page, told
 from holdfast.server.calls import Call
 from holdfast.server.http.messages import StreamResponse
@@ -278,7 +279,7 @@ def _delayed(_scan: Scan, call: Call) -> ListedMessages:
         room, found, more = BodyAllowance(bodies=query.bodies), [], ""
         lines = [_of_partition(number, each, after, query.limit) for number, each in enumerate(topic.partitions)]
         for _, number, _, message in islice(merge(*lines), query.limit):
-            home = Place(topic.name, number)
+            home = PartitionHome(topic.name, number)
             waiting: Waiting[bytes] = Waiting(home, _BYTES, message.record, message.due_at_ms)
             found.append(room.use(told(waiting, bodies=room.left > 0)))
             if len(found) == query.limit:

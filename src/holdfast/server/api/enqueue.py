@@ -12,8 +12,7 @@ from msgspec import UNSET, Meta
 
 from holdfast.api.drafts import NewMessage as Draft
 from holdfast.api.drafts import Stored as StoredMessage
-from holdfast.api.drafts import has_only_a_body
-from holdfast.api.streams import stream_options
+from holdfast.api.drafts import has_only_a_body, stream_options
 from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import datetime
 
-from holdfast.api.consumer_values import StreamMessage
+from holdfast.api.consumers import StreamMessage
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.topics import GroupInfo, to_of
 from holdfast.broker.folder.layout import check_name, check_topic_name

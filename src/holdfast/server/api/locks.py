@@ -7,8 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from holdfast.api.lock_arguments import LockRequest, document_content, lock_request
-from holdfast.api.lock_values import Document, Lock, LockInfo
+from holdfast.api.locks import Document, Lock, LockInfo, LockRequest, document_content, lock_request
 from holdfast.api.times import lease_of
 from holdfast.broker.folder.layout import check_name, parse_lease
 from holdfast.errors import HoldfastError, InvalidRequest, LockHeld, NotFound

@@ -13,18 +13,16 @@ from msgspec import UNSET
 
 from holdfast.api.arguments import ACK, MessageOutcome, check_seek, error_text, gives_back
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listed import Listed as Found
-from holdfast.api.listed import until_ms_of
+from holdfast.api.listing import Listed as Found
+from holdfast.api.listing import until_ms_of
 from holdfast.api.times import duration_ms, lease_of
 from holdfast.api.topics import TopicInfo, changes_of
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_readable_name
 from holdfast.broker.group import QueueStats
 from holdfast.broker.topic_locks import reading
 from holdfast.errors import InvalidRequest, LeaseLost, NotFound, UnknownGroup
-from holdfast.local.listing import listed, mark_of, parse_mark
-from holdfast.local.lookup import find_message, look_up, no_message
+from holdfast.local.listing import find_message, listed, look_up, mark_of, no_message, parse_mark
 from holdfast.model import Record
-from holdfast.protocol.dead import DeadQuery
 from holdfast.protocol.media import RAW, SMALL_BYTES
 from holdfast.protocol.messages import (
     Ack,
@@ -48,6 +46,7 @@ from holdfast.protocol.queues import (
     Committed,
     Compacted,
     CreateQueue,
+    DeadQuery,
     InGroup,
     Listed,
     ListedMessages,

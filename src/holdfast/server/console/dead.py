@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from holdfast.api.letters import DeadGroup, DeadKinds
+from holdfast.api.listing import DeadGroup, DeadKinds
 from holdfast.errors import InvalidRequest, NotFound
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.dead import each_letter

@@ -12,12 +12,12 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listed import DeadLetter, Listed, note_of
+from holdfast.api.listing import DeadLetter, Listed, note_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.tracing import steps
 from holdfast.broker.tracing.steps import LEASED, TraceStep
 from holdfast.errors import HoldfastError, NotFound
-from holdfast.local.lookup import history_of
+from holdfast.local.listing import history_of
 from holdfast.protocol.media import RAW
 from holdfast.protocol.queues import InGroup
 from holdfast.server.api.admin import is_shown

@@ -10,13 +10,13 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import msgspec
 
 from holdfast.api.contents import home_of, record_of
-from holdfast.api.listed import DeadLetter, Listed, PhaseName, Waiting, chosen
+from holdfast.api.listing import DeadLetter, Listed, PhaseName, Waiting, chosen
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, DEFAULT_GROUP, message_id, parse_message_id, topic_of_id
 from holdfast.delivery.events import Phase
 from holdfast.env.checkpoints import checkpoint
 from holdfast.errors import InvalidRequest, NotFound
-from holdfast.local.dead import LocalLetters
+from holdfast.local.dead_letters import LocalLetters
 from holdfast.local.listing import listed, parse_mark, seen, until_ms
 from holdfast.model import Record
 from holdfast.server.api.topics import described

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from holdfast.checksum import crc32c
-from holdfast.codec.encode import Place, gap_body, header_for
+from holdfast.codec.encode import FramePlace, gap_body, header_for
 from holdfast.codec.frame import FrameHeader, frame_bytes, read_frame
 from holdfast.env import World, real_world
 from holdfast.env.disk import Disk
@@ -262,7 +262,7 @@ class _Mender:
         body = gap_body(length, stretch.next_offset - stretch.first_offset, time_ns)
         # Not behind the frames before it, and not void where it stands; frames behind it are not older than that.
         epoch = max(stretch.epoch, self._epochs.at(stretch.first_offset))
-        place = Place(self._log_id, epoch, position, stretch.first_offset, 0)
+        place = FramePlace(self._log_id, epoch, position, stretch.first_offset, 0)
         return [header_for(body, place, batch_remaining=0), *body.parts]
 
     def _prove(self, data: memoryview, stretch: Stretch) -> None:

@@ -8,16 +8,15 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import NewMessage, Stored
-from holdfast.api.streams import PIECE_BYTES, AsyncStream, check_size_hint, no_stream
-from holdfast.client.calling import Caller, Connection, Cut, Unsent
+from holdfast.api.drafts import PIECE_BYTES, AsyncStream, NewMessage, Stored, check_size_hint, no_stream
+from holdfast.client.calling import AnswerLost, Caller, PooledConnection, Unsent
 from holdfast.client.http import BROKEN, Answer, Ask, path_of
-from holdfast.client.publishing import Publishing, check_options
-from holdfast.client.strangers import told
+from holdfast.client.tls import told
 from holdfast.errors import InvalidRequest, Unavailable
 from holdfast.model import Durability
 from holdfast.protocol import messages as wire
 from holdfast.protocol.media import MULTIPART, RAW
+from holdfast.remote.publisher import RemotePublisher, check_options
 
 _GATHERED_BYTES: Final = 1 << 20
 _ATTEMPTS: Final = 3
@@ -27,7 +26,7 @@ _BYTES: Final = Bodies(bytes)
 
 
 async def publish_stream(
-    publishing: Publishing,
+    publishing: RemotePublisher,
     topic: str,
     stream: AsyncStream,
     message: NewMessage,
@@ -38,7 +37,7 @@ async def publish_stream(
     """Store all that the stream gives as one message, which has all but its body already."""
     check_size_hint(size_hint)
     check_options(durability, None)
-    reading = Reading(publishing.caller, stream)
+    reading = StreamReader(publishing.caller, stream)
     if await reading.gather(_GATHERED_BYTES):
         whole = msgspec.structs.replace(message, body=b"".join(reading.gathered))
         (stored,) = await publishing.publish(topic, [whole], _BYTES, partition=partition, durability=durability)
@@ -83,8 +82,8 @@ def _query(message: wire.NewMessage) -> dict[str, Any] | None:
     }
 
 
-async def _sent(caller: Caller, path: str, options: bytes | None, reading: Reading) -> wire.Stored:
-    upload = Upload(caller, path, options, reading)
+async def _sent(caller: Caller, path: str, options: bytes | None, reading: StreamReader) -> wire.Stored:
+    upload = StreamUpload(caller, path, options, reading)
     for attempt in range(_ATTEMPTS):
         upload.begun = False
         try:
@@ -100,7 +99,7 @@ async def _sent(caller: Caller, path: str, options: bytes | None, reading: Readi
     raise AssertionError
 
 
-class Reading:
+class StreamReader:
     """A stream of any kind, read piece by piece; and once more, if it is a file that can go back."""
 
     def __init__(self, caller: Caller, stream: AsyncStream) -> None:
@@ -167,10 +166,10 @@ def _parts(piece: object) -> Iterable[bytes]:
         yield bytes(piece[at : at + _GATHERED_BYTES])
 
 
-class Upload:
+class StreamUpload:
     """One message on its way: its body, or a form of options and body. It begins when the server says that it may."""
 
-    def __init__(self, caller: Caller, path: str, options: bytes | None, reading: Reading) -> None:
+    def __init__(self, caller: Caller, path: str, options: bytes | None, reading: StreamReader) -> None:
         self._caller = caller
         self._reading = reading
         self._ask = Ask(method="POST", path=path, again=False)
@@ -210,7 +209,7 @@ class Upload:
         self._caller.give_back(connection, answer)
         return answer
 
-    async def _invited(self, connection: Connection, timeout_s: float) -> Answer | None:
+    async def _invited(self, connection: PooledConnection, timeout_s: float) -> Answer | None:
         """Wait until the server wants the rest; or has refused it, without having read a byte."""
         try:
             await connection.wire.send(self._head, timeout_s)
@@ -224,7 +223,7 @@ class Upload:
             raise Unsent(told(self._caller.address, error, fresh=connection.fresh)) from error
         return answer
 
-    async def _send(self, connection: Connection) -> Answer:
+    async def _send(self, connection: PooledConnection) -> Answer:
         failed = await self._passed(connection, self._before)
         # An error of the stream itself is the caller's, whatever it is: it is not to be taken for one of ours.
         async for piece in self._reading.pieces():
@@ -236,9 +235,9 @@ class Upload:
         try:
             return await self._caller.answer_of(connection, self._caller.timeout_s if failed is None else _LAST_WORDS_S)
         except (OSError, EOFError, BROKEN) as error:
-            raise Cut(told(self._caller.address, failed or error, fresh=False)) from error
+            raise AnswerLost(told(self._caller.address, failed or error, fresh=False)) from error
 
-    async def _passed(self, connection: Connection, content: bytes, behind: bytes = b"") -> OSError | None:
+    async def _passed(self, connection: PooledConnection, content: bytes, behind: bytes = b"") -> OSError | None:
         chunk = b"%x\r\n%b\r\n" % (len(content), content) if content else b""
         try:
             if chunk or behind:

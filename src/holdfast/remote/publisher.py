@@ -1,8 +1,9 @@
-"""Publishing through a server: messages as they are sent, partitions chosen as an embedded broker does."""
+"""Publishing through a server: partitions chosen as an embedded broker does, and messages numbered, so that a call may be repeated."""
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,18 +16,117 @@ from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
-from holdfast.client.lanes import Lanes
-from holdfast.errors import Forbidden, HoldfastError, InvalidRequest, UnknownTopic
+from holdfast.errors import Fenced, Forbidden, HoldfastError, InvalidRequest, OutOfSequence, UnknownTopic
 from holdfast.model import CodecName, Durability
 from holdfast.protocol import messages as wire
+from holdfast.protocol.messages import Batch
+from holdfast.protocol.topics import BeginProducer, ProducerBegun, Written
 from holdfast.settings import TopicSettings
+
+_NUMBERS: Final = 2**32
+
+
+class ProducerIdentity:
+    """One identity, and the number of its next message for each partition."""
+
+    def __init__(self, begun: ProducerBegun) -> None:
+        self.id = begun.id
+        self.epoch = begun.epoch
+        self.sequences: dict[tuple[str, int], int] = {}
+        self.paths: dict[tuple[str, int, Durability | None, CodecName | None], str] = {}  # but for the sequence
+
+
+class ProducerIdentities:
+    """As many lanes as there are requests at a time. Safe to use from any thread, or any task."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._free: deque[ProducerIdentity] = deque()
+
+    def disown(self) -> None:
+        """In a child after a fork: the lanes are the parent's."""
+        self._free = deque()
+
+    async def append(
+        self,
+        topic: str,
+        number: int,
+        batch: Batch,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> Written:
+        """Store the messages in the partition, once."""
+        count, body = len(batch.messages) or len(batch.bodies), packed(batch)
+        lane = await self._lane()
+        for attempt in (1, 2):
+            try:
+                written = await self._append(lane, topic, number, body, durability, codec)
+            except (OutOfSequence, Fenced):
+                # Nothing of this was stored: had it been, the server would know it. It has forgotten the lane,
+                # or lost what came before by it in a power cut. The lane is given up.
+                if attempt == 2:
+                    raise
+                lane = await self._begin()
+                continue
+            except InvalidRequest as error:
+                if not getattr(error, "repeated", False):
+                    self._free.append(lane)  # refused, and not stored: the numbers are free
+                raise
+            place = topic, number
+            lane.sequences[place] = (lane.sequences.get(place, 0) + count) % _NUMBERS
+            self._free.append(lane)
+            return written
+        raise AssertionError
+
+    async def _append(
+        self,
+        lane: ProducerIdentity,
+        topic: str,
+        number: int,
+        body: bytes,
+        durability: Durability | None,
+        codec: CodecName | None,
+    ) -> Written:
+        way = topic, number, durability, codec
+        path = lane.paths.get(way)
+        if path is None:
+            path = lane.paths[way] = path_of(
+                "topics",
+                topic,
+                "partitions",
+                number,
+                "append",
+                producer=lane.id,
+                epoch=lane.epoch,
+                durability=durability,
+                codec=codec,
+            )
+        path = f"{path}&sequence={lane.sequences.get((topic, number), 0)}"
+        written: Written = await self._caller.call(Ask(method="POST", path=path, body=body, answers=Written))
+        return written
+
+    async def _lane(self) -> ProducerIdentity:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return await self._begin()
+
+    async def _begin(self) -> ProducerIdentity:
+        begun: ProducerBegun = await self._caller.call(
+            Ask(method="POST", path=path_of("producers"), body=packed(BeginProducer()), answers=ProducerBegun)
+        )
+        return ProducerIdentity(begun)
+
+
+# Publishing through a server: messages as they are sent, partitions chosen as an embedded broker does.
+
 
 _USUAL: Final = TopicSettings()
 _COMPACTED: Final = TopicSettings(cleanup="compact")
 _LOOK_AGAIN_NS: Final = 5_000_000_000  # a topic may have got more partitions meanwhile
 
 
-class Known:
+class KnownTopic:
     """What a client knows of a topic: which one it is, how many partitions it has, and whose turn it is."""
 
     def __init__(self) -> None:
@@ -37,14 +137,14 @@ class Known:
         self.turns = RoundRobin()
 
 
-class Publishing:
+class RemotePublisher:
     """Publishes to the topics of one server. Safe to use from any thread, or any task."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self._lanes = Lanes(caller)
+        self._lanes = ProducerIdentities(caller)
         self._clock = caller.world.clock
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownTopic] = {}
         self.disown()
 
     def disown(self) -> None:
@@ -97,14 +197,14 @@ class Publishing:
         """Look at the topic again before the next message."""
         self._known.pop(topic, None)
 
-    def known(self, topic: str) -> Known | None:
+    def known(self, topic: str) -> KnownTopic | None:
         """What the topic was lately; None where it is time to look."""
         known = self._known.get(topic)
         if known is None or self._clock.monotonic_ns() - known.looked_ns > _LOOK_AGAIN_NS:
             return None
         return known
 
-    async def look(self, topic: str, caller: Caller | None = None) -> Known:
+    async def look(self, topic: str, caller: Caller | None = None) -> KnownTopic:
         """What the topic is; asked for again now and then, by the caller that is given."""
         known = self.known(topic)
         if known is None:
@@ -119,7 +219,7 @@ class Publishing:
             else:
                 topic_id, count = info.id, len(info.partitions)
                 lost = frozenset(each.number for each in info.partitions if each.problem)
-            known = self._known.setdefault(topic, Known())
+            known = self._known.setdefault(topic, KnownTopic())
             known.id, known.count, known.lost, known.looked_ns = topic_id, count, lost, now_ns
         return known
 
@@ -139,7 +239,7 @@ class Publishing:
     async def _publish_in_lanes(
         self,
         topic: str,
-        known: Known,
+        known: KnownTopic,
         messages: Sequence[wire.NewMessage],
         drafts: Sequence[Draft],
         partition: int | None,
@@ -242,7 +342,7 @@ def _calls(routed: Mapping[int, list[int]]) -> Iterator[tuple[int, list[int]]]:
             yield number, indexes[start : start + wire.MOST_MESSAGES]
 
 
-def _routed(topic: str, known: Known, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
+def _routed(topic: str, known: KnownTopic, drafts: Sequence[Draft], partition: int | None) -> dict[int, list[int]]:
     """Which message goes where: by key, in turn, or as the caller says."""
     count = known.count or 1
     if partition is not None:

@@ -12,8 +12,8 @@ from holdfast.broker.engine import BrokerEngine
 from holdfast.client.address import Address
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
-from holdfast.client.sharing import socket_of
-from holdfast.client.ways import ThreadWays, run
+from holdfast.client.network import ThreadNetwork, run
+from holdfast.client.shared_folder import socket_of
 from holdfast.env import World
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.server.calls import Call
@@ -26,18 +26,18 @@ routes = Routes("staged")
 _turns: Final[WeakKeyDictionary[BrokerEngine, asyncio.Lock]] = WeakKeyDictionary()
 
 
-class Committed(msgspec.Struct):
+class RowsCommitted(msgspec.Struct):
     """Whether the rows came into the log by this call, or were there already."""
 
     fresh: bool
 
 
-@routes.add("POST", "/v1/staged", action="admin", body=CommitRequest, answers=Committed, hidden=True)
-async def commit_staged(call: Call) -> Committed:
+@routes.add("POST", "/v1/staged", action="admin", body=CommitRequest, answers=RowsCommitted, hidden=True)
+async def commit_staged(call: Call) -> RowsCommitted:
     """Bring staged rows into the log, one write after the other, as if each owned the folder."""
     engine = call.service.engine
     async with _turns.setdefault(engine, asyncio.Lock()):
-        return Committed(fresh=await asyncio.to_thread(commit, engine, call.body))
+        return RowsCommitted(fresh=await asyncio.to_thread(commit, engine, call.body))
 
 
 def is_shared(folder: str) -> bool:
@@ -48,17 +48,17 @@ def is_shared(folder: str) -> bool:
 def commit_there(world: World, folder: str, write: CommitRequest) -> bool:
     """Have the owner do it. A write that is remembered may be sent again; any other only once."""
     address = Address(text=folder, socket=socket_of(absolute(folder)))
-    caller = Caller(world, ThreadWays(world.clock), address)
+    caller = Caller(world, ThreadNetwork(world.clock), address)
     ask = Ask(
         method="POST",
         path=path_of("staged"),
         body=packed(write),
-        answers=Committed,
+        answers=RowsCommitted,
         again=write.kept,
         wait_s=_LONGEST_S,
     )
     try:
-        done: Committed = run(caller.call(ask))
+        done: RowsCommitted = run(caller.call(ask))
     finally:
         caller.close()
     return done.fresh

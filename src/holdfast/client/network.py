@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 _RECEIVE_BYTES: Final = 256 * 1024
 
 
-class Wire(Protocol):
+class Transport(Protocol):
     """One connection."""
 
     async def send(self, content: bytes, timeout_s: float) -> None:
@@ -46,10 +46,10 @@ class Wire(Protocol):
         """The same in a child after a fork: the parent goes on with it."""
 
 
-class Ways(Protocol):
+class Network(Protocol):
     """How to connect and how to pause."""
 
-    async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Wire: ...
+    async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Transport: ...
 
     async def pause(self, seconds: float) -> None: ...
 
@@ -68,7 +68,7 @@ def run(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     raise AssertionError("a call for threads waited as a task does")
 
 
-class ThreadWire:
+class ThreadTransport:
     """A connection whose calls block."""
 
     def __init__(self, connection: Any, timeout_s: float) -> None:
@@ -102,16 +102,16 @@ class ThreadWire:
     forget = close
 
 
-class ThreadWays:
+class ThreadNetwork:
     """Connections and pauses for threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Wire:
+    async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Transport:
         if address.socket is not None:
-            return ThreadWire(connect_unix(address.socket, timeout_s), timeout_s)
-        return ThreadWire(connect_tcp(address.host, address.port, timeout_s, tls), timeout_s)
+            return ThreadTransport(connect_unix(address.socket, timeout_s), timeout_s)
+        return ThreadTransport(connect_tcp(address.host, address.port, timeout_s, tls), timeout_s)
 
     async def pause(self, seconds: float) -> None:
         self._clock.wait(threading.Event(), seconds)
@@ -120,7 +120,7 @@ class ThreadWays:
         return work()
 
 
-class TaskWire(asyncio.Protocol):
+class TaskTransport(asyncio.Protocol):
     """A connection for the tasks of one event loop."""
 
     def __init__(self) -> None:
@@ -210,25 +210,25 @@ def _loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-class TaskWays:
+class TaskNetwork:
     """Connections and pauses for tasks."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Wire:
+    async def connect(self, address: Address, timeout_s: float, tls: ssl.SSLContext | None) -> Transport:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
             if address.socket is not None:
                 with short_name(address.socket) as name:
-                    transport, wire = await loop.create_unix_connection(TaskWire, name)
+                    transport, wire = await loop.create_unix_connection(TaskTransport, name)
                 try:
                     check_listener(transport.get_extra_info("socket").fileno(), address.socket)
                 except BaseException:
                     transport.abort()
                     raise
             else:
-                _, wire = await loop.create_connection(TaskWire, address.host, address.port, ssl=tls)
+                _, wire = await loop.create_connection(TaskTransport, address.host, address.port, ssl=tls)
         return wire
 
     async def pause(self, seconds: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
-from holdfast.client.ways import run
+from holdfast.client.network import run
 from holdfast.errors import HoldfastError, LeaseLost, Unavailable
 from holdfast.protocol.messages import Extend, Nack, Settled
 
@@ -29,7 +29,7 @@ _UNHANDLED: Final = (
 )
 
 
-class Held:
+class HeldLease:
     """A message in somebody's hands, without the message: what the thread must know of it."""
 
     __slots__ = ("detached", "due_ns", "ended", "group", "lease_ms", "lost", "receipt", "renew", "topic", "until_ns")
@@ -60,7 +60,7 @@ class Beating(Protocol):
         """Say so, if it is time; answers when it is time again."""
 
 
-class Upkeep:
+class LeaseThread:
     """The thread of one client. `drop` may be called by a finalizer, anywhere."""
 
     def __init__(self, caller: Caller) -> None:
@@ -78,17 +78,17 @@ class Upkeep:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._ended:
-                work = _Work(self._caller, self._inbox)
+                work = _LeaseWork(self._caller, self._inbox)
                 self._thread = threading.Thread(target=work.run, name="holdfast-client", daemon=True)
                 self._thread.start()
 
-    def renew(self, held: Held) -> None:
+    def renew(self, held: HeldLease) -> None:
         """Keep the lease for as long as the message is in hand."""
         held.renew = True
         self.begin()
         self._inbox.put(held)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldLease) -> None:
         """Nobody has the message in hand any more, and nobody settled it: give it back. Callable from a finalizer."""
         held.ended = True
         self._inbox.put((held,))
@@ -116,16 +116,16 @@ class Upkeep:
         self._inbox.put(None)  # nobody has the client any more
 
 
-class _Work:
+class _LeaseWork:
     """What the thread does; it knows the caller and the inbox, and keeps no client alive."""
 
     def __init__(self, caller: Caller, inbox: SimpleQueue[Any]) -> None:
         self._caller = caller
         self._inbox = inbox
         self._clock = caller.world.clock
-        self._held: dict[Held, None] = {}
+        self._held: dict[HeldLease, None] = {}
         self._beating: dict[Beating, int] = {}
-        self._dropped: list[Held] = []
+        self._dropped: list[HeldLease] = []
         self._ending = self._warned = False
 
     def run(self) -> None:
@@ -151,7 +151,7 @@ class _Work:
     def _note(self, item: Any) -> None:
         if item is None:
             self._ending = True
-        elif isinstance(item, Held):
+        elif isinstance(item, HeldLease):
             self._held[item] = None
         elif isinstance(item, tuple):
             self._dropped.append(item[0])
@@ -180,7 +180,7 @@ class _Work:
             elif due_ns <= now_ns:
                 self._beating[beating] = beating.beat(now_ns)
 
-    def _renew(self, topic: str, group: str, due: list[Held]) -> None:
+    def _renew(self, topic: str, group: str, due: list[HeldLease]) -> None:
         now_ns = self._clock.monotonic_ns()
         lease_ms = due[0].lease_ms
         body = Extend(receipts=[held.receipt for held in due], group=group, lease=lease_ms / 1000)
@@ -206,7 +206,7 @@ class _Work:
             for held in due:
                 held.begin(held.lease_ms, now_ns)
 
-    def _give_back(self, dropped: list[Held]) -> None:
+    def _give_back(self, dropped: list[HeldLease]) -> None:
         for held in dropped:
             self._held.pop(held, None)
         for topic, group, some in _by_group(dropped):
@@ -231,9 +231,9 @@ class _Work:
         )
 
 
-def _by_group(held: Iterable[Held]) -> list[tuple[str, str, list[Held]]]:
+def _by_group(held: Iterable[HeldLease]) -> list[tuple[str, str, list[HeldLease]]]:
     """Those of one group, with the same lease, together; not too many at a time."""
-    found: dict[tuple[str, str, int], list[Held]] = {}
+    found: dict[tuple[str, str, int], list[HeldLease]] = {}
     for each in held:
         found.setdefault((each.topic, each.group, each.lease_ms), []).append(each)
     return [

@@ -1,0 +1,401 @@
+"""A folder that several processes use: the first owns it, and the others come to it by its socket."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from holdfast.broker.engine import folder_path
+from holdfast.broker.folder.layout import OWNER_SOCKET, topic_for
+from holdfast.env import close_in_children, end_at_exit, real_world
+from holdfast.env.sockets import (
+    absolute,
+    answers_at,
+    close_in_child,
+    hang_up,
+    listen_unix,
+    remove_socket,
+    someone_calls,
+)
+from holdfast.errors import Busy, HoldfastError
+from holdfast.local.aio.broker import AsyncLocalBrokerPort
+from holdfast.local.aio.group import AsyncLocalGroupPort
+from holdfast.local.broker import LocalBroker
+from holdfast.local.group import LocalGroup
+from holdfast.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from holdfast.broker.engine import BrokerEngine
+    from holdfast.remote.client import Client
+    from holdfast.server.audit import Audit
+    from holdfast.server.server import Server
+
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_MS: Final = 1_000
+_ENDED_S: Final = 5.0
+
+
+def socket_of(folder: str) -> str:
+    """Where the owner of the folder listens."""
+    return f"{folder}/{OWNER_SOCKET}"
+
+
+def share(engine: BrokerEngine, audit: Audit | None = None, tokens_problem: Callable[[], str] = str) -> None:
+    """Let others in, until the engine is closed. Where there can be no socket, there is none.
+
+    What they do is written to the audit log of an owner that has one: a server. Others write nothing down, as they
+    do not when they do the same themselves. They are told of what is wrong with such a server's tokens file, too.
+    """
+    try:
+        listening = listen_unix(socket_of(engine.folder))
+    except FileExistsError as error:
+        logger.warning("folder is not shared", extra={"folder": engine.folder, "why": str(error)})
+        return
+    except OSError as error:
+        logger.debug("folder is not shared", extra={"folder": engine.folder, "why": str(error)})
+        return
+    sharing = Sharing(engine, listening, audit, tokens_problem)
+    engine.on_close = sharing.end
+    engine.stand_in = ForkedPort
+
+
+class Sharing:
+    """One socket, and the thread that waits there."""
+
+    def __init__(
+        self, engine: BrokerEngine, listening: Any, audit: Audit | None, tokens_problem: Callable[[], str] = str
+    ) -> None:
+        self._path = absolute(socket_of(engine.folder))
+        self._listening = listening
+        self._serving = _Serving(audit, tokens_problem)
+        # Weakly: an owner that nobody holds any more must be able to go.
+        reference = weakref.ref(engine, lambda _: hang_up(listening))
+        self._thread = threading.Thread(
+            target=_wait, args=(reference, listening, self._serving), name="holdfast-owner", daemon=True
+        )
+        close_in_children(self)
+        end_at_exit(self)
+        self._thread.start()
+
+    def disown(self) -> None:
+        """In a child after a fork: whoever calls, calls the parent."""
+        self._serving.over = True
+        close_in_child([self._listening, *self._serving.sockets()])
+
+    def end(self) -> None:
+        """Let nobody in any more, and let those go who are. They find another owner, or become it."""
+        if self._serving.over:
+            return
+        self._serving.over = True
+        remove_socket(self._path)  # first: whoever comes now waits for the next owner
+        if not self._serving.stop():
+            hang_up(self._listening)
+        if self._thread is not threading.current_thread():
+            self._thread.join(_ENDED_S)
+
+
+class _Serving:
+    """The server of an owner, once somebody has come."""
+
+    def __init__(self, audit: Audit | None, tokens_problem: Callable[[], str] = str) -> None:
+        self.over = False
+        self._audit = audit
+        self._tokens_problem = tokens_problem
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Event | None = None
+        self._server: Server | None = None
+
+    def stop(self) -> bool:
+        """Ask it to end; False where it has not begun."""
+        loop, ending = self._loop, self._ending
+        if loop is None or ending is None:
+            return False
+        try:
+            loop.call_soon_threadsafe(ending.set)
+        except RuntimeError:
+            return False  # it has ended by itself
+        return True
+
+    def sockets(self) -> list[Any]:
+        """The connections that it has."""
+        if self._server is None:
+            return []
+        connections = list(self._server.http.connections)
+        return [connection.socket() for connection in connections]
+
+    def run(self, engine: BrokerEngine, listening: Any) -> None:
+        """Serve until it is asked to end."""
+        import asyncio
+
+        from holdfast.server.server import event_loop
+
+        with asyncio.Runner(loop_factory=event_loop()) as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._serve(engine, listening))
+
+    async def _serve(self, engine: BrokerEngine, listening: Any) -> None:
+        import asyncio
+
+        from holdfast.client.spark_commits import routes
+        from holdfast.env.process import descriptor_limit
+        from holdfast.local.aio.broker import AsyncLocalBrokerPort
+        from holdfast.server.audit import CallAuditor
+        from holdfast.server.console.pages import console_routes
+        from holdfast.server.console.rendering import error_page
+        from holdfast.server.limits import owner_connections
+        from holdfast.server.server import Server
+        from holdfast.settings import ServerSettings
+
+        self._ending = asyncio.Event()
+        settings = ServerSettings(
+            drain_ms=_DRAIN_MS,
+            max_request_bytes=1 << 30,
+            max_connections=min(owner_connections(descriptor_limit()), ServerSettings().max_connections),
+            max_groups=1_000_000,
+            max_partitions=10_000,
+        )
+        auditor = None if self._audit is None else CallAuditor(self._audit)
+        pages = console_routes(engine, self._audit, at_once=False)  # for `holdfast ui`, beside the owner
+        self._server = server = Server(
+            engine.world, AsyncLocalBrokerPort(engine), settings, auditor=auditor, more=[routes, *pages]
+        )
+        server.service.tokens_problem = self._tokens_problem
+        server.app.error_page = error_page
+        await server.http.listen_on(listening)
+        if not self.over:  # it may have ended before there was anything to tell
+            await self._ending.wait()
+        await server.drain()
+
+
+def _wait(reference: weakref.ref[BrokerEngine], listening: Any, serving: _Serving) -> None:
+    """Until somebody calls, and then serve; or until there is nobody who owns the folder."""
+    try:
+        called = someone_calls(listening)
+        engine = reference()
+        if called and engine is not None and not serving.over:
+            serving.run(engine, listening)
+    except Exception:  # whatever it was: the owner goes on alone
+        logger.exception("the folder cannot be shared any more")
+    finally:
+        listening.close()
+
+
+# Who comes after the owner of a folder: the first of those that used it by its socket, and found nobody there.
+
+
+class Successor:
+    """This process, as one that may have to own a folder. All clients of the folder in it share one."""
+
+    def __init__(self, folder: str, settings: BrokerSettings | None) -> None:
+        self.folder = folder
+        self.users = 0
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._engine: BrokerEngine | None = None
+        close_in_children(self)
+
+    def disown(self) -> None:
+        """In a child after a fork: the parent owns the folder, if one of the two does."""
+        self._lock = threading.Lock()
+        self._engine = None
+
+    def take_over(self) -> None:
+        """Own the folder and let others in, if nobody else does. They, and we, come by the socket as before."""
+        if not self._lock.acquire(blocking=False):
+            return  # somebody is about to
+        try:
+            if self.users and (self._engine is None or self._engine.closed):
+                self._engine = self._own()
+        finally:
+            self._lock.release()
+
+    def _own(self) -> BrokerEngine | None:
+        from holdfast.broker.engine import BrokerEngine
+
+        try:
+            # There may be nothing in it yet; but a folder that somebody removed is not made anew.
+            there = real_world().disk.is_folder(self.folder)
+            engine = BrokerEngine.open(self.folder, create=there, settings=self._settings)
+        except Busy:
+            return None  # another was faster
+        except (HoldfastError, OSError) as error:
+            logger.warning("folder without an owner", extra={"folder": self.folder, "why": str(error)})
+            return None
+        logger.info("took over as owner", extra={"folder": self.folder})
+        engine.keep()
+        share(engine)
+        return engine
+
+    def let_go(self) -> None:
+        """The last one here is through with the folder: another process may own it."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+
+_successors: Final[dict[str, Successor]] = {}
+_lock = threading.Lock()
+
+
+def successor_of(folder: str, settings: BrokerSettings | None = None) -> Successor:
+    """This process's own for the folder; one more uses it from now on."""
+    with _lock:
+        found = _successors.get(folder)
+        if found is None:
+            found = _successors[folder] = Successor(folder, settings)
+        found.users += 1
+        return found
+
+
+def leave(successor: Successor) -> None:
+    """One less uses it; the last one lets go of the folder."""
+    with _lock:
+        successor.users -= 1
+        last = successor.users == 0
+        if last:
+            _successors.pop(successor.folder, None)
+    if last:
+        successor.let_go()
+
+
+# A folder that several processes use: the first owns it, the others come to it by its socket.
+
+
+_PATIENCE_NS: Final = 500_000_000  # an owner that shares its folder can be reached by then; one that does not, never
+_PAUSE_S: Final = 0.01
+
+
+def open_shared(
+    folder: Any, open_here: Callable[[], Any], settings: BrokerSettings | None, *, for_tasks: bool
+) -> tuple[Any, Client | None]:
+    """The folder, opened: a port of its owner, if that is us; or else a client of whoever owns it."""
+    until_ns = 0
+    while True:
+        try:
+            port = open_here()
+        except Busy as busy:
+            load_client()  # before the owner, which may be a thread of this process, begins to load its server
+            clock = real_world().clock
+            path = absolute(folder_path(folder))
+            if answers_at(socket_of(path)):
+                return None, client_of_owner(path, settings, for_tasks=for_tasks)
+            until_ns = until_ns or clock.monotonic_ns() + _PATIENCE_NS
+            if clock.monotonic_ns() > until_ns:
+                busy.add_note("its owner does not share it: it was opened with share=False, or by a command")
+                raise
+            clock.wait(threading.Event(), _PAUSE_S)
+        else:
+            share(port.engine)
+            return port, None
+
+
+def load_client() -> None:
+    """What a client is made of; an owner has no use for it."""
+    import holdfast.client.shared_folder
+    import holdfast.remote.aio.broker
+    import holdfast.remote.sync.broker  # noqa: F401
+
+
+def client_of_owner(folder: str, settings: BrokerSettings | None, *, for_tasks: bool) -> Client:
+    """A client of whoever owns the folder, which takes over where there is nobody any more."""
+    from holdfast.client.address import Address
+    from holdfast.remote.client import Client
+
+    if real_world().disk.exposure(folder) is not None:
+        # Somebody trusts it by name, or we would not be here; and does so when we have to take over, too.
+        settings = msgspec.structs.replace(settings or BrokerSettings(), trust_folder=True)
+    address = Address(text=folder, socket=socket_of(folder))
+    client = Client(real_world(), address, for_tasks=for_tasks)
+    client.default_topic = topic_for(folder)
+    successor = successor_of(folder, settings)
+    client.inherit(successor.take_over, lambda: leave(successor))
+    return client
+
+
+# A queue or a broker that was opened before a fork, in the child: from its first use on, a client of the owner.
+#
+# A forked child has the parent's objects and not its files, its lock or its threads. What it can have is what any
+# second process has: a connection by the owner's socket. So a face gets another port, with the program's own body type
+# and promises. That is left to the first use: most children never use it, and a client takes a while to load. What the
+# parent has in hand stays the parent's.
+
+
+_becoming = threading.RLock()  # a finalizer may be the next to use another one, in the same thread
+
+
+class ForkedPort:
+    """The port of a group or a broker that the parent has: a client of it, made when it is first used."""
+
+    def __init__(self, parents: LocalGroup | LocalBroker) -> None:
+        """In a child after a fork. Takes no lock, and loads nothing."""
+        self._parents = parents  # kept: what ends with it is the parent's to end
+        self._path = absolute(parents.place)  # the child may go to another folder before it uses it
+        self._made: Any = None
+
+    def after_fork(self) -> Any:
+        """In a child of the child: the thread that was at it, if any, is not here."""
+        global _becoming  # noqa: PLW0603  a lock cannot be taken from a thread that is gone
+        _becoming = threading.RLock()
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made or self._remote(), name)
+
+    def _remote(self) -> Any:
+        """The first use, of which there may be several at once: a server of many threads forks before it has them."""
+        with _becoming:
+            if self._made is None:
+                self._made = _port_of(self._parents, self._path)
+            return self._made
+
+
+def _port_of(parents: LocalGroup | LocalBroker, path: str) -> Any:
+    for_tasks = isinstance(parents, (AsyncLocalGroupPort, AsyncLocalBrokerPort))
+    client = _client_of(parents.engine, path, for_tasks=for_tasks)
+    if isinstance(parents, LocalGroup):
+        return _group_port(parents, client, for_tasks=for_tasks)
+    from holdfast.remote.aio.broker import AsyncRemoteBrokerPort
+    from holdfast.remote.sync.broker import RemoteBrokerPort
+
+    kind = AsyncRemoteBrokerPort if for_tasks else RemoteBrokerPort
+    return kind(client, parents.body_type, parents.settings.topic.durability)
+
+
+def _group_port(parents: LocalGroup, client: Client, *, for_tasks: bool) -> Any:
+    from holdfast.remote.aio.group import AsyncRemoteGroupPort
+    from holdfast.remote.sync.group import RemoteGroupPort
+
+    kind, settings = AsyncRemoteGroupPort if for_tasks else RemoteGroupPort, parents.settings
+    return kind(
+        client,
+        parents.topic,
+        parents.group,
+        parents.bodies,
+        settings,
+        durability=settings.durability,
+        ack_durability=settings.ack_durability,
+        alone=parents.alone,
+        closed=parents.view_closed,
+    )
+
+
+def _client_of(engine: BrokerEngine, path: str, *, for_tasks: bool) -> Client:
+    """The one that all faces of the folder share here, as they shared the engine."""
+
+    client: Client | None = engine.client_in_child
+    if client is None:
+        client = client_of_owner(path, engine.settings, for_tasks=for_tasks)
+        if engine.closed_before_fork:
+            client.close()
+        engine.client_in_child = client
+    return client
