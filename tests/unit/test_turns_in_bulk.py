@@ -13,7 +13,7 @@ from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
 from holdfast.errors import LeaseLost
-from holdfast.local.aio.opening import async_open_broker
+from holdfast.local.aio.opening import open_broker_async
 from holdfast.server.served import CLAIMS_AT_ONCE, MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from holdfast.server.waiting import Windows
 from tests.unit.queues import Place
@@ -39,7 +39,7 @@ class Turns:
 
 @asynccontextmanager
 async def many_messages(folder: Path) -> AsyncIterator[ServedGroup]:
-    async with async_open_broker(folder, durability="os") as broker:
+    async with open_broker_async(folder, durability="os") as broker:
         await broker.create_topic("jobs", min_free_bytes=0)
         await broker.publish_many("jobs", [b"x"] * MANY)
         group = await broker._port.served_group(ServedGroup, "jobs", "g", check=lambda *_: None)

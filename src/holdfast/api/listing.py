@@ -37,6 +37,17 @@ class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
     example: str
 
 
+class DeadLettersRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters to put back or drop: those with the ids, or those that the condition chooses."""
+
+    ids: list[str] | None
+    where: Where
+    limit: int | None
+    rate: float | None = None
+    to: str | None = None
+    dry_run: bool
+
+
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
     """What a redrive or a purge found and did."""
 

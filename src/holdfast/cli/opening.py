@@ -33,8 +33,8 @@ from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.env.sockets import absolute, answers_at
 from holdfast.errors import Busy, Forbidden, HoldfastError, InvalidRequest, NotAQueue, UnknownGroup, UnknownTopic
-from holdfast.local.opening import queue_here
 from holdfast.local.sync.broker import LocalBrokerPort
+from holdfast.local.sync.opening import queue_here
 from holdfast.settings import TopicSettings
 from holdfast.storage.files import join
 from holdfast.storage.opening import is_log, require_own, translated

@@ -14,7 +14,7 @@ from holdfast.config.settings_file import Effective
 from holdfast.env import World
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.local.aio.opening import async_open_broker
+from holdfast.local.aio.opening import open_broker_async
 from holdfast.server.access.callers import check_listening
 from holdfast.server.access.tls import tls_context
 from holdfast.server.api.admin import audit_routes, metrics_routes
@@ -47,7 +47,7 @@ async def serve(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     tls = tls_context(settings, world.clock)
-    broker = await async_open_broker(folder, settings=broker_settings)
+    broker = await open_broker_async(folder, settings=broker_settings)
     try:
         audit = open_audit(world, broker.folder, settings)
         server = make_server(world, broker, settings, audit=audit)

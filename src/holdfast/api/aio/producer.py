@@ -73,20 +73,11 @@ class AsyncProducer:
         return f"<{type(self).__name__}{name} {self._core.port.place}{' (closed)' if self.closed else ''}>"
 
     async def send(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        at: datetime | None = None,
-        ttl: Seconds | None = None,
-        dedup_id: Text | None = None,
-        correlation_id: str | None = None,
+        self, topic: str, body: Any, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
+        delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
+        dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None,
-    ) -> AsyncSent:
+    ) -> AsyncSent:  # fmt: skip
         # sync: """Send a message; returns at once, or when there is room. The answer comes to what is returned."""
         """Send a message; waits only for room. Await what is returned for the answer."""
         destination = self._ready(topic) or await self._open(topic)

@@ -11,11 +11,11 @@ from holdfast.api.arguments import Question, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import ConsumedPartition, Listener, MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import NewMessage, Stored, Stream
-from holdfast.api.listing import DeadGroup, DeadLetter, Listed, Redriven, Where
+from holdfast.api.drafts import PublishRequest, Stored, StreamRequest
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, TopicInfo
+from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import PartitionLag, Reset, To
@@ -23,7 +23,7 @@ from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
-from holdfast.settings import BrokerSettings, ConsumerSettings, QueueSettings, TopicSettings
+from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
@@ -48,15 +48,7 @@ class BrokerPort(Protocol):
     def after_fork(self) -> BrokerPort:
         """The port that a child uses instead."""
 
-    def queue(
-        self,
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> GroupPort:
+    def queue(self, request: QueueRequest) -> GroupPort:
         """The default group of a topic, both made where there is none."""
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> GroupPort:
@@ -102,25 +94,10 @@ class BrokerPort(Protocol):
     ) -> Stored | None:
         """Store a message that is nothing but its bytes; None where it has to go the long way."""
 
-    def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
+    def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
 
-    def upload(
-        self,
-        topic: str,
-        stream: Stream,
-        options: NewMessage,
-        size_hint: int | None,
-        partition: int | None,
-        durability: Durability | None,
-    ) -> Stored:
+    def upload(self, topic: str, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
 
     def read(
@@ -343,19 +320,10 @@ class GroupPort(Protocol):
     def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Dead letters by reason and kind of error."""
 
-    def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back."""
 
-    def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
 
     def qsize(self) -> int:
@@ -384,9 +352,7 @@ class GroupPort(Protocol):
     def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
 
-    def upload(
-        self, stream: Stream, options: NewMessage, size_hint: int | None, durability: Durability | None
-    ) -> Stored:
+    def upload(self, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
 
     def sync(self) -> None:
