@@ -12,7 +12,7 @@ from tools.figures import FIGURES, Package, figure
 CEILINGS = {
     "modules": 427,  # goal: 280
     "face_classes": 26,  # goal: 28, half of them generated
-    "priority": 19,  # goal: 12
+    "priority": 18,  # goal: 12
     "equal_face_pairs": 0,
     "private_names": 0,
     "private_exceptions": 7,  # goal: at most 24, each of which says why

@@ -19,9 +19,6 @@ from holdfast.large import Value
 from holdfast.model import CodecName, Durability
 from holdfast.settings import TopicSettings
 
-# Bodies that come as a stream: a binary file, or pieces of bytes.
-
-
 Stream: TypeAlias = BinaryIO | Iterable[bytes]
 AsyncStream: TypeAlias = AsyncIterable[bytes] | Stream
 

@@ -85,7 +85,6 @@ class SpooledUpload:
         return self._publisher.write_one(self._number, draft, durability)
 
 
-_NO_OPTIONS: Final = (None,) * 8
 _NAMED_MOST: Final = 20
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.api.times import duration_ms
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
@@ -95,8 +95,8 @@ class AsyncProducer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or await self._insist(Addressed(outbox, body, key, flags))
-        options = (headers, delay, at, ttl, dedup_id, correlation_id)
-        addressed = self._core.address(destination, body, key, priority, options, partition)
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or await self._insist(addressed)
 
     async def send_many(
@@ -117,7 +117,7 @@ class AsyncProducer:
             else:
                 for i, message in enumerate(messages):
                     new = message if isinstance(message, NewMessage) else NewMessage(body=message)
-                    addressed = core.address_new(destination, new, partition)
+                    addressed = core.address(destination, new, partition)
                     added = core.put_draft(addressed) or await self._insist_draft(addressed)
                     spans.append((*added, (i,)))
         except HoldfastError as error:
