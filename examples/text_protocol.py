@@ -22,6 +22,7 @@ from holdfast.api.aio.ports import AsyncBrokerPort, AsyncGroupPort
 from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, error_text
 from holdfast.api.contents import Contents
 from holdfast.api.times import duration_ms
+from holdfast.api.topics import QueueRequest
 from holdfast.errors import HoldfastError, InvalidRequest, NotAQueue
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.opening import open_broker_port
@@ -87,7 +88,7 @@ class TextFace:
         found = self.queues.get(name)
         if found is None or found.closed:
             try:
-                found = self.queues[name] = await self.broker.queue(name, None, None, {}, create=create)
+                found = self.queues[name] = await self.broker.queue(QueueRequest(name=name, create=create))
             except NotAQueue:
                 raise NotAQueue(f"there is no queue {name}; the first PUT makes it") from None
         return found

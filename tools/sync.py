@@ -42,6 +42,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 # Folders of modules for tasks, and where those for threads are written. One that does not exist is passed over.
 PAIRS: Final = {
     "src/holdfast/api/aio": "src/holdfast/api/sync",
+    "src/holdfast/client/aio": "src/holdfast/client/sync",
     "src/holdfast/local/aio": "src/holdfast/local/sync",
     "src/holdfast/producing/aio": "src/holdfast/producing/sync",
     "src/holdfast/remote/aio": "src/holdfast/remote/sync",

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
     from holdfast.broker.tracing.steps import TraceStep
-    from holdfast.client.connecting import connect
-    from holdfast.client.opening import open_broker
-    from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
+    from holdfast.client.opening import connect
+    from holdfast.client.sync.opening import open_broker
+    from holdfast.client.sync.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
     from holdfast.model import Retained
     from holdfast.worker import Reject, Retry, Worker, WorkerHealth
 
@@ -146,9 +146,9 @@ _LATER = {
     "TraceStep": "holdfast.broker.tracing.steps",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
-    "connect": "holdfast.client.connecting",
-    "open": "holdfast.client.opening:open_queue",
-    "open_broker": "holdfast.client.opening",
+    "connect": "holdfast.client.opening",
+    "open": "holdfast.client.sync.opening:open_queue",
+    "open_broker": "holdfast.client.sync.opening",
 }
 
 

@@ -6,7 +6,8 @@ from holdfast.api.aio.group import AsyncGroup
 from holdfast.api.aio.message import AsyncMessage
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.aio.queue import AsyncQueue
-from holdfast.client.aio_opening import connect, open, open_broker  # noqa: A004  the same names as for threads
+from holdfast.client.aio.opening import connect, open_broker
+from holdfast.client.aio.opening import open_queue as open  # noqa: A004  the same name as for threads
 
 __all__ = [
     "AsyncBroker",

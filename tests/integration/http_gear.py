@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from holdfast.env import World, real_world
-from holdfast.local.aio.opening import async_open_broker
+from holdfast.local.aio.opening import open_broker_async
 from holdfast.server.app import Auditor
 from holdfast.server.http.server import Meter
 from holdfast.server.process import make_server
@@ -124,7 +124,7 @@ def serving(
 
     async def serve() -> None:
         ending = asyncio.Event()
-        async with async_open_broker(folder, settings=broker, world=world) as opened:
+        async with open_broker_async(folder, settings=broker, world=world) as opened:
             if world is not None:
                 opened._port.engine.keep()
             if whole:

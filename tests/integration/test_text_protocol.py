@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.client.connecting import client_of
+from holdfast.client.opening import client_of
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
 from holdfast.local.opening import open_broker_port
 from holdfast.remote.aio.broker import AsyncRemoteBrokerPort

@@ -10,15 +10,15 @@ from tools.figures import FIGURES, Package, figure
 # The most that is allowed: what there was when a figure last went down. A change that lowers a figure lowers its
 # ceiling, too; none is raised without a reason in the commit. Where there is a goal, it stands behind the ceiling.
 CEILINGS = {
-    "modules": 443,  # goal: 280
+    "modules": 427,  # goal: 280
     "face_classes": 26,  # goal: 28, half of them generated
-    "priority": 20,  # goal: 12
-    "equal_face_pairs": 24,  # goal: 0
+    "priority": 18,  # goal: 12
+    "equal_face_pairs": 0,
     "private_names": 0,
     "private_exceptions": 7,  # goal: at most 24, each of which says why
-    "class_names": 77,  # goal: 25
-    "short_modules": 80,  # goal: fewer than 30
-    "one_sibling": 51,
+    "class_names": 76,  # goal: 25
+    "short_modules": 74,  # goal: fewer than 30
+    "one_sibling": 44,
     "unnamed_modules": 2,  # goal: 0
     "imports_percent": 7.8,  # goal: 6
     "setattr_calls": 1,  # goal: none on a live object

@@ -12,7 +12,7 @@ import holdfast
 from holdfast import DiskFull, InvalidRequest, NewMessage
 from holdfast.broker import dead_letters
 from holdfast.local.listing import find_message
-from holdfast.local.opening import queue_here
+from holdfast.local.sync.opening import queue_here
 from tests.unit.queues import Place, bodies
 
 LIMIT = 1_000

@@ -15,7 +15,7 @@ from holdfast.delivery.events import Released
 from holdfast.delivery.runs import size as run_size
 from holdfast.errors import LeaseLost
 from holdfast.local.aio import group as group_module
-from holdfast.local.aio.opening import async_open_broker
+from holdfast.local.aio.opening import open_broker_async
 from holdfast.local.receipts import CLAIMS_AT_ONCE
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup, Taken, receipts_of
 from holdfast.server.waiting import Windows
@@ -42,7 +42,7 @@ class Turns:
 
 @asynccontextmanager
 async def many_messages(folder: Path) -> AsyncIterator[ServedGroup]:
-    async with async_open_broker(folder, durability="os") as broker:
+    async with open_broker_async(folder, durability="os") as broker:
         await broker.create_topic("jobs", min_free_bytes=0)
         await broker.publish_many("jobs", [b"x"] * MANY)
         group = await broker._port.served_group(ServedGroup, "jobs", "g", check=lambda *_: None)

@@ -15,7 +15,7 @@ from holdfast.api.bodies import Bodies
 from holdfast.broker.waiters import TaskWaiter, ThreadWaiter, Waiters
 from holdfast.env import ManualClock, SeededIds, SystemClock, World
 from holdfast.env.sim.disk import SimulatedDisk
-from holdfast.local.aio.opening import async_queue_here
+from holdfast.local.aio.opening import queue_here_async
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup, wanted_at_once
 from tests.unit.queues import Place
 
@@ -358,7 +358,7 @@ def test_a_thread_that_waits_is_served_before_one_that_comes_by(tmp_path):
 def test_a_task_that_waits_is_served_before_one_that_comes_by():
     async def story() -> None:
         place = Place(durability="os")
-        q: Any = async_queue_here(place.q._port.engine, place.q._port.queue_group, None)
+        q: Any = queue_here_async(place.q._port.engine, place.q._port.queue_group, None)
         waiting = asyncio.create_task(q.get())
         while not place.q.stats().waiters:
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Reject, Worker
-from holdfast.local.aio.opening import async_queue_here
+from holdfast.local.aio.opening import queue_here_async
 from tests.unit.workers import PATIENCE_S, Place, ended, eventually
 
 
@@ -24,7 +24,7 @@ def place(tmp_path: Path):
 
 def for_tasks(place: Place) -> Any:
     """The queue as tasks see it."""
-    return async_queue_here(place.q._port.engine, place.q._port.queue_group, None)
+    return queue_here_async(place.q._port.engine, place.q._port.queue_group, None)
 
 
 @pytest.mark.parametrize("face", ["threads", "tasks"])

@@ -16,11 +16,8 @@ from holdfast.broker.messages import BYTES_HEADERS, CORRELATION_ID, DEDUP_ID, PR
 from holdfast.broker.partition import Draft, Place
 from holdfast.errors import InvalidRequest
 from holdfast.large import Value
-from holdfast.model import Durability
+from holdfast.model import CodecName, Durability
 from holdfast.settings import TopicSettings
-
-# Bodies that come as a stream: a binary file, or pieces of bytes.
-
 
 Stream: TypeAlias = BinaryIO | Iterable[bytes]
 AsyncStream: TypeAlias = AsyncIterable[bytes] | Stream
@@ -115,6 +112,25 @@ def has_only_a_body(message: NewMessage) -> bool:
     """Whether nothing but a body is said of it: such messages go shorter ways."""
     plain = message.body is not None and message == NewMessage(body=message.body)
     return plain and type(message.priority) is int
+
+
+class PublishRequest(msgspec.Struct, frozen=True, gc=False):
+    """Bodies or NewMessages for a topic. Without a partition each goes to that of its key, or to the next in turn."""
+
+    messages: Iterable[Any]
+    partition: int | None = None
+    durability: Durability | None = None
+    codec: CodecName | None = None
+
+
+class StreamRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A message whose body comes as a stream: where it goes, and all that is said of it but its body."""
+
+    stream: AsyncStream
+    message: NewMessage
+    size_hint: int | None
+    partition: int | None = None
+    durability: Durability | None
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):

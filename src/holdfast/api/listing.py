@@ -1,4 +1,4 @@
-"""Messages that were listed without being taken: what each says, where it stands, which ones were wanted; and dead letters."""
+"""Messages that were listed without being taken, and dead letters: what each says, where it is, which were wanted."""
 
 from __future__ import annotations
 
@@ -36,6 +36,17 @@ class DeadGroup(msgspec.Struct, frozen=True, kw_only=True):
     first: datetime
     last: datetime
     example: str
+
+
+class DeadLettersRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters to put back or drop: those with the ids, or those that the condition chooses."""
+
+    ids: list[str] | None
+    where: Where
+    limit: int | None
+    rate: float | None = None
+    to: str | None = None
+    dry_run: bool
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Locks and state documents as users and the wire see them, and their arguments, checked for every face and the server."""
+"""Locks and state documents as users and the wire see them, and their arguments, checked."""
 
 from __future__ import annotations
 

@@ -74,6 +74,16 @@ def topic_settings(differing: Mapping[str, Any]) -> TopicSettings:
     return msgspec.convert(known, TopicSettings)
 
 
+class QueueRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue that is to be opened. Without a name the only one is meant; `changes` are settings by name."""
+
+    name: str | None
+    body_type: Any = None
+    settings: QueueSettings | None = None
+    changes: Mapping[str, Any] = {}
+    create: bool = True
+
+
 def to_of(to: object) -> To:
     """Where a reset goes: "earliest", "latest", a time or an offset."""
     if isinstance(to, str) and to in ("earliest", "latest"):

@@ -237,7 +237,7 @@ def enter(place: str) -> None:
 
 def connected(place: str, wait_s: float) -> Broker:
     """The broker behind an address, which answers."""
-    from holdfast.client.connecting import connect
+    from holdfast.client.opening import connect
 
     entry, tls = _entry(place), None
     if place.startswith("https:"):

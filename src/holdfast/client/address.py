@@ -39,6 +39,11 @@ def is_address(place: object) -> bool:
     return isinstance(place, str) and place.startswith(("http://", "https://", "unix:"))
 
 
+def queue_named(place: object) -> str | None:
+    """The queue that an address names; None for a folder."""
+    return parse_address(place).queue if is_address(place) else None
+
+
 def refuse_almost(place: object) -> None:
     """What is almost an address must not become a folder of that name."""
     if isinstance(place, str) and not is_address(place) and _ALMOST.match(place):

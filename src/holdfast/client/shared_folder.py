@@ -301,7 +301,6 @@ def open_shared(
 
 def load_client() -> None:
     """What a client is made of; an owner has no use for it."""
-    import holdfast.client.shared_folder
     import holdfast.remote.aio.broker
     import holdfast.remote.sync.broker  # noqa: F401
 

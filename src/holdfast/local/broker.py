@@ -1,4 +1,4 @@
-"""The topics of an engine, their groups and traces, as far as no turn is waited for: the ports for tasks and threads stand on it."""
+"""The topics of an engine, with their groups and traces, as far as no turn is waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents, PartitionHome
 from holdfast.api.drafts import NewMessage
 from holdfast.api.times import to_datetime
-from holdfast.api.topics import GroupInfo, PartitionInfo, TopicInfo, changes_to
+from holdfast.api.topics import GroupInfo, PartitionInfo, QueueRequest, TopicInfo, changes_to
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEFAULT_GROUP
@@ -38,7 +38,7 @@ from holdfast.errors import (
 )
 from holdfast.local.publisher import Publisher
 from holdfast.model import Retained, extra_bytes
-from holdfast.settings import BrokerSettings, QueueSettings, TopicSettings
+from holdfast.settings import BrokerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
@@ -367,19 +367,11 @@ class LocalBroker:
             # Inside: from now on the port holds the topic, which would be let go at any moment otherwise.
             return kind(self.engine, opened.group(name, start=start, changes=changes), bodies)
 
-    def open_queue(
-        self,
-        kind: Callable[[BrokerEngine, QueueGroup, Bodies], _Group],
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> _Group:
+    def open_queue(self, kind: Callable[[BrokerEngine, QueueGroup, Bodies], _Group], request: QueueRequest) -> _Group:
         """The default group of a topic, both made where there is none."""
+        settings, changes, body_type = request.settings, request.changes, request.body_type
         wanted = changes_to(settings, {}, changes)
-        name = self.engine.queue_name(name, create=create)
+        name = self.engine.queue_name(request.name, create=request.create)
         try:
             self.engine.create_topic(name, None, wanted)
         except TopicExists:

@@ -14,6 +14,7 @@ from holdfast.api.drafts import NewMessage
 from holdfast.api.listing import (
     DeadGroup,
     DeadLetter,
+    DeadLettersRequest,
     Redriven,
     Where,
     check_limit,
@@ -143,27 +144,18 @@ class LocalLetters:
         """The dead letters by reason and kind of error, the most frequent first."""
         return grouped(self._each(where, None))
 
-    def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back in the order in which they were published: those of one key must not overtake."""
-        letters = in_order(self.chosen(ids, where, limit))
-        with Redriving(self._group, to) as redriving:
-            if dry_run:
+        letters = in_order(self.chosen(request.ids, request.where, request.limit))
+        with Redriving(self._group, request.to) as redriving:
+            if request.dry_run:
                 return _result(letters, 0)
-            return _result(letters, sum(map(redriving.put_back, self._paced(letters, rate))))
+            return _result(letters, sum(map(redriving.put_back, self._paced(letters, request.rate))))
 
-    def purge(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    def purge(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
-        letters = self.chosen(ids, where, limit)
-        return _result(letters, 0 if dry_run else drop(letters))
+        letters = self.chosen(request.ids, request.where, request.limit)
+        return _result(letters, 0 if request.dry_run else drop(letters))
 
     def chosen(self, ids: list[str] | None, where: Where, limit: int | None) -> list[ChosenLetter]:
         """Those that are meant: by their ids, or by a condition."""

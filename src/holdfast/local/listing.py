@@ -1,4 +1,4 @@
-"""Looking through a queue without taking anything: what is ready, leased, delayed or dead, and all that is known of one message."""
+"""Looking through a queue without taking anything, and all that is known of one message."""
 
 from __future__ import annotations
 

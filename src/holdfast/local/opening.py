@@ -1,4 +1,4 @@
-"""What is in a folder, opened here: its engine, and a queue or a broker on it."""
+"""What is in a folder, opened here: its engine, and a port of the kind that is asked for."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ import msgspec
 
 from holdfast.api.arguments import switch
 from holdfast.api.bodies import Bodies
-from holdfast.api.sync.broker import Broker
-from holdfast.api.sync.queue import Queue
 from holdfast.broker.engine import BrokerEngine, folder_path
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.folder.policy import check_settings
-from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.local.broker import LocalBroker, keep_bodies
 from holdfast.local.group import LocalGroup
-from holdfast.local.sync.broker import LocalBrokerPort
-from holdfast.local.sync.group import LocalGroupPort
 from holdfast.model import Durability
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.opening import TRUST
@@ -31,13 +26,10 @@ from holdfast.storage.opening import TRUST
 _Port = TypeVar("_Port")
 
 
-def queue_here(engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False) -> Queue[Any]:
-    """A queue for threads on an engine in this process, which is closed with it where it is `alone` there."""
-    return Queue(LocalGroupPort(engine, group, Bodies(body_type), alone=alone))
-
-
-def open_queue(
+def open_queue_port(
+    kind: Callable[..., _Port],
     folder: str | PathLike[str],
+    changes: Mapping[str, Any],
     *,
     create: bool = True,
     topic: str | None = None,
@@ -47,43 +39,6 @@ def open_queue(
     observer: Observer | None = None,
     world: World | None = None,
     trust_folder: bool | None = None,
-    **changes: Any,
-) -> Queue[Any]:
-    """Open the queue in a folder, which is made where there is none (unless create=False).
-
-    `topic` says which one where the folder has several. `changes` are settings by name, such as max_attempts=3;
-    they are kept with the queue. `body_type` is bytes, str, dict or any type that msgspec knows.
-    """
-    return Queue(
-        open_queue_port(
-            LocalGroupPort,
-            folder,
-            create=create,
-            topic=topic,
-            durability=durability,
-            body_type=body_type,
-            settings=settings,
-            observer=observer,
-            world=world,
-            trust_folder=trust_folder,
-            changes=changes,
-        )
-    )
-
-
-def open_queue_port(
-    kind: Callable[..., _Port],
-    folder: str | PathLike[str],
-    *,
-    create: bool,
-    topic: str | None,
-    durability: Durability | None,
-    body_type: Any,
-    settings: QueueSettings | None,
-    observer: Observer | None,
-    world: World | None,
-    trust_folder: bool | None,
-    changes: Mapping[str, Any],
 ) -> _Port:
     """A port on the queue in a folder, with a thread that looks after it where time runs by itself."""
     bodies = Bodies(body_type)  # refused before anything is made
@@ -158,39 +113,6 @@ def open_broker_port(
     except BaseException:
         engine.close()
         raise
-
-
-def open_broker(
-    folder: str | PathLike[str] | None = None,
-    *,
-    create: bool = True,
-    durability: Durability | None = None,
-    body_type: Any = None,
-    settings: BrokerSettings | None = None,
-    settings_file: str | PathLike[str] | None = None,
-    observer: Observer | None = None,
-    world: World | None = None,
-    trust_folder: bool | None = None,
-) -> Broker:
-    """Own the topics in a data folder, which is made where there is none (unless create=False).
-
-    `settings_file` is a TOML file; where none is given, the one that HOLDFAST_CONFIG names. Its data_dir is used
-    where no folder is given. `durability` is what topics promise by default.
-    """
-    return Broker(
-        open_broker_port(
-            LocalBrokerPort,
-            folder,
-            create=create,
-            durability=durability,
-            body_type=body_type,
-            settings=settings,
-            settings_file=settings_file,
-            observer=observer,
-            world=world,
-            trust_folder=trust_folder,
-        )
-    )
 
 
 def close_engine(port: LocalBroker | LocalGroup) -> None:

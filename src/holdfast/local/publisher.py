@@ -9,7 +9,15 @@ from typing import Any, Final, get_args
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import AsyncStream, Drafter, NewMessage, Stored, Stream, check_size_hint, pieces_of, stored_at
+from holdfast.api.drafts import (
+    Drafter,
+    NewMessage,
+    Stored,
+    StreamRequest,
+    check_size_hint,
+    pieces_of,
+    stored_at,
+)
 from holdfast.broker.messages import batch_of, head_bytes
 from holdfast.broker.partition import Draft, Partition, Publication
 from holdfast.broker.routing import RoundRobin, partition_for
@@ -28,29 +36,29 @@ from holdfast.storage.spool import Spool
 class SpooledUpload:
     """One message on its way. What is wrong with it is said before the first byte is read, as far as it can be."""
 
-    def __init__(
-        self, world: World, publisher: Publisher, options: NewMessage, partition: object, size_hint: int | None
-    ) -> None:
+    def __init__(self, world: World, publisher: Publisher, request: StreamRequest) -> None:
         publisher.topic.check_open()
-        check_size_hint(size_hint)
+        check_size_hint(request.size_hint)
         self._publisher = publisher
-        self._options = options
+        self._request = request
         self._began_ns = world.clock.monotonic_ns()
-        draft = publisher.draft(options, b"")
-        self._number = publisher.route(draft, partition)
+        draft = publisher.draft(request.message, b"")
+        self._number = publisher.route(draft, request.partition)
         log = self._log = publisher.log(self._number)
-        self._spool = Spool(world, log.folder, log.settings, head_bytes=head_bytes(draft), size_hint=size_hint)
+        head, hint = head_bytes(draft), request.size_hint
+        self._spool = Spool(world, log.folder, log.settings, head_bytes=head, size_hint=hint)
 
-    def run(self, stream: Stream, durability: Durability | None) -> Stored:
+    def run(self) -> Stored:
         """Take all of the stream, and store it."""
         with self._spool:
-            self._take(pieces_of(stream))
-            parts = self._store(durability)
+            self._take(pieces_of(self._request.stream))
+            parts = self._store()
         self._publisher.wait(parts)
         return self._publisher.stored(parts, self._began_ns)[0]
 
-    async def run_async(self, stream: AsyncStream, durability: Durability | None) -> Stored:
+    async def run_async(self) -> Stored:
         """The same for a task: threads wait for the disk, and for a stream that is none of tasks."""
+        stream = self._request.stream
         with self._spool as spool:
             if isinstance(stream, AsyncIterable):
                 async for piece in stream:
@@ -59,7 +67,7 @@ class SpooledUpload:
             else:
                 await asyncio.to_thread(self._take, pieces_of(stream))
             in_memory = spool.in_memory  # then storing it waits for nothing
-            parts = self._store(durability) if in_memory else await asyncio.to_thread(self._store, durability)
+            parts = self._store() if in_memory else await asyncio.to_thread(self._store)
         await self._publisher.wait_async(parts)
         return self._publisher.stored(parts, self._began_ns)[0]
 
@@ -68,15 +76,15 @@ class SpooledUpload:
             if self._spool.add(piece):
                 self._spool.write_gathered()
 
-    def _store(self, durability: Durability | None) -> list[PartitionShare]:
+    def _store(self) -> list[PartitionShare]:
+        durability = self._request.durability
         # Once more: a delay, or a time to live, begins now.
-        draft = self._publisher.draft(self._options, self._spool.value())
+        draft = self._publisher.draft(self._request.message, self._spool.value())
         if (durability or self._log.settings.durability) == "fsync":
             self._spool.sync()  # before anybody waits for us
         return self._publisher.write_one(self._number, draft, durability)
 
 
-_NO_OPTIONS: Final = (None,) * 8
 _NAMED_MOST: Final = 20
 
 
@@ -110,16 +118,6 @@ class Publisher:
         settings = self.topic.settings
         self._drafter = Drafter(self._bodies, settings)
         self._settings = settings  # last: whoever sees these uses that one
-
-    def is_plain(self, body: object, options: tuple[object, ...], priority: int) -> bool:
-        """Whether a message is nothing but its bytes: then it goes the short way, to the log of `turn`."""
-        return (
-            type(body) is bytes
-            and options == _NO_OPTIONS
-            and type(priority) is int
-            and not priority
-            and self.plain_since() > 0
-        )
 
     def plain_since(self) -> int:
         """The time by the monotonic clock, for one who has plain bytes to put; 0 where these go the long way, too."""

@@ -11,9 +11,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import NewMessage, message_of
+from holdfast.api.drafts import NewMessage
 from holdfast.broker.folder.layout import check_topic_name
-from holdfast.broker.messages import TEXT_KEY, Draft
+from holdfast.broker.messages import Draft
 from holdfast.broker.routing import RoundRobin
 from holdfast.env import close_in_children
 from holdfast.errors import Closed, HoldfastError, InvalidRequest, QueueFull
@@ -23,8 +23,6 @@ from holdfast.producing.port import ProducerPort
 from holdfast.producing.sender import Sender
 from holdfast.settings import ProducerSettings, load
 
-_NO_OPTIONS: Final = (None,) * 6
-_PLAIN_KEYS: Final = frozenset({type(None), bytes, str})
 _NAMED_STICK: Final = 100  # whatever its settings: one that resumes must give the same turns again
 _MOST_FAILED: Final = 100
 _LOOK_AGAIN_NS: Final = 1_000_000_000
@@ -132,33 +130,8 @@ class ProducerCore(Generic[_Sent]):
 
     # Where a message goes
 
-    def address(
-        self,
-        destination: Destination,
-        body: Any,
-        key: Any,
-        priority: Any,
-        options: tuple[Any, ...],
-        partition: object,
-    ) -> Addressed:
+    def address(self, destination: Destination, message: NewMessage, partition: object) -> Addressed:
         """Where a message goes, and as what."""
-        plain = type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority
-        destination.refresh()
-        if plain and partition is None and type(key) in _PLAIN_KEYS and destination.plain:
-            stored_key, flags = (key.encode(), TEXT_KEY) if type(key) is str and key.isascii() else (key, 0)
-            if type(stored_key) is not str:
-                size = len(body) if stored_key is None else len(body) + len(stored_key)
-                if size > destination.most_bytes:
-                    raise destination.too_large(size)
-                if stored_key is None:
-                    return Addressed(destination.next(), body, turns=1)
-                return Addressed(destination.keyed(stored_key), body, stored_key, flags)
-        headers, delay, at, ttl, dedup_id, correlation_id = options
-        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
-        return self.address_new(destination, message, partition)
-
-    def address_new(self, destination: Destination, message: NewMessage, partition: object) -> Addressed:
-        """The same for a message with whatever it may have."""
         destination.refresh()
         draft, rest, loose = destination.drafting.draft(message)
         destination.check_size(draft)

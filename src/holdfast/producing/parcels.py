@@ -1,4 +1,4 @@
-"""Parcels: messages for one partition that are sent, stored and answered as one; and the topics and outboxes they wait in."""
+"""Parcels: messages for one partition that are sent, stored and answered as one; and the outboxes they wait in."""
 
 from __future__ import annotations
 

@@ -1,27 +1,26 @@
-"""A client of a server: its calls for tasks and for threads, its publisher, and the thread that looks after its leases."""
+"""A client of a server: its calls for tasks and for threads, its publisher, and the thread that keeps its leases."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import AsyncStream, NewMessage, Stored
 from holdfast.broker.folder.layout import DEFAULT_TOPIC
 from holdfast.client.address import Address
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask
 from holdfast.client.network import Network, TaskNetwork, ThreadNetwork, run
 from holdfast.env import World, close_in_children, end_at_exit
-from holdfast.model import CodecName, Durability
 from holdfast.remote.leases import LeaseThread
 from holdfast.remote.publisher import RemotePublisher
-from holdfast.remote.uploads import publish_stream
 
 if TYPE_CHECKING:
     import ssl
+
+
+_Result = TypeVar("_Result")
 
 
 class Client:
@@ -106,96 +105,38 @@ class AsyncCalls:
     """The calls of tasks."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
+        self._call = client.caller.call
+
+    async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """What the work of the client comes to."""
+        return await work
 
     async def call(self, ask: Ask) -> Any:
         """The answer's value; what the server refuses is raised."""
-        return await self.client.caller.call(ask)
+        return await self._call(ask)
 
     async def ask(self, method: str, path: str, answers: Any, body: Any = None, **options: Any) -> Any:
         """The same for a body that is one of the wire's values; `options` are those of `ask_of`."""
-        return await self.client.caller.call(ask_of(method, path, answers, body, **options))
-
-    async def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        bodies: Bodies,
-        durability: Durability | None,
-        codec: CodecName | None,
-        *,
-        partition: int | None = None,
-        verb: str = "put_many",
-    ) -> list[Stored]:
-        """Store messages."""
-        publish = self.client.publishing.publish
-        return await publish(
-            topic, messages, bodies, partition=partition, durability=durability, codec=codec, verb=verb
-        )
-
-    async def upload(
-        self,
-        topic: str,
-        stream: AsyncStream,
-        options: NewMessage,
-        size_hint: int | None,
-        durability: Durability | None,
-        *,
-        partition: int | None = None,
-    ) -> Stored:
-        """Store all that a stream gives as one message."""
-        return await publish_stream(self.client.publishing, topic, stream, options, partition, size_hint, durability)
-
-    async def close(self) -> None:
-        """Close the client."""
-        await self.client.close_async()
+        return await self._call(ask_of(method, path, answers, body, **options))
 
 
 class Calls:
     """The calls of threads."""
 
     def __init__(self, client: Client) -> None:
-        self.client = client
+        self._call = client.caller.call
+
+    def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """What the work of the client comes to."""
+        return run(work)
 
     def call(self, ask: Ask) -> Any:
         """The answer's value; what the server refuses is raised."""
-        return run(self.client.caller.call(ask))
+        return run(self._call(ask))
 
     def ask(self, method: str, path: str, answers: Any, body: Any = None, **options: Any) -> Any:
         """The same for a body that is one of the wire's values; `options` are those of `ask_of`."""
-        return run(self.client.caller.call(ask_of(method, path, answers, body, **options)))
-
-    def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        bodies: Bodies,
-        durability: Durability | None,
-        codec: CodecName | None,
-        *,
-        partition: int | None = None,
-        verb: str = "put_many",
-    ) -> list[Stored]:
-        """Store messages."""
-        publish = self.client.publishing.publish
-        return run(publish(topic, messages, bodies, partition=partition, durability=durability, codec=codec, verb=verb))
-
-    def upload(
-        self,
-        topic: str,
-        stream: Any,
-        options: NewMessage,
-        size_hint: int | None,
-        durability: Durability | None,
-        *,
-        partition: int | None = None,
-    ) -> Stored:
-        """Store all that a stream gives as one message."""
-        return run(publish_stream(self.client.publishing, topic, stream, options, partition, size_hint, durability))
-
-    def close(self) -> None:
-        """Close the client."""
-        self.client.close()
+        return run(self._call(ask_of(method, path, answers, body, **options)))
 
 
 def ask_of(method: str, path: str, answers: Any, body: Any = None, *, wait_s: float = 0.0, again: bool = True) -> Ask:

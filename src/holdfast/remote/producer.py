@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import NewMessage
+from holdfast.api.drafts import NewMessage, PublishRequest
 from holdfast.broker.messages import TEXT_KEY, Draft, Place
 from holdfast.broker.producers import ProducerId
 from holdfast.broker.routing import check_partition
@@ -151,7 +151,9 @@ class RemoteProducerPort:
             parcel.request = messages, given
         messages, given = parcel.request
         outbox = parcel.outbox
-        stored = run(self._publishing.publish_loose(outbox.destination.name, messages, outbox.number, durability, None))
+        stored = run(
+            self._publishing.publish_loose(outbox.destination.name, PublishRequest(messages, outbox.number, durability))
+        )
         parcel.durability = stored[0].durability
         # What has an id of ours is no duplicate: an attempt before stored it.
         parcel.places = [

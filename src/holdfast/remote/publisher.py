@@ -1,4 +1,9 @@
-"""Publishing through a server: partitions chosen as an embedded broker does, and messages numbered, so that a call may be repeated."""
+"""Publishing through a server: partitions chosen as an embedded broker does, in calls that may be repeated.
+
+Each publish that is numbered goes by a producer identity, one request at a time. If the answer is lost, the same
+messages go again with the same numbers, and the server knows them: whatever was stored is not stored a second time,
+also when the server was killed in between.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Final, get_args
+from typing import Final, get_args
+
+import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import Drafter, NewMessage, Stored, has_only_a_body
+from holdfast.api.drafts import Drafter, NewMessage, PublishRequest, Stored, has_only_a_body
 from holdfast.api.topics import TopicInfo
 from holdfast.broker.partition import Draft
 from holdfast.broker.routing import RoundRobin, check_partition, partition_for
@@ -142,7 +149,7 @@ class RemotePublisher:
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
-        self._lanes = ProducerIdentities(caller)
+        self._identities = ProducerIdentities(caller)
         self._clock = caller.world.clock
         self._known: dict[str, KnownTopic] = {}
         self.disown()
@@ -152,41 +159,33 @@ class RemotePublisher:
         random = self.caller.world.ids.random_u32
         self._name = f"client-{random():08x}{random():08x}"
         self._numbers = itertools.count()
-        self._lanes.disown()
+        self._identities.disown()
 
     def new_id(self) -> str:
         """A dedup id that nobody else gives."""
         return f"{self._name}-{next(self._numbers)}"
 
     async def publish(
-        self,
-        topic: str,
-        given: Iterable[Any],
-        bodies: Bodies,
-        *,
-        partition: int | None = None,
-        durability: Durability | None = None,
-        codec: CodecName | None = None,
-        verb: str = "publish_many",
+        self, topic: str, request: PublishRequest, bodies: Bodies, verb: str = "publish_many"
     ) -> list[Stored]:
         """Store messages: those that go to one partition all or not at all, and each once however often it is sent.
 
         More than 100,000 for one partition go in several calls, each of which is stored wholly or not at all.
         """
         self.caller.check_open()
-        messages, drafts = self.messages(given, bodies, verb)
-        check_options(durability, codec)
+        messages, drafts = self.messages(request.messages, bodies, verb)
+        check_options(request.durability, request.codec)
         if not messages:
             return []
         known = await self.look(topic)
         if any(map(is_loose, messages)) or known.count is None:
-            return await self.publish_loose(topic, messages, partition, durability, codec)
+            return await self.publish_loose(topic, msgspec.structs.replace(request, messages=messages))
         for again in (False, True):
             try:
-                return await self._publish_in_lanes(topic, known, messages, drafts, partition, durability, codec)
+                return await self._publish_numbered(topic, known, messages, drafts, request)
             except UnknownTopic:
                 self._known.pop(topic, None)
-                if again or partition is not None:
+                if again or request.partition is not None:
                     raise
                 known = await self.look(topic)
                 if known.count is None:
@@ -236,60 +235,42 @@ class RemotePublisher:
             drafts.append(draft)
         return messages, drafts
 
-    async def _publish_in_lanes(
+    async def _publish_numbered(
         self,
         topic: str,
         known: KnownTopic,
         messages: Sequence[wire.NewMessage],
         drafts: Sequence[Draft],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
+        request: PublishRequest,
     ) -> list[Stored]:
-        routed = _routed(topic, known, drafts, partition)
+        routed, durability, codec = _routed(topic, known, drafts, request.partition), request.durability, request.codec
         found: dict[int, Stored] = {}
         for number, indexes in _calls(routed):
             batch = messages if len(indexes) == len(messages) else [messages[i] for i in indexes]
             with _noting(found, messages):
-                written = await self._lanes.append(topic, number, wire.batch_of(batch), durability, codec)
+                written = await self._identities.append(topic, number, wire.batch_of(batch), durability, codec)
             offsets: Sequence[int | None] = written.offsets or [None] * len(indexes)
             for i, offset in zip(indexes, offsets, strict=True):
                 found[i] = Stored(topic, offset, None, False, written.durability, number)
         return [found[i] for i in range(len(messages))]
 
-    async def _publish_parts(
-        self,
-        topic: str,
-        messages: Sequence[wire.NewMessage],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
-        """More than one call may bring, in several."""
+    async def publish_loose(self, topic: str, request: PublishRequest) -> list[Stored]:
+        """Delayed ones, and those with a dedup id, have no sequence: an id of ours makes them known again."""
+        partition, durability, codec = request.partition, request.durability, request.codec
+        path = path_of("topics", topic, "messages", partition=partition, durability=durability, codec=codec)
+        messages: Sequence[wire.NewMessage] = list(request.messages)
         found: list[Stored] = []
-        for start in range(0, len(messages), wire.MOST_MESSAGES):
-            some = messages[start : start + wire.MOST_MESSAGES]
+        for start in range(0, len(messages), wire.MOST_MESSAGES):  # more than one call may bring go in several
             with _noting(found, messages):
-                found += await self.publish_loose(topic, some, partition, durability, codec)
+                found += await self._send(path, messages[start : start + wire.MOST_MESSAGES])
         return found
 
-    async def publish_loose(
-        self,
-        topic: str,
-        messages: Sequence[wire.NewMessage],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
-        """Delayed ones, and those with a dedup id, have no sequence: an id of ours makes them known again."""
-        if len(messages) > wire.MOST_MESSAGES:
-            return await self._publish_parts(topic, messages, partition, durability, codec)
+    async def _send(self, path: str, messages: Sequence[wire.NewMessage]) -> list[Stored]:
         ours = set()
         for i, message in enumerate(messages):
             if message.dedup_id is None and message.dedup_data is None:
                 message.dedup_id = self.new_id()
                 ours.add(i)
-        path = path_of("topics", topic, "messages", partition=partition, durability=durability, codec=codec)
         answer: wire.StoredBatch = await self.caller.call(
             Ask(method="POST", path=path, body=packed(wire.batch_of(messages)), answers=wire.StoredBatch)
         )

@@ -8,7 +8,15 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.api.bodies import Bodies
-from holdfast.api.drafts import PIECE_BYTES, AsyncStream, NewMessage, Stored, check_size_hint, no_stream
+from holdfast.api.drafts import (
+    PIECE_BYTES,
+    AsyncStream,
+    PublishRequest,
+    Stored,
+    StreamRequest,
+    check_size_hint,
+    no_stream,
+)
 from holdfast.client.calling import AnswerLost, Caller, PooledConnection, Unsent
 from holdfast.client.http import BROKEN, Answer, Ask, path_of
 from holdfast.client.tls import told
@@ -26,21 +34,16 @@ _BYTES: Final = Bodies(bytes)
 
 
 async def publish_stream(
-    publishing: RemotePublisher,
-    topic: str,
-    stream: AsyncStream,
-    message: NewMessage,
-    partition: int | None,
-    size_hint: int | None,
-    durability: Durability | None,
+    publishing: RemotePublisher, topic: str, request: StreamRequest, usual: Durability | None
 ) -> Stored:
-    """Store all that the stream gives as one message, which has all but its body already."""
-    check_size_hint(size_hint)
+    """Store all that the stream gives as one message, with the usual durability where no other is asked for."""
+    message, partition, durability = request.message, request.partition, request.durability or usual
+    check_size_hint(request.size_hint)
     check_options(durability, None)
-    reading = StreamReader(publishing.caller, stream)
+    reading = StreamReader(publishing.caller, request.stream)
     if await reading.gather(_GATHERED_BYTES):
         whole = msgspec.structs.replace(message, body=b"".join(reading.gathered))
-        (stored,) = await publishing.publish(topic, [whole], _BYTES, partition=partition, durability=durability)
+        (stored,) = await publishing.publish(topic, PublishRequest([whole], partition, durability), _BYTES)
         return stored
     ((sent,), _) = publishing.messages([message], _BYTES, "publish_stream")
     sent.body = None

@@ -13,7 +13,7 @@ from holdfast.env import World
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
-from holdfast.local.aio.opening import async_open_broker_port
+from holdfast.local.aio.opening import open_broker_port_async
 from holdfast.server.access.callers import check_listening
 from holdfast.server.access.tls import tls_context
 from holdfast.server.api.admin import audit_routes, metrics_routes
@@ -46,7 +46,7 @@ async def serve(
         logger.warning(warning)
     asyncio.get_running_loop().set_default_executor(FairThreads())
     tls = tls_context(settings, world.clock)
-    port = await async_open_broker_port(folder, settings=broker_settings)
+    port = await open_broker_port_async(folder, settings=broker_settings)
     try:
         audit = open_audit(world, port.place, settings)
         server = make_server(world, port, settings, audit=audit)

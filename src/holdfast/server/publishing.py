@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from holdfast.api.drafts import Stored
+from holdfast.api.drafts import PublishRequest, Stored
 from holdfast.broker.partition import Partition
 from holdfast.broker.sequences import Known
 from holdfast.local.aio.broker import AsyncLocalBrokerPort
@@ -51,7 +51,7 @@ class ServedPublishing:
                 stored = await self._port.publish_plain(topic, messages[0], partition, durability)
                 if stored is not None:
                     return [stored]
-            return await self._port.publish(topic, messages, partition, durability, codec)
+            return await self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
         async def store() -> list[Stored]:
             began_ns = self._port.mono_ns()

@@ -12,11 +12,11 @@ from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.ports import port_of
 from holdfast.api.sync.message import Message
 from holdfast.api.sync.queue import Queue
+from holdfast.client.sync.opening import open_queue
 from holdfast.env import SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import Empty
-from holdfast.local.aio.opening import async_queue_here
-from holdfast.local.opening import open_queue
+from holdfast.local.aio.opening import queue_here_async
 from holdfast.testing.clock import VirtualClock
 
 _FOLDER: Final = "/queue"
@@ -93,7 +93,7 @@ class QueueKit:
     def aio(self) -> AsyncQueue[Any]:
         """The same queue as tasks see it."""
         port = port_of(self.queue)
-        return async_queue_here(port.engine, port.queue_group, self._settings.get("body_type"), alone=True)
+        return queue_here_async(port.engine, port.queue_group, self._settings.get("body_type"), alone=True)
 
     def close(self) -> None:
         if not self.queue.closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from holdfast.api.aio.consumer import AsyncConsumer
 from holdfast.api.aio.group import AsyncGroup
@@ -16,9 +16,22 @@ from holdfast.api.aio.queue import AsyncQueue
 from holdfast.api.arguments import Question, When, check_id, check_search, switch
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import AsyncStream, HeadersLike, NewMessage, Seconds, Stored, Text, message_of, stream_options
+from holdfast.api.drafts import (
+    AsyncStream,
+    HeadersLike,
+    NewMessage,
+    PublishRequest,
+    Seconds,
+    Stored,
+    StreamRequest,
+    Text,
+    message_of,
+    stream_options,
+)
+from holdfast.api.ports import Face
 from holdfast.api.topics import (
     GroupInfo,
+    QueueRequest,
     TopicInfo,
     changes_of,
     check_added,
@@ -31,7 +44,6 @@ from holdfast.broker.folder.layout import check_name, check_readable_name, check
 from holdfast.broker.streams.positions import Reset
 from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted
@@ -39,33 +51,15 @@ from holdfast.storage.compaction import KeysCompacted
 _NO_OPTIONS = (None,) * 8
 
 
-class AsyncBroker:
+class AsyncBroker(Face):
     """The topics of a data folder or of a server, for the tasks of any event loop."""
 
-    def __init__(self, port: AsyncBrokerPort) -> None:
-        self._port = port
-        close_in_children(self)
-
-    def disown(self) -> None:
-        """In a child after a fork: the parent goes on with its port."""
-        self._port = self._port.after_fork()
-
-    @property
-    def folder(self) -> str:
-        """Where it is: the data folder, or the address of the server."""
-        return self._port.place
+    _port: AsyncBrokerPort
 
     @property
     def settings(self) -> BrokerSettings:
         """Those of a folder. Of a server only the defaults: `holdfast config show --at URL` tells those in force."""
         return self._port.settings
-
-    @property
-    def closed(self) -> bool:
-        return self._port.closed
-
-    def __reduce__(self) -> NoReturn:
-        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.folder}{' (closed)' if self.closed else ''}>"
@@ -80,22 +74,18 @@ class AsyncBroker:
         **changes: Any,
     ) -> AsyncOpening[AsyncQueue[Any]]:
         """The queue by this name, made where there is none (unless create=False); see `holdfast.open`."""
-        return AsyncOpening(self._open_queue, name, create, body_type, settings, changes)
-
-    async def _open_queue(
-        self,
-        name: str | None,
-        create: bool,  # noqa: FBT001  as it was given
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: dict[str, Any],
-    ) -> AsyncQueue[Any]:
         body_type = self._body_type(body_type)
-        Bodies(body_type)  # refused before anything is made
-        switch(create, "create")
-        if name is not None:
-            check_topic_name(name)
-        return AsyncQueue(await self._port.queue(name, body_type, settings, changes, create=create))
+        return AsyncOpening(
+            self._open_queue,
+            QueueRequest(name=name, body_type=body_type, settings=settings, changes=changes, create=create),
+        )
+
+    async def _open_queue(self, request: QueueRequest) -> AsyncQueue[Any]:
+        Bodies(request.body_type)  # refused before anything is made
+        switch(request.create, "create")
+        if request.name is not None:
+            check_topic_name(request.name)
+        return AsyncQueue(await self._port.queue(request))
 
     async def create_topic(
         self, name: str, *, partitions: int | None = None, exist_ok: bool = False, **changes: Any
@@ -130,22 +120,11 @@ class AsyncBroker:
         await self._port.delete_topic(check_topic_name(name))
 
     async def publish(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        at: datetime | None = None,
-        ttl: Seconds | None = None,
-        dedup_id: Text | None = None,
-        correlation_id: str | None = None,
-        partition: int | None = None,
-        durability: Durability | None = None,
-        codec: CodecName | None = None,
-    ) -> Stored:
+        self, topic: str, body: Any, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
+        delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
+        dedup_id: Text | None = None, correlation_id: str | None = None,
+        partition: int | None = None, durability: Durability | None = None, codec: CodecName | None = None,
+    ) -> Stored:  # fmt: skip
         """Store a message in the partition of its key, in the next one in turn, or in the one you choose."""
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
@@ -153,7 +132,7 @@ class AsyncBroker:
             if stored is not None:
                 return stored
         message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
-        return (await self._port.publish(topic, [message], partition, durability, codec))[0]
+        return (await self._port.publish(topic, PublishRequest([message], partition, durability, codec)))[0]
 
     async def publish_many(
         self,
@@ -165,7 +144,7 @@ class AsyncBroker:
         codec: CodecName | None = None,
     ) -> list[Stored]:
         """Store messages; those that go to one partition all or not at all. Without keys they stay together."""
-        return await self._port.publish(topic, messages, partition, durability, codec)
+        return await self._port.publish(topic, PublishRequest(messages, partition, durability, codec))
 
     async def publish_stream(
         self,
@@ -182,7 +161,13 @@ class AsyncBroker:
         `options` are those of `publish`, but `codec`. What is too large is refused at once where `size_hint` says
         how many bytes will come.
         """
-        return await self._port.upload(topic, stream, stream_options(options), size_hint, partition, durability)
+        message = stream_options(options)
+        return await self._port.upload(
+            topic,
+            StreamRequest(
+                stream=stream, message=message, size_hint=size_hint, partition=partition, durability=durability
+            ),
+        )
 
     async def read(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Generic, NoReturn, Self
+from typing import Any, Generic, Self
 
 from holdfast.api.aio.message import AsyncMessage, settle, taken_of
 from holdfast.api.aio.ports import AsyncGroupPort
@@ -22,13 +22,23 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Contents
 from holdfast.api.drafts import Seconds
-from holdfast.api.listing import DeadGroup, DeadLetter, Listed, PhaseName, Redriven, Where, check_limit, check_phase
+from holdfast.api.listing import (
+    DeadGroup,
+    DeadLetter,
+    DeadLettersRequest,
+    Listed,
+    PhaseName,
+    Redriven,
+    Where,
+    check_limit,
+    check_phase,
+)
+from holdfast.api.ports import Face
 from holdfast.api.times import duration_ms
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Retained
 from holdfast.settings import TopicSettings
@@ -75,8 +85,10 @@ class AsyncDeadLetters(Generic[Body]):
         check_limit(limit)
         if to is not None:
             check_topic_name(to)
-        chosen = chosen_ids(ids, where)
-        return await self._port.redrive(chosen, where, limit, rate, to, dry_run=switch(dry_run, "dry_run"))
+        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
+        return await self._port.redrive(
+            DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
+        )
 
     async def purge(
         self,
@@ -88,19 +100,14 @@ class AsyncDeadLetters(Generic[Body]):
     ) -> Redriven:
         """Drop dead letters for good."""
         check_limit(limit)
-        return await self._port.purge_letters(chosen_ids(ids, where), where, limit, dry_run=switch(dry_run, "dry_run"))
+        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
+        return await self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
 
 
-class AsyncGroup(Generic[Body]):
+class AsyncGroup(Face, Generic[Body]):
     """A group of consumers in queue mode, for the tasks of any event loop."""
 
-    def __init__(self, port: AsyncGroupPort) -> None:
-        self._port = port
-        close_in_children(self)
-
-    def disown(self) -> None:
-        """In a child after a fork: the parent goes on with its port."""
-        self._port = self._port.after_fork()
+    _port: AsyncGroupPort
 
     @property
     def name(self) -> str:
@@ -118,20 +125,8 @@ class AsyncGroup(Generic[Body]):
         return self._port.group
 
     @property
-    def folder(self) -> str:
-        """Where it is: the data folder, or the address of the server."""
-        return self._port.place
-
-    @property
     def settings(self) -> TopicSettings:
         return self._port.settings
-
-    @property
-    def closed(self) -> bool:
-        return self._port.closed
-
-    def __reduce__(self) -> NoReturn:
-        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         port = self._port

@@ -1,3 +1,4 @@
+# async only: a thread does it itself
 """What takes a while, for tasks: it is done on a thread, off the event loop."""
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from holdfast.env.checkpoints import Wanted
-
-# async only: a call for threads returns what it opened
-
 
 _Given = ParamSpec("_Given")
 _Opened = TypeVar("_Opened", bound=AbstractAsyncContextManager[Any])
@@ -63,9 +61,6 @@ class AsyncOpening(Coroutine[Any, Any, _Opened], Generic[_Opened]):
     ) -> bool | None:
         assert self._opened is not None
         return await self._opened.__aexit__(kind, error, trace)
-
-
-# Work that may wait for the disk, off the event loop.
 
 
 _Result = TypeVar("_Result")

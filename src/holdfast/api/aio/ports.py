@@ -12,10 +12,10 @@ from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import ConsumedPartition, Listener, MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import AsyncStream, NewMessage, Stored
-from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where
+from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
-from holdfast.api.topics import GroupInfo, TopicInfo
+from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import PartitionLag, Reset, ResetEffect, To
@@ -23,7 +23,7 @@ from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
-from holdfast.settings import BrokerSettings, ConsumerSettings, QueueSettings, TopicSettings
+from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
@@ -52,15 +52,7 @@ class AsyncBrokerPort(Protocol):
     def after_fork(self) -> AsyncBrokerPort:
         """The port that a child uses instead."""
 
-    async def queue(
-        self,
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> AsyncGroupPort:
+    async def queue(self, request: QueueRequest) -> AsyncGroupPort:
         """The default group of a topic, both made where there is none."""
 
     async def group(
@@ -117,25 +109,10 @@ class AsyncBrokerPort(Protocol):
     ) -> Stored | None:
         """Store a message that is nothing but its bytes; None where it has to go the long way."""
 
-    async def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
+    async def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
 
-    async def upload(
-        self,
-        topic: str,
-        stream: AsyncStream,
-        options: NewMessage,
-        size_hint: int | None,
-        partition: int | None,
-        durability: Durability | None,
-    ) -> Stored:
+    async def upload(self, topic: str, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
 
     async def read(
@@ -386,19 +363,10 @@ class AsyncGroupPort(Protocol):
     async def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Dead letters by reason and kind of error."""
 
-    async def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    async def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back."""
 
-    async def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    async def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
 
     async def qsize(self) -> int:
@@ -429,9 +397,7 @@ class AsyncGroupPort(Protocol):
     ) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
 
-    async def upload(
-        self, stream: AsyncStream, options: NewMessage, size_hint: int | None, durability: Durability | None
-    ) -> Stored:
+    async def upload(self, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
 
     async def sync(self) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.api.times import duration_ms
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
@@ -73,20 +73,11 @@ class AsyncProducer:
         return f"<{type(self).__name__}{name} {self._core.port.place}{' (closed)' if self.closed else ''}>"
 
     async def send(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        at: datetime | None = None,
-        ttl: Seconds | None = None,
-        dedup_id: Text | None = None,
-        correlation_id: str | None = None,
+        self, topic: str, body: Any, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
+        delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
+        dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None,
-    ) -> AsyncSent:
+    ) -> AsyncSent:  # fmt: skip
         # sync: """Send a message; returns at once, or when there is room. The answer comes to what is returned."""
         """Send a message; waits only for room. Await what is returned for the answer."""
         destination = self._ready(topic) or await self._open(topic)
@@ -104,8 +95,8 @@ class AsyncProducer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or await self._insist(Addressed(outbox, body, key, flags))
-        options = (headers, delay, at, ttl, dedup_id, correlation_id)
-        addressed = self._core.address(destination, body, key, priority, options, partition)
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or await self._insist(addressed)
 
     async def send_many(
@@ -126,7 +117,7 @@ class AsyncProducer:
             else:
                 for i, message in enumerate(messages):
                     new = message if isinstance(message, NewMessage) else NewMessage(body=message)
-                    addressed = core.address_new(destination, new, partition)
+                    addressed = core.address(destination, new, partition)
                     added = core.put_draft(addressed) or await self._insist_draft(addressed)
                     spans.append((*added, (i,)))
         except HoldfastError as error:

@@ -14,6 +14,7 @@ from holdfast.api.drafts import (
     NewMessage,
     Seconds,
     Stored,
+    StreamRequest,
     Text,
     check_size_hint,
     message_of,
@@ -28,20 +29,11 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
     """A durable queue, for the tasks of any event loop."""
 
     async def put(
-        self,
-        body: Body,
-        *,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        at: datetime | None = None,
-        ttl: Seconds | None = None,
-        dedup_id: Text | None = None,
-        correlation_id: str | None = None,
-        durability: Durability | None = None,
-        codec: CodecName | None = None,
-    ) -> Stored:
+        self, body: Body, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
+        delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
+        dedup_id: Text | None = None, correlation_id: str | None = None,
+        durability: Durability | None = None, codec: CodecName | None = None,
+    ) -> Stored:  # fmt: skip
         """Store a message; returns when it is as durable as asked."""
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
@@ -72,7 +64,10 @@ class AsyncQueue(AsyncGroup[Body], Generic[Body]):
         """
         self._port.check_open()
         check_size_hint(size_hint)
-        return await self._port.upload(stream, stream_options(options), size_hint, durability)
+        message = stream_options(options)
+        return await self._port.upload(
+            StreamRequest(stream=stream, message=message, size_hint=size_hint, durability=durability)
+        )
 
     put_nowait = put  # it never waits for room: a disk that is full is told at once
     get = AsyncGroup.receive

@@ -1,10 +1,11 @@
+# Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 """A group for threads: receive messages, settle them, look around. The queue is one, with put and get."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, Generic, NoReturn, Self
+from typing import Any, Generic, Self
 
 from holdfast.api.arguments import (
     check_count,
@@ -20,7 +21,18 @@ from holdfast.api.arguments import (
 )
 from holdfast.api.contents import Body, Contents
 from holdfast.api.drafts import Seconds
-from holdfast.api.listing import DeadGroup, DeadLetter, Listed, PhaseName, Redriven, Where, check_limit, check_phase
+from holdfast.api.listing import (
+    DeadGroup,
+    DeadLetter,
+    DeadLettersRequest,
+    Listed,
+    PhaseName,
+    Redriven,
+    Where,
+    check_limit,
+    check_phase,
+)
+from holdfast.api.ports import Face
 from holdfast.api.sync.message import Message, settle, taken_of
 from holdfast.api.sync.ports import GroupPort
 from holdfast.api.times import duration_ms
@@ -28,15 +40,11 @@ from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.tracing.steps import TraceStep
-from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Retained
 from holdfast.settings import TopicSettings
 
 # The dead letters of a group, for threads: look at them, group them, put them back, drop them.
-
-
-# Generated from aio/dead.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 
 
 class DeadLetters(Generic[Body]):
@@ -78,8 +86,10 @@ class DeadLetters(Generic[Body]):
         check_limit(limit)
         if to is not None:
             check_topic_name(to)
-        chosen = chosen_ids(ids, where)
-        return self._port.redrive(chosen, where, limit, rate, to, dry_run=switch(dry_run, "dry_run"))
+        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
+        return self._port.redrive(
+            DeadLettersRequest(ids=ids, where=where, limit=limit, rate=rate, to=to, dry_run=dry_run)
+        )
 
     def purge(
         self,
@@ -91,22 +101,14 @@ class DeadLetters(Generic[Body]):
     ) -> Redriven:
         """Drop dead letters for good."""
         check_limit(limit)
-        return self._port.purge_letters(chosen_ids(ids, where), where, limit, dry_run=switch(dry_run, "dry_run"))
+        ids, dry_run = chosen_ids(ids, where), switch(dry_run, "dry_run")
+        return self._port.purge_letters(DeadLettersRequest(ids=ids, where=where, limit=limit, dry_run=dry_run))
 
 
-# Generated from aio/group.py by tools/sync.py: do not edit it, edit that one and run "make sync".
-
-
-class Group(Generic[Body]):
+class Group(Face, Generic[Body]):
     """A group of consumers in queue mode. Safe to use from any thread."""
 
-    def __init__(self, port: GroupPort) -> None:
-        self._port = port
-        close_in_children(self)
-
-    def disown(self) -> None:
-        """In a child after a fork: the parent goes on with its port."""
-        self._port = self._port.after_fork()
+    _port: GroupPort
 
     @property
     def name(self) -> str:
@@ -124,20 +126,8 @@ class Group(Generic[Body]):
         return self._port.group
 
     @property
-    def folder(self) -> str:
-        """Where it is: the data folder, or the address of the server."""
-        return self._port.place
-
-    @property
     def settings(self) -> TopicSettings:
         return self._port.settings
-
-    @property
-    def closed(self) -> bool:
-        return self._port.closed
-
-    def __reduce__(self) -> NoReturn:
-        refuse_to_pickle(self)
 
     def __repr__(self) -> str:
         port = self._port

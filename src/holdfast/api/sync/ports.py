@@ -1,4 +1,5 @@
-"""What stands behind a broker: an engine in this process, the owner's socket, or a server. Arguments come checked."""
+# Generated from aio/ports.py by tools/sync.py: do not edit it, edit that one and run "make sync".
+"""What stands behind a face: an engine in this process, the owner's socket, or a server. Arguments come checked."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from holdfast.api.arguments import MessageOutcome, Question, ReceiveRequest
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import ConsumedPartition, Listener, MemberRequest, SeekTarget, StreamMessage
 from holdfast.api.contents import Contents, Taken
-from holdfast.api.drafts import NewMessage, Stored, Stream
-from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where
+from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.api.locks import Document, KeptLock, Lock, LockInfo, LockRequest
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, TopicInfo
+from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
 from holdfast.broker.streams.positions import PartitionLag, Reset, ResetEffect, To
@@ -22,11 +23,9 @@ from holdfast.broker.tracing.log import TraceStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import BodyKind, CodecName, Durability, Retained
-from holdfast.settings import BrokerSettings, ConsumerSettings, QueueSettings, TopicSettings
+from holdfast.settings import BrokerSettings, ConsumerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
-
-# Generated from aio/broker_port.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 
 
 class BrokerPort(Protocol):
@@ -53,15 +52,7 @@ class BrokerPort(Protocol):
     def after_fork(self) -> BrokerPort:
         """The port that a child uses instead."""
 
-    def queue(
-        self,
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> GroupPort:
+    def queue(self, request: QueueRequest) -> GroupPort:
         """The default group of a topic, both made where there is none."""
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> GroupPort:
@@ -116,25 +107,10 @@ class BrokerPort(Protocol):
     ) -> Stored | None:
         """Store a message that is nothing but its bytes; None where it has to go the long way."""
 
-    def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
+    def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
 
-    def upload(
-        self,
-        topic: str,
-        stream: Stream,
-        options: NewMessage,
-        size_hint: int | None,
-        partition: int | None,
-        durability: Durability | None,
-    ) -> Stored:
+    def upload(self, topic: str, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
 
     def read(
@@ -171,9 +147,6 @@ class BrokerPort(Protocol):
 
 
 # What stands behind a consumer: a member of a group in this process, or one that a server keeps.
-
-
-# Generated from aio/consumer_port.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 
 
 class ConsumerPort(Protocol):
@@ -247,9 +220,6 @@ def tell(listener: Listener | None, places: list[TopicPartition]) -> None:
 #
 # A face checks what it is given and translates it; a port acts. Durations come as milliseconds, errors as text, and a
 # message that was taken stays what the port made of it, a `Taken`, until it is settled.
-
-
-# Generated from aio/group_port.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 
 
 class GroupPort(Protocol):
@@ -387,19 +357,10 @@ class GroupPort(Protocol):
     def letter_groups(self, where: Where) -> list[DeadGroup]:
         """Dead letters by reason and kind of error."""
 
-    def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back."""
 
-    def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
 
     def qsize(self) -> int:
@@ -428,9 +389,7 @@ class GroupPort(Protocol):
     def put(self, messages: Iterable[Any], durability: Durability | None, codec: CodecName | None) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
 
-    def upload(
-        self, stream: Stream, options: NewMessage, size_hint: int | None, durability: Durability | None
-    ) -> Stored:
+    def upload(self, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
 
     def sync(self) -> None:
@@ -441,9 +400,6 @@ class GroupPort(Protocol):
 
 
 # What stands behind locks and documents: an engine in this process, or a server. Arguments come checked.
-
-
-# Generated from aio/locks_port.py by tools/sync.py: do not edit it, edit that one and run "make sync".
 
 
 class LocksPort(Protocol):

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any
 
-from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text
+from holdfast.api.drafts import HeadersLike, NewMessage, Seconds, Text, message_of
 from holdfast.api.times import duration_ms
 from holdfast.broker.messages import TEXT_KEY
 from holdfast.errors import HoldfastError, QueueFull, Unavailable
@@ -74,20 +74,11 @@ class Producer:
         return f"<{type(self).__name__}{name} {self._core.port.place}{' (closed)' if self.closed else ''}>"
 
     def send(
-        self,
-        topic: str,
-        body: Any,
-        *,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        at: datetime | None = None,
-        ttl: Seconds | None = None,
-        dedup_id: Text | None = None,
-        correlation_id: str | None = None,
+        self, topic: str, body: Any, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
+        delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
+        dedup_id: Text | None = None, correlation_id: str | None = None,
         partition: int | None = None,
-    ) -> Sent:
+    ) -> Sent:  # fmt: skip
         """Send a message; returns at once, or when there is room. The answer comes to what is returned."""
         """Send a message; waits only for room. Await what is returned for the answer."""
         destination = self._ready(topic) or self._open(topic)
@@ -105,8 +96,8 @@ class Producer:
             if type(key) is bytes and len(body) + len(key) <= destination.most_bytes:
                 outbox = destination.keyed(key)
                 return self._add(outbox, body, key, flags) or self._insist(Addressed(outbox, body, key, flags))
-        options = (headers, delay, at, ttl, dedup_id, correlation_id)
-        addressed = self._core.address(destination, body, key, priority, options, partition)
+        message = message_of(body, key, headers, priority, delay, at, ttl, dedup_id, correlation_id)
+        addressed = self._core.address(destination, message, partition)
         return self._core.put(addressed) or self._insist(addressed)
 
     def send_many(self, topic: str, messages: Iterable[Any | NewMessage], *, partition: int | None = None) -> SentMany:
@@ -125,7 +116,7 @@ class Producer:
             else:
                 for i, message in enumerate(messages):
                     new = message if isinstance(message, NewMessage) else NewMessage(body=message)
-                    addressed = core.address_new(destination, new, partition)
+                    addressed = core.address(destination, new, partition)
                     added = core.put_draft(addressed) or self._insist_draft(addressed)
                     spans.append((*added, (i,)))
         except HoldfastError as error:

@@ -14,6 +14,7 @@ from holdfast.api.drafts import (
     Seconds,
     Stored,
     Stream,
+    StreamRequest,
     Text,
     check_size_hint,
     message_of,
@@ -29,20 +30,11 @@ class Queue(Group[Body], Generic[Body]):
     """A durable queue. Safe to use from any thread."""
 
     def put(
-        self,
-        body: Body,
-        *,
-        key: Text | None = None,
-        headers: HeadersLike | None = None,
-        priority: int = 0,
-        delay: Seconds | None = None,
-        at: datetime | None = None,
-        ttl: Seconds | None = None,
-        dedup_id: Text | None = None,
-        correlation_id: str | None = None,
-        durability: Durability | None = None,
-        codec: CodecName | None = None,
-    ) -> Stored:
+        self, body: Body, *, key: Text | None = None, headers: HeadersLike | None = None, priority: int = 0,
+        delay: Seconds | None = None, at: datetime | None = None, ttl: Seconds | None = None,
+        dedup_id: Text | None = None, correlation_id: str | None = None,
+        durability: Durability | None = None, codec: CodecName | None = None,
+    ) -> Stored:  # fmt: skip
         """Store a message; returns when it is as durable as asked."""
         options = (key, headers, delay, at, ttl, dedup_id, correlation_id, codec)
         if type(body) is bytes and options == _NO_OPTIONS and type(priority) is int and not priority:
@@ -73,7 +65,10 @@ class Queue(Group[Body], Generic[Body]):
         """
         self._port.check_open()
         check_size_hint(size_hint)
-        return self._port.upload(stream, stream_options(options), size_hint, durability)
+        message = stream_options(options)
+        return self._port.upload(
+            StreamRequest(stream=stream, message=message, size_hint=size_hint, durability=durability)
+        )
 
     put_nowait = put  # it never waits for room: a disk that is full is told at once
     get = Group.receive

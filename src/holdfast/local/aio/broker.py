@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any, TypeVar
@@ -14,8 +14,8 @@ from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import AsyncStream, NewMessage, Stored
-from holdfast.api.topics import GroupInfo, TopicInfo
+from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEAD_SUFFIX, check_topic_name
 from holdfast.broker.group import Compacted, QueueGroup
@@ -33,10 +33,9 @@ from holdfast.local.broker import LocalBroker, search_in, stats_in
 from holdfast.local.producer import LocalProducerPort
 from holdfast.local.publisher import SpooledUpload
 from holdfast.local.topic_threads import TopicThread, TopicThreads
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds  # noqa: F401  threads have them
-from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
@@ -78,20 +77,11 @@ class AsyncLocalBrokerPort(LocalBroker):
         await asyncio.to_thread(self.engine.key.get)  # which may have to be made: not when a message is on its way
         return await self.at(topic).aside(self.open_group, kind, topic, name, start, self.bodies, changes or {}, check)
 
-    async def queue(
-        self,
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> AsyncLocalGroupPort:
+    async def queue(self, request: QueueRequest) -> AsyncLocalGroupPort:
         """The default group of a topic, both made where there is none."""
-        kind = AsyncLocalGroupPort
-        if name is None:  # async only
-            return await asyncio.to_thread(self.open_queue, kind, name, body_type, settings, changes, create=create)
-        return await self.at(name).aside(self.open_queue, kind, name, body_type, settings, changes, create=create)
+        if request.name is None:  # async only
+            return await asyncio.to_thread(self.open_queue, AsyncLocalGroupPort, request)
+        return await self.at(request.name).aside(self.open_queue, AsyncLocalGroupPort, request)
 
     async def group(
         self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]
@@ -183,41 +173,26 @@ class AsyncLocalBrokerPort(LocalBroker):
             appended = await publisher.log(number).append_one_async(body, durability)
             return publisher.plain_stored(number, body, appended, began_ns)
 
-    async def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
+    async def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
         began_ns = self.mono_ns()
         await self._opened(topic)  # async only
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
+            messages, durability, codec = request.messages, request.durability, request.codec
             if publisher.all_plain(messages, codec):
-                number = publisher.turn(partition)
+                number = publisher.turn(request.partition)
                 appended = await publisher.log(number).append_async(messages, durability=durability)  # type: ignore[arg-type]
                 return publisher.plain_many(number, messages, appended, began_ns)
-            parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
+            parts = publisher.publish(messages, durability, codec, request.partition, verb="publish_many")
             await publisher.wait_async(parts)
             return publisher.stored(parts, began_ns)
 
-    async def upload(
-        self,
-        topic: str,
-        stream: AsyncStream,
-        options: NewMessage,
-        size_hint: int | None,
-        partition: int | None,
-        durability: Durability | None,
-    ) -> Stored:
+    async def upload(self, topic: str, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
         await self._opened(topic)  # async only
         with self.engine.using(topic) as used:
-            upload = SpooledUpload(self.engine.world, self.publisher(used), options, partition, size_hint)
-            return await upload.run_async(stream, durability)
+            return await SpooledUpload(self.engine.world, self.publisher(used), request).run_async()
 
     async def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage

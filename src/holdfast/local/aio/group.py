@@ -12,8 +12,8 @@ import msgspec
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import AsyncStream, NewMessage, Stored
-from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where
+from holdfast.api.drafts import Stored, StreamRequest
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where
 from holdfast.broker.choose import give_way  # noqa: F401  threads do
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
@@ -212,22 +212,13 @@ class AsyncLocalGroupPort(LocalGroup):
         """Dead letters by reason and kind of error."""
         return await asyncio.to_thread(LocalLetters(self).groups, where)
 
-    async def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    async def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back."""
-        return await asyncio.to_thread(LocalLetters(self).redrive, ids, where, limit, rate, to, dry_run=dry_run)
+        return await asyncio.to_thread(LocalLetters(self).redrive, request)
 
-    async def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    async def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
-        return await asyncio.to_thread(LocalLetters(self).purge, ids, where, limit, dry_run=dry_run)
+        return await asyncio.to_thread(LocalLetters(self).purge, request)
 
     async def qsize(self) -> int:
         """How many messages are ready."""
@@ -274,13 +265,10 @@ class AsyncLocalGroupPort(LocalGroup):
         await publisher.wait_async(parts)
         return publisher.stored(parts, began_ns)
 
-    async def upload(
-        self, stream: AsyncStream, options: NewMessage, size_hint: int | None, durability: Durability | None
-    ) -> Stored:
+    async def upload(self, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
         self.check_open()
-        upload = SpooledUpload(self.engine.world, self.publisher, options, None, size_hint)
-        return await upload.run_async(stream, durability)
+        return await SpooledUpload(self.engine.world, self.publisher, request).run_async()
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

@@ -1,5 +1,4 @@
-# async only: a call for threads returns what it opened
-"""What is in a folder, opened here for tasks; programs that have none do not load this."""
+"""What is in a folder, opened here, for tasks."""
 
 from __future__ import annotations
 
@@ -19,22 +18,26 @@ from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.local.opening import close_engine, open_broker_port
 
 
-def async_queue_here(
+def queue_here_async(
     engine: BrokerEngine, group: QueueGroup, body_type: Any, *, alone: bool = False
 ) -> AsyncQueue[Any]:
     """A queue for tasks on an engine in this process, which is closed with it where it is `alone` there."""
     return AsyncQueue(AsyncLocalGroupPort(engine, group, Bodies(body_type), alone=alone))
 
 
-def async_open_broker(folder: str | PathLike[str] | None = None, **options: Any) -> AsyncOpening[AsyncBroker]:
-    """Own the topics in a data folder; `local.opening.open_broker` says what the arguments mean."""
+def open_broker_async(folder: str | PathLike[str] | None = None, **options: Any) -> AsyncOpening[AsyncBroker]:
+    """Own the topics in a data folder; `holdfast.open_broker` says what the options mean."""
     return AsyncOpening(_open_broker_aside, folder, options)
 
 
 async def _open_broker_aside(folder: str | PathLike[str] | None, options: Mapping[str, Any]) -> AsyncBroker:
-    return AsyncBroker(await async_open_broker_port(folder, **options))
+    open_port = partial(open_broker_port, AsyncLocalBrokerPort, folder, **options)
+    port = await opened_aside(open_port, close_engine)  # sync: port = open_port()
+    return AsyncBroker(port)
 
 
-async def async_open_broker_port(folder: str | PathLike[str] | None, **options: Any) -> AsyncLocalBrokerPort:
+async def open_broker_port_async(  # async only
+    folder: str | PathLike[str] | None, **options: Any
+) -> AsyncLocalBrokerPort:
     """The port of a data folder, for a server or a protocol of its own."""
     return await opened_aside(partial(open_broker_port, AsyncLocalBrokerPort, folder, **options), close_engine)

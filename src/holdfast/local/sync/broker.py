@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial  # noqa: F401  threads use both
 from typing import Any
@@ -12,9 +12,9 @@ from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies
 from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored, Stream
+from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
 from holdfast.api.sync.producer import Producer
-from holdfast.api.topics import GroupInfo, TopicInfo
+from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo
 from holdfast.broker.engine import change_topic, grow_topic
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.positions import Reset, ResetEffect, To
@@ -26,10 +26,9 @@ from holdfast.local.publisher import SpooledUpload
 from holdfast.local.sync.consumer import LocalConsumerPort
 from holdfast.local.sync.group import LocalGroupPort
 from holdfast.local.sync.locks import LocalLocksPort
-from holdfast.model import CodecName, Durability, Retained
+from holdfast.model import Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.producing.rounds import ThreadRounds
-from holdfast.settings import QueueSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
@@ -37,18 +36,9 @@ from holdfast.storage.view import OnDamage
 class LocalBrokerPort(LocalBroker):
     """A broker's port on an engine in this process."""
 
-    def queue(
-        self,
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> LocalGroupPort:
+    def queue(self, request: QueueRequest) -> LocalGroupPort:
         """The default group of a topic, both made where there is none."""
-        kind = LocalGroupPort
-        return self.open_queue(kind, name, body_type, settings, changes, create=create)
+        return self.open_queue(LocalGroupPort, request)
 
     def group(self, topic: str, name: str, start: str, bodies: Bodies, changes: Mapping[str, Any]) -> LocalGroupPort:
         """A group in queue mode, made where there is none."""
@@ -136,39 +126,24 @@ class LocalBrokerPort(LocalBroker):
             appended = publisher.log(number).append_one(body, durability)
             return publisher.plain_stored(number, body, appended, began_ns)
 
-    def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
+    def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
         began_ns = self.mono_ns()
         with self.engine.using(topic) as used:
             publisher = self.publisher(used)
+            messages, durability, codec = request.messages, request.durability, request.codec
             if publisher.all_plain(messages, codec):
-                number = publisher.turn(partition)
+                number = publisher.turn(request.partition)
                 appended = publisher.log(number).append(messages, durability=durability)  # type: ignore[arg-type]
                 return publisher.plain_many(number, messages, appended, began_ns)
-            parts = publisher.publish(messages, durability, codec, partition, verb="publish_many")
+            parts = publisher.publish(messages, durability, codec, request.partition, verb="publish_many")
             publisher.wait(parts)
             return publisher.stored(parts, began_ns)
 
-    def upload(
-        self,
-        topic: str,
-        stream: Stream,
-        options: NewMessage,
-        size_hint: int | None,
-        partition: int | None,
-        durability: Durability | None,
-    ) -> Stored:
+    def upload(self, topic: str, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
         with self.engine.using(topic) as used:
-            upload = SpooledUpload(self.engine.world, self.publisher(used), options, partition, size_hint)
-            return upload.run(stream, durability)
+            return SpooledUpload(self.engine.world, self.publisher(used), request).run()
 
     def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage

@@ -11,8 +11,8 @@ import msgspec
 
 from holdfast.api.arguments import MessageOutcome, ReceiveRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import NewMessage, Stored, Stream
-from holdfast.api.listing import DeadGroup, DeadLetter, Found, Redriven, Where
+from holdfast.api.drafts import Stored, StreamRequest
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Redriven, Where
 from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
@@ -207,22 +207,13 @@ class LocalGroupPort(LocalGroup):
         """Dead letters by reason and kind of error."""
         return LocalLetters(self).groups(where)
 
-    def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back."""
-        return LocalLetters(self).redrive(ids, where, limit, rate, to, dry_run=dry_run)
+        return LocalLetters(self).redrive(request)
 
-    def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
-        return LocalLetters(self).purge(ids, where, limit, dry_run=dry_run)
+        return LocalLetters(self).purge(request)
 
     def qsize(self) -> int:
         """How many messages are ready."""
@@ -267,13 +258,10 @@ class LocalGroupPort(LocalGroup):
         publisher.wait(parts)
         return publisher.stored(parts, began_ns)
 
-    def upload(
-        self, stream: Stream, options: NewMessage, size_hint: int | None, durability: Durability | None
-    ) -> Stored:
+    def upload(self, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
         self.check_open()
-        upload = SpooledUpload(self.engine.world, self.publisher, options, None, size_hint)
-        return upload.run(stream, durability)
+        return SpooledUpload(self.engine.world, self.publisher, request).run()
 
     def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""

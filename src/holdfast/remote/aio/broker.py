@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from holdfast.api.aio.producer import AsyncProducer
 from holdfast.api.arguments import Question
 from holdfast.api.bodies import Bodies, kind_of
 from holdfast.api.consumers import MemberRequest
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import AsyncStream, NewMessage, Stored
-from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions, topic_settings
+from holdfast.api.drafts import NewMessage, PublishRequest, Stored, StreamRequest
+from holdfast.api.topics import GroupInfo, QueueRequest, TopicInfo, changes_to, check_partitions, topic_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
 from holdfast.broker.group import Compacted
 from holdfast.broker.streams.positions import Reset, ResetEffect, To, effect_of
@@ -28,7 +30,7 @@ from holdfast.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from holdfast.model import BodyKind, CodecName, Durability, Retained
+from holdfast.model import BodyKind, Durability, Retained
 from holdfast.producing.core import producer_settings
 from holdfast.protocol import groups as wire_groups
 from holdfast.protocol import topics as wire
@@ -41,7 +43,8 @@ from holdfast.remote.broker import MOST_READ, RemoteBroker, plain, reset_of, res
 from holdfast.remote.client import AsyncCalls, Client
 from holdfast.remote.producer import RemoteProducerPort
 from holdfast.remote.records import contents_told
-from holdfast.settings import ProducerSettings, QueueSettings, TopicSettings
+from holdfast.remote.uploads import publish_stream
+from holdfast.settings import ProducerSettings, TopicSettings
 from holdfast.storage.compaction import KeysCompacted
 from holdfast.storage.view import OnDamage
 
@@ -56,24 +59,17 @@ class AsyncRemoteBrokerPort(RemoteBroker):
     async def _ask(self, method: str, path: str, answers: Any, body: Any = None, *, again: bool = True) -> Any:
         return await self._calls.ask(method, path, answers, body, again=again)
 
-    async def queue(
-        self,
-        name: str | None,
-        body_type: Any,
-        settings: QueueSettings | None,
-        changes: Mapping[str, Any],
-        *,
-        create: bool,
-    ) -> AsyncRemoteGroupPort:
+    async def queue(self, request: QueueRequest) -> AsyncRemoteGroupPort:
         """The default group of a topic, both made where there is none."""
+        settings, changes, body_type = request.settings, request.changes, request.body_type
         wanted = changes_to(settings, {}, changes)  # refused before anything is made
-        name = check_topic_name(await self._only_topic() if name is None else name)
+        name = check_topic_name(await self._only_topic() if request.name is None else request.name)
         info: TopicInfo | None = None
         try:
             info = await self.describe_topic(name)
             wanted = changes_to(settings, info.settings, changes)
         except UnknownTopic:
-            if not create:
+            if not request.create:
                 raise NotAQueue(
                     f"the server at {self.place} has no queue {name}; open it with create=True to make one"
                 ) from None
@@ -250,33 +246,15 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         """There is no shorter way to a server."""
         return None
 
-    async def publish(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        partition: int | None,
-        durability: Durability | None,
-        codec: CodecName | None,
-    ) -> list[Stored]:
+    async def publish(self, topic: str, request: PublishRequest) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
-        topic, durability = check_topic_name(topic), durability or self.durability
-        verb = "publish_many"
-        return await self._calls.publish(
-            topic, messages, self.bodies, durability, codec, partition=partition, verb=verb
-        )
+        durability = request.durability or self.durability
+        request = msgspec.structs.replace(request, durability=durability)
+        return await self._calls.run(self.client.publishing.publish(check_topic_name(topic), request, self.bodies))
 
-    async def upload(
-        self,
-        topic: str,
-        stream: AsyncStream,
-        options: NewMessage,
-        size_hint: int | None,
-        partition: int | None,
-        durability: Durability | None,
-    ) -> Stored:
+    async def upload(self, topic: str, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
-        durability = durability or self.durability
-        return await self._calls.upload(topic, stream, options, size_hint, durability, partition=partition)
+        return await self._calls.run(publish_stream(self.client.publishing, topic, request, self.durability))
 
     async def read(
         self, topic: str, partition: int, offset: int | None, limit: int, on_damage: OnDamage
@@ -357,4 +335,4 @@ class AsyncRemoteBrokerPort(RemoteBroker):
         """Let producers send what they have, and end the client."""
         for producer in list(self._sending):
             await producer.close()
-        await self._calls.close()
+        await self.client.close_async()

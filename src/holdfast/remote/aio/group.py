@@ -11,8 +11,8 @@ import msgspec
 from holdfast.api.arguments import ACK, MessageOutcome, ReceiveRequest, check_durability
 from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Contents
-from holdfast.api.drafts import AsyncStream, NewMessage, Stored
-from holdfast.api.listing import DeadGroup, DeadLetter, Found, Listed, Redriven, Where, grouped
+from holdfast.api.drafts import PublishRequest, Stored, StreamRequest
+from holdfast.api.listing import DeadGroup, DeadLetter, DeadLettersRequest, Found, Listed, Redriven, Where, grouped
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.tracing.steps import TraceStep
 from holdfast.client.http import Ask, path_of
@@ -35,6 +35,7 @@ from holdfast.remote.group import (
     receipts_of,
 )
 from holdfast.remote.records import contents_told, listed_told
+from holdfast.remote.uploads import publish_stream
 from holdfast.settings import TopicSettings
 
 
@@ -298,30 +299,22 @@ class AsyncRemoteGroupPort(RemoteGroup):
         )
         return answer.groups
 
-    async def redrive(
-        self,
-        ids: list[str] | None,
-        where: Where,
-        limit: int | None,
-        rate: float | None,
-        to: str | None,
-        *,
-        dry_run: bool,
-    ) -> Redriven:
+    async def redrive(self, request: DeadLettersRequest) -> Redriven:
         """Put dead letters back."""
-        chosen = await self._chosen(ids, where, limit)
-        body = queues.Redrive(**chosen, rate=rate, to=to, dry_run=dry_run, group=self.group)
+        rate, chosen = request.rate, await self._chosen(request)
+        body = queues.Redrive(**chosen, rate=rate, to=request.to, dry_run=request.dry_run, group=self.group)
         return await self._act("dead/redrive", body, 0.0 if rate is None else UNLIMITED_S)
 
-    async def purge_letters(self, ids: list[str] | None, where: Where, limit: int | None, *, dry_run: bool) -> Redriven:
+    async def purge_letters(self, request: DeadLettersRequest) -> Redriven:
         """Drop dead letters for good."""
-        chosen = await self._chosen(ids, where, limit)
-        return await self._act("dead/purge", queues.Purge(**chosen, dry_run=dry_run, group=self.group), 0.0)
+        chosen = await self._chosen(request)
+        return await self._act("dead/purge", queues.Purge(**chosen, dry_run=request.dry_run, group=self.group), 0.0)
 
-    async def _chosen(self, ids: list[str] | None, where: Where, limit: int | None) -> dict[str, Any]:
+    async def _chosen(self, request: DeadLettersRequest) -> dict[str, Any]:
         """What to act on. A function is asked here, and its choice told by ids."""
-        if ids is not None:
-            return {"ids": ids, "limit": limit}
+        where, limit = request.where, request.limit
+        if request.ids is not None:
+            return {"ids": request.ids, "limit": limit}
         if callable(where):
             return {"ids": [letter.id async for letter in self.messages("dead", where, limit)]}
         return {"where": where, "limit": limit}
@@ -366,14 +359,13 @@ class AsyncRemoteGroupPort(RemoteGroup):
     ) -> list[Stored]:
         """Store bodies or NewMessages: all that go to one partition, or none of them."""
         self.check_open()
-        return await self._calls.publish(self.topic, messages, self.bodies, durability or self.durability, codec)
+        request = PublishRequest(messages, None, durability or self.durability, codec)
+        return await self._calls.run(self.client.publishing.publish(self.topic, request, self.bodies, verb="put_many"))
 
-    async def upload(
-        self, stream: AsyncStream, options: NewMessage, size_hint: int | None, durability: Durability | None
-    ) -> Stored:
+    async def upload(self, request: StreamRequest) -> Stored:
         """Store all that the stream gives as one message."""
         self.check_open()
-        return await self._calls.upload(self.topic, stream, options, size_hint, durability or self.durability)
+        return await self._calls.run(publish_stream(self.client.publishing, self.topic, request, self.durability))
 
     async def sync(self) -> None:
         """Return when everything said so far, acks included, is on disk."""
@@ -384,4 +376,4 @@ class AsyncRemoteGroupPort(RemoteGroup):
         """Let go of this view; and of the connection, where it was opened for it alone."""
         self._view_closed = True
         if self._alone:
-            await self._calls.close()
+            await self.client.close_async()

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta
 
 from holdfast.api.drafts import NewMessage as Draft
 from holdfast.api.drafts import Stored as StoredMessage
-from holdfast.api.drafts import has_only_a_body, stream_options
+from holdfast.api.drafts import StreamRequest, has_only_a_body, stream_options
 from holdfast.codec.tracecontext import TRACEPARENT, TRACESTATE, parse_tracestate
 from holdfast.errors import InvalidRequest, NotInstalled, UnknownTopic
 from holdfast.large import LARGE_BYTES
@@ -336,9 +336,14 @@ async def _publish_stream(call: Call, message: Draft, content: AsyncIterator[byt
     await call.request.need_room(LARGE_BYTES if hint is None else min(hint, LARGE_BYTES))
 
     async def store() -> StoredMessage:
-        return await call.service.port.upload(
-            call.path["queue"], content, stream_options(options), hint, query.partition, query.durability
+        request = StreamRequest(
+            stream=content,
+            message=stream_options(options),
+            size_hint=hint,
+            partition=query.partition,
+            durability=query.durability,
         )
+        return await call.service.port.upload(call.path["queue"], request)
 
     return await _made(call, call.path["queue"], query, store)
 

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.config.settings_file import read_settings
 from holdfast.env.process import environment
 from holdfast.errors import BadSettings
-from holdfast.local.opening import open_broker
+from holdfast.local.sync.opening import open_broker
 from holdfast.spark.pipelines import f, report
 from holdfast.spark.pipelines.lake import replaced_as_a_whole
 from holdfast.spark.pipelines.report import (
