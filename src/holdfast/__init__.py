@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.api.topics import GroupInfo, TopicInfo
     from holdfast.broker.group import Compacted, QueueStats
     from holdfast.broker.metrics import Observer
-    from holdfast.broker.tracing.steps import TraceStep
+    from holdfast.broker.tracing.log import TraceStep
     from holdfast.client.connecting import connect
     from holdfast.client.opening import open_broker
     from holdfast.client.opening import open_queue as open  # noqa: A004  as in the standard library: gzip.open, shelve.open
@@ -144,7 +144,7 @@ _LATER = {
     "Stored": "holdfast.api.drafts",
     "StreamMessage": "holdfast.api.consumer_values",
     "TopicInfo": "holdfast.api.topics",
-    "TraceStep": "holdfast.broker.tracing.steps",
+    "TraceStep": "holdfast.broker.tracing.log",
     "Worker": "holdfast.worker",
     "WorkerHealth": "holdfast.worker",
     "connect": "holdfast.client.connecting",

@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.codec import columns as c
-from holdfast.codec.compression import Codec
-from holdfast.codec.encode import Packing, Place, encode_batch, header_for, message_sizes
-from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, frame_bytes, read_frame
+from holdfast.codec.encode import FramePlace, Packing, encode_batch, header_for, message_sizes
+from holdfast.codec.frame import HEADER_BYTES, Codec, FrameHeader, Kind, frame_bytes, read_frame
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import MessageTooLarge
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings
+from holdfast.storage.frames import FrameRules, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Wanted, walk
 from tests.golden.test_golden import frames_of
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -62,7 +61,7 @@ def batches(draw: st.DrawFn) -> Batch:
 
 
 PLACES = st.builds(
-    Place,
+    FramePlace,
     log_id=st.integers(1, 2**32 - 1),
     epoch=st.integers(0, 2**32 - 1),
     position=st.integers(0, 2**28).map(lambda n: n * 8),
@@ -105,12 +104,12 @@ def columns_used(batch: Batch) -> int:
     return used | sum(bit for bit, name, _, _ in PLAIN_COLUMNS if getattr(batch, name) is not None)
 
 
-def encode(batch: Batch, place: Place, packing: Packing, cap_bytes: int, now_ns: int, **more) -> bytes:
+def encode(batch: Batch, place: FramePlace, packing: Packing, cap_bytes: int, now_ns: int, **more) -> bytes:
     """All frames of the batch, as they would lie in a segment from the place on."""
     bodies = encode_batch(batch, now_ns, packing=packing, cap_bytes=cap_bytes, kind=more.get("kind", Kind.DATA))
     position, base_offset, stored = place.position, place.base_offset, []
     for left, body in zip(range(len(bodies) - 1, -1, -1), bodies, strict=True):
-        at = Place(place.log_id, place.epoch, position, base_offset, place.synced_offset)
+        at = FramePlace(place.log_id, place.epoch, position, base_offset, place.synced_offset)
         stored += [header_for(body, at, batch_remaining=left, producer=more.get("producer", Producer())), *body.parts]
         position, base_offset = position + body.frame_bytes, base_offset + body.count
     return b"".join(stored)
@@ -136,7 +135,7 @@ def read_all(data: bytes, position: int) -> list:
     kind=st.sampled_from([Kind.DATA, Kind.CONTROL, Kind.JOURNAL]),
 )
 def test_every_mix_comes_back(
-    batch: Batch, place: Place, producer: Producer, packing: Packing, cap_bytes: int, now_ns: int, kind: Kind
+    batch: Batch, place: FramePlace, producer: Producer, packing: Packing, cap_bytes: int, now_ns: int, kind: Kind
 ):
     data = encode(batch, place, packing, cap_bytes, now_ns, kind=kind, producer=producer)
     frames = read_all(data, place.position)
@@ -158,7 +157,7 @@ def test_every_mix_comes_back(
 
 
 def check_header(
-    header: FrameHeader, batch: Batch, place: Place, producer: Producer, kind: Kind, packing: Packing, data: bytes
+    header: FrameHeader, batch: Batch, place: FramePlace, producer: Producer, kind: Kind, packing: Packing, data: bytes
 ) -> None:
     """What every frame of a batch must say, and zeros up to its end that the checksum covers."""
     assert (header.log_id, header.epoch, header.synced_offset) == (place.log_id, place.epoch, place.synced_offset)
@@ -183,7 +182,7 @@ def check_header(
 
 @given(batch=batches(), codec=st.sampled_from(list(Codec)), cap_bytes=st.integers(1, 2000))
 def test_a_key_column_has_validity_only_where_a_key_is_missing(batch: Batch, codec: Codec, cap_bytes: int):
-    place = Place(1, 1, 0, 0, 0)
+    place = FramePlace(1, 1, 0, 0, 0)
     for frame in read_all(encode(batch, place, Packing(codec, None, 0, 0), cap_bytes, 0), 0):
         keys = frame.columns().keys()
         assert bool(frame.header.columns & c.KEY_VALIDITY) == (keys is not None and None in keys)
@@ -193,7 +192,7 @@ def test_a_key_column_has_validity_only_where_a_key_is_missing(batch: Batch, cod
 def test_a_reader_written_from_the_documentation_reads_the_same(
     batch: Batch, packing: Packing, cap_bytes: int, now_ns: int
 ):
-    place = Place(77, 5, 0, 1000, 0)
+    place = FramePlace(77, 5, 0, 1000, 0)
     data = encode(batch, place, packing, cap_bytes, now_ns)
     read = [record for _, records in frames_of(data, log_id=77) for record in records]
     assert read == [
@@ -215,10 +214,10 @@ def test_a_reader_written_from_the_documentation_reads_the_same(
 
 @given(batch=batches(), packing=PACKINGS, cap_bytes=st.integers(1, 2000))
 def test_a_walk_goes_through_all_frames_of_a_batch(batch: Batch, packing: Packing, cap_bytes: int):
-    place = Place(9, 2, 0, 50, 0)
+    place = FramePlace(9, 2, 0, 50, 0)
     data = encode(batch, place, packing, cap_bytes, 0)
     for bodies in (True, False):
-        found = list(walk(memoryview(data + bytes(64)), Wanted(9, 50), bodies=bodies))
+        found = list(walk(memoryview(data + bytes(64)), FrameRules(9, 50), bodies=bodies))
         assert found == [frame.header for frame in read_all(data, 0)]
 
 

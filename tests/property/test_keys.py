@@ -13,10 +13,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.delivery.commands import Ack, Bury, Cancel, Command, GiveUp, Nack, Receipt, Receive, Reject, Seek, Tick
-from holdfast.delivery.events import Acked, Event, Expired, Leased, Lost, Opened, Phase
-from holdfast.delivery.keys import KeyGate, KeyPolicy, Limits
-from holdfast.delivery.runs import runs_of
+from holdfast.delivery.events import (
+    Ack,
+    Acked,
+    Bury,
+    Cancel,
+    Command,
+    Event,
+    Expired,
+    GiveUp,
+    Leased,
+    Lost,
+    Nack,
+    Opened,
+    Phase,
+    Receipt,
+    Receive,
+    Reject,
+    Seek,
+    Tick,
+    runs_of,
+)
+from holdfast.delivery.keys import KeyGate, KeyLimits, KeyPolicy
 from holdfast.settings import QueueSettings
 from tests.unit.stories import BOOT, Story
 
@@ -125,7 +143,7 @@ class KeyMachine(RuleBasedStateMachine):
         self.publish(first)
         if late:  # the policy comes when some are leased already, whatever their keys are
             self.story.receive(late)
-        self.gate = KeyGate(Limits(policy, now_mono_ms=self.story.mono_ms, new=True))
+        self.gate = KeyGate(KeyLimits(policy, now_mono_ms=self.story.mono_ms, new=True))
 
     def command(self, command: Command) -> None:
         self.follow(self.story.when(command))
@@ -234,7 +252,7 @@ class KeyMachine(RuleBasedStateMachine):
         del self.model.keys[len(story.log) :]
         self.model.rescan()
         self.model.restarts += 1
-        self.gate = KeyGate(Limits(self.policy, now_mono_ms=story.mono_ms, new=False))
+        self.gate = KeyGate(KeyLimits(self.policy, now_mono_ms=story.mono_ms, new=False))
         self.gate.note(Opened(story.group.session, BOOT, story.mono_ms, len(story.log)))
         if gone:
             self.command(GiveUp())
@@ -289,7 +307,7 @@ def test_key_groups_with_a_backlog_are_served_alike(
 ) -> None:
     """As long as two of them have something to give, neither is more than one message ahead."""
     policy = KeyPolicy(key_group_fair=True, key_group_separator="/", key_group_concurrency=concurrency, key_order=order)
-    gate = KeyGate(Limits(policy, now_mono_ms=0, new=True))
+    gate = KeyGate(KeyLimits(policy, now_mono_ms=0, new=True))
     of: dict[int, int] = {}
     for number, backlog in enumerate(backlogs):
         for at in range(backlog):
@@ -317,7 +335,7 @@ def test_partitions_share_their_limits(data: st.DataObject) -> None:
     policy = KeyPolicy(
         key_group_separator="/", key_group_concurrency=most, key_group_rate=rate, key_group_burst=2, key_order=True
     )
-    limits = Limits(policy, now_mono_ms=0, new=True)
+    limits = KeyLimits(policy, now_mono_ms=0, new=True)
     gates = [KeyGate(limits) for _ in range(3)]
     names: list[list[bytes]] = [[], [], []]
     leased: list[set[int]] = [set(), set(), set()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.codec.encode import Body, Place, gap_body, header_for
+from holdfast.codec.encode import Body, FramePlace, gap_body, header_for
 from holdfast.codec.frame import FrameHeader, frame_bytes
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
@@ -12,10 +12,9 @@ from holdfast.errors import DamagedRange
 from holdfast.settings import LogSettings
 from holdfast.storage.checks.check import check
 from holdfast.storage.checks.finding import CheckReport, Finding
-from holdfast.storage.checks.plan import RepairPlan
-from holdfast.storage.checks.repair import RepairResult, plan_repair, repair
+from holdfast.storage.checks.repair import RepairPlan, RepairResult, plan_repair, repair
+from holdfast.storage.frames import FrameRules, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Wanted, walk
 
 FOLDER = "/data/log"
 SMALL = LogSettings(segment_bytes=4096, frame_bytes=1024, index_bytes=512, min_free_bytes=0)
@@ -70,7 +69,7 @@ class Logged:
     def frames(self, name: str) -> list[FrameHeader]:
         """The good frames of a segment, however its log stands."""
         data = memoryview(self.disk.contents(self.path(name)))
-        return [f for f in walk(data, Wanted(self.log_id, int(name[:20]))) if isinstance(f, FrameHeader)]
+        return [f for f in walk(data, FrameRules(self.log_id, int(name[:20]))) if isinstance(f, FrameHeader)]
 
     @property
     def log_id(self) -> int:
@@ -135,7 +134,7 @@ class Logged:
             "synced_offset": header.synced_offset,
         }
         remaining = changes.pop("batch_remaining", header.batch_remaining)
-        forged = header_for(body, Place(**(place | changes)), batch_remaining=remaining)
+        forged = header_for(body, FramePlace(**(place | changes)), batch_remaining=remaining)
         content = b"".join([forged, *body.parts])
         assert len(content) == header.end - header.position
         self.write(name, header.position, content)

@@ -9,17 +9,25 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from holdfast.codec.compression import Codec
-from holdfast.codec.encode import Packing, Place, encode_batch, gap_body, header_for
-from holdfast.codec.frame import HEADER_BYTES, FrameHeader, Kind, check_body, frame_bytes, read_frame, read_header
+from holdfast.codec.encode import FramePlace, Packing, encode_batch, gap_body, header_for
+from holdfast.codec.frame import (
+    HEADER_BYTES,
+    Codec,
+    FrameHeader,
+    Kind,
+    check_body,
+    frame_bytes,
+    read_frame,
+    read_header,
+)
 from holdfast.env import ManualClock, SeededIds, World
 from holdfast.env.sim.disk import SimulatedDisk
 from holdfast.errors import ChecksumMismatch, CorruptData, InvalidRequest, UnknownFormat
 from holdfast.model import Batch, Producer, Record
 from holdfast.settings import LogSettings
-from holdfast.storage.epochs import Epochs
+from holdfast.storage.frames import Damage, FrameRules, find_frame, first_log_id, used_end, walk
 from holdfast.storage.log import Log
-from holdfast.storage.walk import Damage, Wanted, find_frame, first_log_id, used_end, walk
+from holdfast.storage.state import Epochs
 
 LOG_ID = 0xC0FFEE07
 NOW_NS = 1_700_000_000_000_000_000
@@ -58,7 +66,7 @@ def encoded(
     bodies = encode_batch(batch, NOW_NS, packing=packing, cap_bytes=cap_bytes, kind=kind)
     frames = []
     for left, body in zip(range(len(bodies) - 1, -1, -1), bodies, strict=True):
-        place = Place(log_id, epoch, position, base_offset, 0)
+        place = FramePlace(log_id, epoch, position, base_offset, 0)
         frames.append(header_for(body, place, batch_remaining=left) + b"".join(body.parts))
         position, base_offset = position + body.frame_bytes, base_offset + body.count
     return frames
@@ -96,7 +104,7 @@ def read(frame: bytes, position: int = 0):
 
 
 def walked(data: bytes, *, log_id: int = LOG_ID, offset: int = 0, epochs: Epochs | None = None, bodies: bool = True):
-    return list(walk(memoryview(data), Wanted(log_id, offset, epochs=epochs or Epochs()), bodies=bodies))
+    return list(walk(memoryview(data), FrameRules(log_id, offset, epochs=epochs or Epochs()), bodies=bodies))
 
 
 def offsets(found: list[FrameHeader | Damage]) -> list[int]:
@@ -348,7 +356,7 @@ def test_a_frame_that_claims_more_bytes_than_there_are_is_none_even_if_its_check
 
 def test_a_gap_frame_is_a_header_that_says_how_many_are_lost():
     body = gap_body(HEADER_BYTES, 2**32 - 1, NOW_NS)
-    frame = header_for(body, Place(LOG_ID, 2, 0, 10, 10), batch_remaining=0) + b"".join(body.parts)
+    frame = header_for(body, FramePlace(LOG_ID, 2, 0, 10, 10), batch_remaining=0) + b"".join(body.parts)
     assert len(frame) == HEADER_BYTES
     (header,) = walked(frame, offset=10)
     assert isinstance(header, FrameHeader)
@@ -359,7 +367,7 @@ def test_a_gap_frame_is_a_header_that_says_how_many_are_lost():
 
 def test_a_gap_frame_never_has_messages():
     body = gap_body(HEADER_BYTES + 16, 2, NOW_NS)
-    frame = header_for(body, Place(LOG_ID, 2, 0, 10, 10), batch_remaining=0) + b"".join(body.parts)
+    frame = header_for(body, FramePlace(LOG_ID, 2, 0, 10, 10), batch_remaining=0) + b"".join(body.parts)
     with pytest.raises(CorruptData):
         read(frame).values()
 
@@ -367,7 +375,9 @@ def test_a_gap_frame_never_has_messages():
 def test_the_producer_is_kept():
     (body,) = encode_batch(Batch(values=[b"a"]), NOW_NS, packing=Packing(), cap_bytes=100)
     producer = Producer(2**64 - 1, 2**32 - 1, 2**32 - 2)
-    frame = header_for(body, Place(LOG_ID, 1, 0, 0, 0), batch_remaining=0, producer=producer) + b"".join(body.parts)
+    frame = header_for(body, FramePlace(LOG_ID, 1, 0, 0, 0), batch_remaining=0, producer=producer) + b"".join(
+        body.parts
+    )
     header = read(frame).header
     assert (header.producer_id, header.producer_epoch, header.first_sequence) == (2**64 - 1, 2**32 - 1, 2**32 - 2)
 
@@ -475,7 +485,7 @@ def test_a_search_finds_a_frame_across_the_edge_of_its_window():
     window = 1 << 20
     for position in (window - 8, window, window + 8, 2 * window):
         data = b"\xff" * position + one(b"far", position=position)
-        found = find_frame(memoryview(data), 0, Wanted(LOG_ID, 0))
+        found = find_frame(memoryview(data), 0, FrameRules(LOG_ID, 0))
         assert found is not None
         assert found.position == position
         assert first_log_id(memoryview(data)) == LOG_ID

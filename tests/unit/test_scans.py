@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.env.checkpoints import checkpoint, checkpoints
+from holdfast.env.world import checkpoint, checkpoints
 from holdfast.errors import TooManyWaiters
 from holdfast.server import scans as module
 from holdfast.server.scans import MOST_WAITING, Abandoned, Full, Scan, Scans

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.broker.delivery import _END_MOST
 from holdfast.delivery.events import Released
-from holdfast.delivery.runs import size as run_size
+from holdfast.delivery.events import size as run_size
 from holdfast.errors import LeaseLost
 from holdfast.local.aio.opening import async_open_broker
 from holdfast.server.served import CLAIMS_AT_ONCE, MOST_AT_ONCE, ServedGroup, Taken, receipts_of

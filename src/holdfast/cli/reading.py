@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from holdfast.api.ports import port_of
 from holdfast.api.times import instant_ns, parse_instant
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.broker.folder.layout import partition_folder, topic_folder
-from holdfast.broker.routing import check_partition
+from holdfast.broker.messages import check_partition
 from holdfast.broker.topic import Topic
 from holdfast.cli.look.messages import AnyMessage, reader_of
 from holdfast.cli.opening import opened_broker

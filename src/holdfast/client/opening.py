@@ -12,7 +12,7 @@ import msgspec
 from holdfast.api.ports import port_of
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.queue import Queue
-from holdfast.broker.folder.policy import check_settings
+from holdfast.broker.folder.contents import check_settings
 from holdfast.client.address import is_address, parse_address, refuse_almost
 from holdfast.client.shared import open_shared
 from holdfast.errors import InvalidRequest

@@ -11,8 +11,8 @@ from typing import Any, Final, get_args
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import Drafter, NewMessage, Stored, has_only_a_body
 from holdfast.api.topics import TopicInfo
+from holdfast.broker.messages import RoundRobin, check_partition, partition_for
 from holdfast.broker.partition import Draft
-from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.client.calling import Caller, packed
 from holdfast.client.http import Ask, path_of
 from holdfast.client.lanes import Lanes

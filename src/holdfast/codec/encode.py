@@ -12,8 +12,18 @@ import msgspec
 
 from holdfast.checksum import crc32c
 from holdfast.codec.columns import Columns, encode_columns, encode_head, padding
-from holdfast.codec.compression import Codec, compress
-from holdfast.codec.frame import CHECKED_HEADER, HEADER_BYTES, MAGIC, Frame, FrameHeader, Kind, frame_bytes, seal_header
+from holdfast.codec.frame import (
+    CHECKED_HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    Codec,
+    Frame,
+    FrameHeader,
+    Kind,
+    compress,
+    frame_bytes,
+    seal_header,
+)
 from holdfast.errors import InvalidRequest
 from holdfast.large import LARGE_BYTES, LargeValue
 from holdfast.model import NO_PRODUCER, Batch, HeaderPairs, Producer
@@ -62,7 +72,7 @@ class Body(msgspec.Struct, frozen=True, gc=False):
         return (HEADER_BYTES + self.body_bytes + 7) & ~7
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class FramePlace(msgspec.Struct, frozen=True, gc=False):
     """What the log knows of the place where a frame goes."""
 
     log_id: int
@@ -100,7 +110,7 @@ def message_sizes(batch: Batch) -> list[int]:
 
 
 def header_for(
-    body: Body, place: Place, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
+    body: Body, place: FramePlace, *, batch_remaining: int, producer: Producer = NO_PRODUCER, flags: int = 0
 ) -> bytes:
     """The sealed header of a body at its place."""
     return seal_header(

@@ -19,7 +19,7 @@ from holdfast.api.topics import GroupInfo, TopicInfo, changes_to
 from holdfast.broker.engine import BrokerEngine, change_topic, grow_topic
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.streams.positions import Reset, To
+from holdfast.broker.streams.offsets import Reset, To
 from holdfast.broker.topic import Topic
 from holdfast.broker.topic_locks import reading
 from holdfast.errors import DamagedRange, DiskFull, InvalidRequest, TopicExists, UnknownGroup, UnknownTopic

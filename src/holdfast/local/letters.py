@@ -8,10 +8,9 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.contents import Place
 from holdfast.api.letters import DeadGroup, grouped, no_letter
 from holdfast.api.listed import DeadLetter, Where, chosen, note_of
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, GroupNotes
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id, topic_folder
-from holdfast.broker.folder.policy import GroupNotes
-from holdfast.broker.inspect.dead_letters import letters_of
+from holdfast.broker.inspect.messages import letters_of
 from holdfast.env import World
 from holdfast.errors import UnknownGroup
 

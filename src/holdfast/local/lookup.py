@@ -13,7 +13,7 @@ from holdfast.broker.dead_letters import DeadLetter as StoredLetter
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.folder.layout import DEAD_SUFFIX, parse_message_id
 from holdfast.broker.history import history, history_of_letter
-from holdfast.broker.tracing.steps import DELAYED, LEASED, PUBLISHED, TraceStep
+from holdfast.broker.tracing.log import DELAYED, LEASED, PUBLISHED, TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.errors import NotFound
 from holdfast.local.listing import seen, until_ms

@@ -13,8 +13,8 @@ from holdfast.api.bodies import Bodies
 from holdfast.api.sync.broker import Broker
 from holdfast.api.sync.queue import Queue
 from holdfast.broker.engine import BrokerEngine, folder_path
+from holdfast.broker.folder.contents import check_settings
 from holdfast.broker.folder.layout import DEFAULT_GROUP
-from holdfast.broker.folder.policy import check_settings
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.metrics import Observer
 from holdfast.env import World, real_world

@@ -10,10 +10,9 @@ import msgspec
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import Drafter, NewMessage
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.messages import DEDUP_ID, Draft, Publication, batch_of
+from holdfast.broker.messages import DEDUP_ID, Draft, Publication, batch_of, check_partition
 from holdfast.broker.partition import Partition
 from holdfast.broker.producers import ProducerId
-from holdfast.broker.routing import check_partition
 from holdfast.broker.topic import Topic
 from holdfast.env import Clock
 from holdfast.model import NO_PRODUCER, Appended, Batch, Durability, Producer

@@ -10,9 +10,8 @@ import msgspec
 
 from holdfast.api.bodies import Bodies
 from holdfast.api.drafts import Drafter, NewMessage, Stored, stored_at
-from holdfast.broker.messages import batch_of
+from holdfast.broker.messages import RoundRobin, batch_of, check_partition, partition_for
 from holdfast.broker.partition import Draft, Partition, Publication
-from holdfast.broker.routing import RoundRobin, check_partition, partition_for
 from holdfast.broker.topic import Topic
 from holdfast.codec.encode import message_sizes
 from holdfast.env import Clock

@@ -8,9 +8,9 @@ from typing import Literal
 from holdfast.api.times import to_datetime
 from holdfast.api.topics import GroupInfo, PartitionInfo, TopicInfo
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.folder.policy import differing_settings
+from holdfast.broker.folder.contents import differing_settings
 from holdfast.broker.partition import Partition
-from holdfast.broker.streams.positions import lag_of
+from holdfast.broker.streams.offsets import lag_of
 from holdfast.broker.topic import Topic
 from holdfast.errors import CorruptData
 from holdfast.settings import TopicSettings

@@ -9,8 +9,7 @@ import msgspec
 
 from holdfast.api.traces import Question, moment_ns
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.tracing.log import Search, TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import Search, TraceStats, TraceStep
 
 
 def search_in(engine: BrokerEngine, question: Question, limit: int, *, last: bool) -> list[TraceStep]:

@@ -11,7 +11,7 @@ from holdfast.broker.messages import head_bytes
 from holdfast.env import World
 from holdfast.local.publisher import Part, Publisher
 from holdfast.model import Durability
-from holdfast.storage.spool import Spool
+from holdfast.storage.batches import Spool
 
 
 class Upload:

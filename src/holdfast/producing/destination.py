@@ -6,8 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.broker.messages import Draft
-from holdfast.broker.routing import RoundRobin, murmur3
+from holdfast.broker.messages import Draft, RoundRobin, murmur3
 from holdfast.errors import MessageTooLarge
 from holdfast.producing.parcels import Outbox
 from holdfast.producing.port import OpenTopic, ProducerPort

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.delivery.group import Failure
 from holdfast.protocol.messages import Instant, Name, Number, PartitionNumber, Said, Told, Wire
 

@@ -34,7 +34,7 @@ from holdfast.server.http.messages import Request, Response, StreamResponse
 from holdfast.server.routing import Route, Router, Routes, retry_after_of, status_of
 from holdfast.server.service import Service
 from holdfast.server.turns import CALLER, Turns
-from holdfast.storage.shortage import ran_out, shortage
+from holdfast.storage.opening import ran_out, shortage
 
 logger = logging.getLogger(__name__)
 

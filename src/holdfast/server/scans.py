@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from holdfast.env.checkpoints import checkpoints
+from holdfast.env.world import checkpoints
 from holdfast.errors import TooManyWaiters
 from holdfast.local.listing import Mark
 

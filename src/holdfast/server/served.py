@@ -20,8 +20,8 @@ from holdfast.broker.folder.layout import message_id
 from holdfast.broker.group import QueueGroup
 from holdfast.broker.leases import Delivered, Pending
 from holdfast.broker.messages import MOVED, TEXT_KEY, TOMBSTONE, original_of
-from holdfast.delivery.commands import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
-from holdfast.delivery.commands import Extend as ExtendLease
+from holdfast.delivery.events import DEFERRED, DROPPED, Command, Nack, Receipt, Reject, Save
+from holdfast.delivery.events import Extend as ExtendLease
 from holdfast.errors import HoldfastError, InvalidRequest, LeaseLost
 from holdfast.local.aio.group import AsyncLocalGroupPort
 from holdfast.model import Durability, Record, extra_bytes

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from holdfast.api.aio.broker import AsyncBroker
 from holdfast.env import World
-from holdfast.env.file_facts import replaceable
+from holdfast.env.disk import replaceable
 from holdfast.env.sockets import listen_unix
 from holdfast.errors import BadSettings, HoldfastError, Unavailable
 from holdfast.server.access.callers import Access

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from holdfast.broker.delivery import Delivery
-from holdfast.delivery.commands import Receipt
+from holdfast.delivery.events import Receipt
 from holdfast.errors import TooManyWaiters
 from holdfast.server.access.principals import LOCAL, Principal
 from holdfast.server.served import MOST_AT_ONCE, ServedGroup

@@ -30,9 +30,8 @@ from holdfast.api.topics import (
 )
 from holdfast.api.traces import Question, When, check_search
 from holdfast.broker.folder.layout import check_name, check_readable_name, check_topic_name
-from holdfast.broker.streams.positions import Reset
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from holdfast.api.consumer_arguments import Listener, MemberRequest, SeekTarget
 from holdfast.api.consumer_values import ConsumedPartition, StreamMessage
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.membership.assignment import TopicPartition
 from holdfast.model import Durability
 from holdfast.settings import ConsumerSettings

@@ -25,7 +25,7 @@ from holdfast.api.times import duration_ms
 from holdfast.broker.folder.layout import DEFAULT_GROUP
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.env import close_in_children, refuse_to_pickle
 from holdfast.errors import Closed, Empty, InvalidRequest, LeaseLost
 from holdfast.model import Durability, Retained

@@ -17,9 +17,8 @@ from holdfast.api.sync.locks_port import LocksPort
 from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
-from holdfast.broker.streams.positions import Reset, To
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset, To
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.model import CodecName, Durability, Retained
 from holdfast.settings import BrokerSettings, QueueSettings
 from holdfast.storage.compaction import KeysCompacted

@@ -20,7 +20,7 @@ from holdfast.api.listed import DeadLetter, Listed, Where
 from holdfast.api.streams import Stream
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.metrics import Observer
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.model import BodyKind, CodecName, Durability, Retained
 from holdfast.settings import TopicSettings
 

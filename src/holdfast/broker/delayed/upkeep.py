@@ -10,28 +10,196 @@ from __future__ import annotations
 import contextlib
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Final, TypeVar
 
 import msgspec
 from pyroaring import BitMap64
 
-from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS
-from holdfast.broker.delayed.manifest import DelaySettings, save_manifest
-from holdfast.broker.delayed.run import TRAILER_CHECKED, TRAILER_MAGIC, Run
-from holdfast.broker.delayed.state import State
+from holdfast.broker.delayed.intake import DAY_MS, HOUR_MS, MONTH_MS, DelayedIntake, DelayedTimers
+from holdfast.broker.delayed.runs import (
+    NEVER_MS,
+    TRAILER_CHECKED,
+    TRAILER_MAGIC,
+    DelayedRun,
+    DelaySettings,
+    Entry,
+    LoadedManifest,
+    Manifest,
+    RunEntry,
+    save_manifest,
+)
 from holdfast.checksum import crc32c
-from holdfast.codec.encode import PLAIN, Body, Packing, Place, encode_batch, header_for
+from holdfast.codec.encode import PLAIN, Body, FramePlace, Packing, encode_batch, header_for
 from holdfast.codec.frame import Frame, Kind
 from holdfast.env import World
 from holdfast.env.disk import File
-from holdfast.errors import DiskFull, HoldfastError, Unavailable
+from holdfast.errors import Closed, DiskFull, HoldfastError, Unavailable
 from holdfast.large import LargeValue
 from holdfast.model import Batch, Record
 from holdfast.storage.files import FULL_DISK, join, write_fully
 from holdfast.storage.keeper import soonest
-from holdfast.storage.shortage import advice
+from holdfast.storage.opening import advice
+
+# What the store knows in memory: where each message lies, which are gone, and which of those for certain.
+#
+# known     ids that lie in a file: in the intake or in a run
+# gone      those of them that were released or cancelled
+# settled   those gone for certain: their releases are synced in the partition's log
+
+
+_MOST = 2**64 - 1
+
+
+class DelayedState:
+    """Guarded by its lock, which whoever calls a method here holds."""
+
+    def __init__(self, intake: DelayedIntake, loaded: LoadedManifest) -> None:
+        self.lock = Lock()
+        self.intake = intake
+        self.runs = loaded.runs
+        self.damage = loaded.damage
+        self.timers = DelayedTimers()
+        self.floor = loaded.manifest.spilled_below  # the intake's messages below it are in runs, or gone
+        self.next_number = loaded.manifest.next_number
+        self.saved_position = self.settled_position = loaded.manifest.accounted
+        self.unsettled: deque[tuple[int, BitMap64]] = deque()  # released, by the position below which they lie
+        self.changed = bool(loaded.damage)  # since the last manifest
+        self.closed = False
+        # No message that waits is due before this: what whoever ticks was told last, or what came since.
+        self.not_before_ms = 0
+        spilled = self.in_runs()
+        before = loaded.manifest.gone_ids()
+        cancelled = intake.load(self.floor, self.timers, before | spilled)
+        # Only where the manifest was lost: messages of an unfinished spill, which are in runs already.
+        self.twice = intake.present & spilled
+        intake.present -= spilled
+        self.gone = (before | cancelled) & (intake.present | spilled)
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed(f"the delayed messages of {self.intake.log.folder} are closed; open them again to use them")
+
+    def in_runs(self) -> BitMap64:
+        ids = BitMap64()
+        for run in self.runs:
+            ids |= run.ids
+        return ids
+
+    def known(self, ids: BitMap64) -> BitMap64:
+        """Those of the ids that lie in a file."""
+        known = ids & self.intake.present
+        for run in self.runs:
+            known |= ids & run.ids
+        return known
+
+    def live(self) -> int:
+        return sum(run.messages for run in self.runs) + len(self.intake.present) - len(self.gone)
+
+    def live_here(self) -> int:
+        """How many messages wait in the intake."""
+        return len(self.intake.present) - self.intake.present.intersection_cardinality(self.gone)
+
+    def done_here(self, message_id: int) -> bool:
+        """Whether a timer of the intake is done with."""
+        intake = self.intake
+        return message_id in self.gone or message_id not in intake.present or message_id in intake.unreadable
+
+    def waiting_here(self, entries: Iterable[tuple[int, int]]) -> Iterator[Entry]:
+        """Those entries that wait in the intake and may be shown: as durable as their policy promised."""
+        end = self.intake.log.end
+        for due_at_ms, message_id in entries:
+            if message_id < end and not self.done_here(message_id):
+                yield due_at_ms, message_id, None, 0, 0
+
+    def _next_due_ms(self) -> int | None:
+        first = self.timers.first(self.done_here)
+        best_ms = first[0] if first is not None else NEVER_MS
+        for run in sorted(self.runs, key=DelayedRun.not_before_ms):
+            if run.not_before_ms() >= best_ms:
+                break
+            first = run.first(self.gone)
+            if first is not None:
+                best_ms = min(best_ms, first[0])
+        return best_ms if best_ms < NEVER_MS else None
+
+    def look_ahead(self) -> int | None:
+        """When the first message is due that waits, learned anew; None where none does."""
+        first_ms = self._next_due_ms()
+        self.not_before_ms = NEVER_MS if first_ms is None else first_ms
+        return first_ms
+
+    def settled(self) -> BitMap64:
+        """The ids that are gone for certain: a copy."""
+        ids = self.gone.copy()
+        for _, released in self.unsettled:
+            ids -= released
+        return ids
+
+    def take_over(self, runs: list[DelayedRun], cut: int) -> None:
+        """A spill is done: all that waited in the intake below `cut` is in these runs."""
+        present = self.intake.present
+        below = present.copy()
+        below.remove_range(cut, _MOST)
+        for run in runs:
+            below -= run.ids
+        self.gone -= below
+        present.remove_range(0, cut)
+        self.runs = self.runs + runs
+        self.next_number += len(runs)
+        self.floor = cut
+        self.timers.drop_below(cut)
+        self.intake.let_go_of_all()
+        self.changed = True
+
+    def take_out_finished(self, settled: BitMap64) -> list[DelayedRun]:
+        """Runs of which nothing can come back are no longer part of the store, nor are their ids."""
+        finished = [run for run in self.runs if run.ids.intersection_cardinality(settled) == run.messages]
+        self.runs = [run for run in self.runs if run not in finished]
+        for run in finished:
+            self.gone -= run.ids
+            settled -= run.ids
+        return finished
+
+    def forget_trimmed(self) -> None:
+        """The intake's messages before its start are gone with their files."""
+        start = self.intake.log.start
+        if start > self.floor:
+            trimmed = self.intake.present.copy()
+            trimmed.remove_range(start, _MOST)
+            self.intake.present -= trimmed
+            self.gone -= trimmed
+
+    def first_needed(self, settled: BitMap64) -> int:
+        """The first offset of the intake that must be kept when this is on disk."""
+        needed = self.intake.present - settled
+        needed_from = min(needed.min() if needed else _MOST, _MOST)
+        return max(self.floor, min(needed_from, self.intake.log.end))
+
+    def manifest(self, settled: BitMap64) -> Manifest:
+        settled.run_optimize()
+        return Manifest(
+            accounted=self.settled_position,
+            spilled_below=self.floor,
+            next_number=self.next_number,
+            runs=[RunEntry(run.name, run.run_id, run.messages) for run in self.runs],
+            gone=settled.serialize(),
+        )
+
+    def check(self) -> None:
+        """Assert what must always hold."""
+        known = self.intake.present.copy()
+        for run in self.runs:
+            assert not known & run.ids, f"{run.name} holds messages that wait elsewhere, too"
+            known |= run.ids
+        assert self.gone <= known, "messages are gone that are in no file"
+        assert all(ids <= self.gone for _, ids in self.unsettled), "released, but not gone"
+        here = [message_id for _, message_id in self.timers.ordered()]
+        assert len(here) == len(set(here)), "a timer is set twice"
+        assert self.intake.present - self.gone - self.intake.unreadable <= BitMap64(here), "a message has no timer"
+
 
 # From the intake to runs: messages in order of arrival become files in order of due time.
 #
@@ -97,9 +265,9 @@ def in_due_order(
         yield from part
 
 
-def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[Run]:
+def write_runs(world: World, records: Iterator[Record], plan: SpillPlan) -> list[DelayedRun]:
     """Write sorted messages into as many runs as buckets of time and size ask for; all are durable then."""
-    runs: list[Run] = []
+    runs: list[DelayedRun] = []
     writer: _RunWriter | None = None
     bucket, temporary = 0, join(plan.folder, "spill.tmp")
     try:
@@ -158,7 +326,7 @@ class _RunWriter:
         if len(self._block) >= _BLOCK_MESSAGES or self._block_bytes >= _BLOCK_BYTES:
             self._end_block()
 
-    def finish(self) -> Run:
+    def finish(self) -> DelayedRun:
         """Put the file in its place; its name is durable after the folder's next sync."""
         if self._block:
             self._end_block()
@@ -170,7 +338,7 @@ class _RunWriter:
         self.file.sync()
         self.file.close()
         self._world.disk.rename(self._temporary, join(self._folder, self._name))
-        return Run(self._world.disk, self._folder, self._name, self._run_id, self._table, self._ids)
+        return DelayedRun(self._world.disk, self._folder, self._name, self._run_id, self._table, self._ids)
 
     def _end_block(self) -> None:
         records, self._block, self._block_bytes = self._block, [], 0
@@ -182,7 +350,7 @@ class _RunWriter:
         self._write(_body(_as_batch(records), Kind.DATA, self._packing))
 
     def _write(self, body: Body) -> None:
-        place = Place(self._run_id, 0, self.position, self._offset, 0)
+        place = FramePlace(self._run_id, 0, self.position, self._offset, 0)
         write_fully(self.file, self.position, [header_for(body, place, batch_remaining=0), *body.parts])
         self.position += body.frame_bytes
         self._offset += body.count
@@ -219,10 +387,10 @@ _PAUSE_FRAMES: Final = 10
 _PAUSE_MESSAGES: Final = 256
 
 
-class Upkeep:
+class DelayedUpkeep:
     """One at a time is at work here."""
 
-    def __init__(self, world: World, folder: str, settings: DelaySettings, state: State) -> None:
+    def __init__(self, world: World, folder: str, settings: DelaySettings, state: DelayedState) -> None:
         self._world = world
         self._folder = folder
         self._settings = settings
@@ -231,7 +399,7 @@ class Upkeep:
         self._lock = Lock()
         self._saved_ns = world.clock.monotonic_ns()
         self._failed_ns: int | None = None
-        self._garbage: list[Run] = []  # finished, and removed after the next manifest
+        self._garbage: list[DelayedRun] = []  # finished, and removed after the next manifest
         self.on_pause: Callable[[], object] = lambda: None
         log_settings = self._log.settings
         self._packing = Packing.named(

@@ -24,7 +24,7 @@ from holdfast.api.ports import port_of
 from holdfast.api.sync.message import taken_of
 from holdfast.api.times import to_datetime
 from holdfast.broker.messages import TOMBSTONE
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.cli.look.trace import life_line
 from holdfast.cli.opening import asked, is_remote, opened, topic_named
 from holdfast.cli.options import WAIT, AsJson, Group, Limit, QueueFolder, Topic, Wait, Where

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from holdfast.api.times import parse_duration
 from holdfast.broker.folder.layout import partition_folder
-from holdfast.broker.inspect.delayed import count_beside
-from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
+from holdfast.broker.inspect.messages import count_beside
+from holdfast.broker.inspect.status import FolderStatus, GroupStanding, TopicStanding
 from holdfast.cli.look.log import owner_of
 from holdfast.cli.look.topics import ToldStanding
 from holdfast.cli.opening import topics_of, unknown_topic
@@ -85,7 +85,7 @@ class FolderSource:
             raise unknown_topic(folder, topic, found)
 
     def look(self) -> Load:
-        standing, at_s = Standing(self._world, self.name), time.monotonic()
+        standing, at_s = FolderStatus(self._world, self.name), time.monotonic()
         found = standing.topics() if self._topic is None else [standing.topic(self._topic)]
         return Load(at_s=at_s, topics=[_load_of(topic, self._delayed(topic)) for topic in found])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from holdfast.broker.inspect.standing import GroupStanding, Standing, TopicStanding
+from holdfast.broker.inspect.status import FolderStatus, GroupStanding, TopicStanding
 from holdfast.cli.opening import asked, opened_broker
 from holdfast.client.address import is_address
 from holdfast.env import real_world
@@ -43,9 +43,9 @@ class ToldStanding:
         return topics, delayed
 
 
-AnyStanding: TypeAlias = Standing | ToldStanding
+AnyStanding: TypeAlias = FolderStatus | ToldStanding
 
 
 def standing_of(place: str) -> AnyStanding:
     """How things stand there now."""
-    return ToldStanding(place) if is_address(place) else Standing(real_world(), place)
+    return ToldStanding(place) if is_address(place) else FolderStatus(real_world(), place)

@@ -9,9 +9,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPIC, TOPICS, topic_folder
-from holdfast.broker.folder.policy import kept_settings
 from holdfast.cli.opening import asked, opened_broker
 from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, Section, command, print_json, stdout

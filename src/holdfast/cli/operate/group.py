@@ -14,7 +14,7 @@ import holdfast
 from holdfast.api.times import to_datetime
 from holdfast.broker.folder.layout import QUERIES, check_name
 from holdfast.broker.group import QueueGroup
-from holdfast.broker.inspect.standing import GroupStanding
+from holdfast.broker.inspect.status import GroupStanding
 from holdfast.broker.streams.queries import list_queries, remove_queries
 from holdfast.cli.look.topics import standing_of
 from holdfast.cli.look.trace import time_text

@@ -16,7 +16,7 @@ from holdfast.api.times import parse_instant
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.group import Compacted, QueueGroup
-from holdfast.broker.streams.positions import Reset
+from holdfast.broker.streams.offsets import Reset
 from holdfast.broker.topic import Topic as OpenTopic
 from holdfast.cli.opening import Views, chosen_by, chosen_topic, engine_of, is_remote, opened_broker, view
 from holdfast.cli.options import WAIT, AsJson, DryRun, Group, PartitionNumber, QueueFolder, Topic, Wait, Yes

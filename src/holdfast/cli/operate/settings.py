@@ -11,12 +11,12 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from holdfast.broker.folder.policy import NOT_KEPT
+from holdfast.broker.folder.contents import NOT_KEPT
 from holdfast.cli.opening import chosen_topic, opened_broker, see_to_queue, settings_of
 from holdfast.cli.options import WAIT, AsJson, QueueFolder, Topic, Wait
 from holdfast.cli.output import OK, command, print_json, stdout
 from holdfast.cli.text import safe
-from holdfast.delivery.facts import seconds_of
+from holdfast.delivery.where import seconds_of
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.settings import TopicSettings, load
 

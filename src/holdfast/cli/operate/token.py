@@ -20,7 +20,7 @@ from holdfast.cli.options import AsJson
 from holdfast.cli.output import OK, Section, command, print_json, stderr, stdout
 from holdfast.cli.text import safe
 from holdfast.config.settings_file import read_settings
-from holdfast.delivery.facts import seconds_of
+from holdfast.delivery.where import seconds_of
 from holdfast.env import real_world
 from holdfast.env.process import environment
 from holdfast.errors import InvalidRequest

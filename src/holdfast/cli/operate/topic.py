@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from holdfast.broker.folder.layout import check_topic_name
-from holdfast.broker.inspect.standing import TopicStanding
+from holdfast.broker.inspect.status import TopicStanding
 from holdfast.cli.completion import topic_names
 from holdfast.cli.look.topics import standing_of
 from holdfast.cli.opening import has_owner, opened_broker, owned, settings_of, topics_of, unknown_topic

@@ -15,7 +15,7 @@ from holdfast.api.times import parse_duration, to_datetime
 from holdfast.api.topics import to_of
 from holdfast.broker.engine import BrokerEngine
 from holdfast.broker.folder.layout import check_name
-from holdfast.broker.streams.positions import To
+from holdfast.broker.streams.offsets import To
 from holdfast.broker.topic import Topic as TopicTopic
 from holdfast.cli.completion import topic_names
 from holdfast.cli.look.messages import HEADERS, ID, KEY, PRIORITY, SIZE, TIME, AnyMessage, Pages, bytes_of, document

@@ -10,7 +10,7 @@ import typer
 
 import holdfast
 from holdfast.broker.folder.layout import check_name
-from holdfast.broker.inspect.locks import replayed_locks
+from holdfast.broker.locks import replayed_locks
 from holdfast.cli.look.messages import moment
 from holdfast.cli.opening import opened_broker, topics_of
 from holdfast.cli.options import WAIT, AsJson, DataFolder, Wait

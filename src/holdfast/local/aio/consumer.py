@@ -9,7 +9,7 @@ from holdfast.api.aio.consumer_port import tell
 from holdfast.api.consumer_arguments import MemberRequest, SeekTarget
 from holdfast.api.consumer_values import StreamMessage
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.broker.waiters import TaskWaiter
 from holdfast.local.aside import aside  # async only
 from holdfast.local.member import StreamMember, member_of

@@ -17,9 +17,8 @@ from holdfast.api.sync.producer import Producer
 from holdfast.api.topics import GroupInfo, TopicInfo
 from holdfast.api.traces import Question
 from holdfast.broker.engine import change_topic, grow_topic
-from holdfast.broker.streams.positions import Reset, To
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset, To
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.local.broker import LocalBroker
 from holdfast.local.producer import LocalProducerPort
 from holdfast.local.sync.consumer import LocalConsumerPort

@@ -10,7 +10,7 @@ from holdfast.api.consumer_arguments import MemberRequest, SeekTarget
 from holdfast.api.consumer_values import StreamMessage
 from holdfast.api.sync.consumer_port import tell
 from holdfast.broker.engine import BrokerEngine
-from holdfast.broker.streams.positions import PartitionLag
+from holdfast.broker.streams.offsets import PartitionLag
 from holdfast.broker.waiters import ThreadWaiter
 from holdfast.local.member import StreamMember, member_of
 from holdfast.membership.assignment import TopicPartition

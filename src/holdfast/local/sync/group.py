@@ -19,7 +19,7 @@ from holdfast.broker.choose import give_way
 from holdfast.broker.delivery import Delivery
 from holdfast.broker.group import Compacted, QueueStats
 from holdfast.broker.leases import Delivered, Pending
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.broker.waiters import ThreadWaiter, Waiter
 from holdfast.errors import LeaseLost
 from holdfast.local.dead import LocalLetters

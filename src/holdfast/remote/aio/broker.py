@@ -14,9 +14,8 @@ from holdfast.api.streams import AsyncStream
 from holdfast.api.topics import GroupInfo, TopicInfo, changes_to, check_partitions
 from holdfast.api.traces import Question
 from holdfast.broker.folder.layout import DEFAULT_GROUP, check_topic_name
-from holdfast.broker.streams.positions import Reset, To
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.streams.offsets import Reset, To
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.client.client import Client
 from holdfast.client.http import path_of
 from holdfast.errors import BadSettings, DamagedRange, DiskFull, Forbidden, InvalidRequest, NotAQueue, UnknownTopic

@@ -16,7 +16,7 @@ from holdfast.api.letters import DeadGroup, Redriven, grouped
 from holdfast.api.listed import DeadLetter, Listed, Where
 from holdfast.api.streams import AsyncStream
 from holdfast.broker.group import Compacted, QueueStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStep
 from holdfast.client.client import Client
 from holdfast.client.http import Ask, path_of
 from holdfast.errors import Conflict, InvalidRequest, LeaseLost

@@ -12,8 +12,8 @@ from msgspec import Meta
 
 import holdfast
 from holdfast.broker.engine import BrokerEngine
+from holdfast.broker.folder.contents import kept_settings
 from holdfast.broker.folder.layout import SETTINGS, TOPICS, topic_folder
-from holdfast.broker.folder.policy import kept_settings
 from holdfast.config.settings_file import DEFAULT, Effective, Origin, Setting
 from holdfast.env.process import descriptor_limit, open_descriptors
 from holdfast.errors import Unavailable

@@ -9,7 +9,7 @@ from datetime import datetime
 from holdfast.api.consumer_values import StreamMessage
 from holdfast.api.contents import home_of, record_of
 from holdfast.api.topics import GroupInfo
-from holdfast.broker.streams.positions import GroupFacts, PartitionLag, lag_of
+from holdfast.broker.streams.offsets import GroupFacts, PartitionLag, lag_of
 from holdfast.errors import InvalidRequest, UnknownGroup
 from holdfast.protocol.groups import (
     At,

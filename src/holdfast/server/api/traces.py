@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from holdfast.api.traces import Question, check_search
 from holdfast.broker.folder.layout import topic_of_id
-from holdfast.broker.tracing.log import TraceStats
-from holdfast.broker.tracing.steps import TraceStep
+from holdfast.broker.tracing.log import TraceStats, TraceStep
 from holdfast.errors import InvalidRequest
 from holdfast.local.traces import search_in, stats_in, steps_in
 from holdfast.protocol.traces import StatsQuery, Steps, TracesQuery

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from holdfast.broker.folder.contents import settings_for
 from holdfast.broker.folder.layout import topic_folder
-from holdfast.broker.folder.policy import settings_for
 from holdfast.errors import BadSettings, InvalidRequest
 from holdfast.spark.pipelines.compact import POSITIONS
 from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary

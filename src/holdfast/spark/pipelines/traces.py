@@ -11,7 +11,7 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.broker.tracing.steps import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
+from holdfast.broker.tracing.log import ACKED, BURIED, LEASED, NACKED, PUBLISHED, RELEASED, RETURNED
 from holdfast.spark.pipelines import report
 from holdfast.spark.pipelines.context import Kind, Plan, Read, Summary
 from holdfast.spark.pipelines.lake import replaced_as_a_whole

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from holdfast.broker.folder.layout import STAGING
-from holdfast.broker.streams.query_pins import DONE, MANIFEST, staged_names
-from holdfast.codec.encode import Body, Place, header_for
+from holdfast.broker.streams.queries import DONE, MANIFEST, staged_names
+from holdfast.codec.encode import Body, FramePlace, header_for
 from holdfast.codec.frame import HEADER_BYTES, Frame, read_frame
 from holdfast.env import File, World
 from holdfast.errors import CorruptData, Unavailable, UnknownFormat
@@ -113,7 +113,7 @@ class FrameFiles:
         number = self._lanes.setdefault(lane, len(self._lanes))
         if number == len(self._rows):
             self._rows.append(0)
-        place = Place(self._log_id, number, self._position, self._rows[number], 0)
+        place = FramePlace(self._log_id, number, self._position, self._rows[number], 0)
         self._parts += [header_for(body, place, batch_remaining=0), *body.parts]
         self._rows[number] += body.count
         self._position += body.frame_bytes

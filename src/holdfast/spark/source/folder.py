@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog, settings_for
 from holdfast.broker.folder.layout import TOPICS, partition_folder, topic_folder
-from holdfast.broker.folder.policy import settings_for
 from holdfast.delivery.where import Expression
 from holdfast.env import World, real_world
 from holdfast.errors import NotAQueue, UnknownTopic

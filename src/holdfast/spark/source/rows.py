@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.broker.messages import MOVED, ONLY_FOR
-from holdfast.codec.arrow_columns import FrameColumns
+from holdfast.codec.arrow import FrameColumns
 from holdfast.codec.columns import FLAGS
 from holdfast.codec.frame import Frame, Kind
 from holdfast.errors import DamagedRange, OffsetOutOfRange, UnknownFormat, UnknownTopic

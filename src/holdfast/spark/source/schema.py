@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.broker.messages import PREFIX, TOMBSTONE
-from holdfast.codec.arrow_columns import FrameColumns
+from holdfast.codec.arrow import FrameColumns
 from holdfast.errors import CorruptData, InvalidRequest
 
 HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))

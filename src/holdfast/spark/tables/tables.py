@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from holdfast.broker.folder.catalog import Catalog
+from holdfast.broker.folder.contents import Catalog
 from holdfast.env import real_world
 from holdfast.errors import HoldfastError, InvalidRequest
 from holdfast.spark.errors import in_one_sentence, plainly
